@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 from in_process import start_engine
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import ROUNDINGS
 
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams
@@ -31,7 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     engines = {
         quantization: start_engine(args.model, enable_lora=False, dtype=args.dtype, quantization=quantization)
-        for quantization in ("none", *Quantization)
+        for quantization in ("none", *ROUNDINGS)
     }
     sizes = {name: round(engine._runner._model.weight_bytes / 1e6) for name, engine in engines.items()}
     print(json.dumps({"case": "weights, MB", **sizes}), flush=True)
@@ -43,7 +43,7 @@ def main() -> None:
 def _print(case: str, times: dict[str, list[float]]) -> None:
     medians = {name: statistics.median(found) for name, found in times.items()}
     shown = {name: round(1000 * seconds, 2) for name, seconds in medians.items()}
-    ratios = {f"none / {name}": round(medians["none"] / medians[name], 2) for name in Quantization}
+    ratios = {f"none / {name}": round(medians["none"] / medians[name], 2) for name in ROUNDINGS}
     print(json.dumps({"case": case, **shown, **ratios}), flush=True)
 
 

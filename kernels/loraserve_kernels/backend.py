@@ -38,6 +38,10 @@ class Backend(SamplesOnHost, Protocol):
         """What `linear` computes with; see `quantized_weight.rounded_weight`."""
         ...
 
+    def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
+        """See `mxfp4.whole_mxfp4`."""
+        ...
+
     def packs(self, dtype: torch.dtype) -> bool:
         """Whether `linear` of a weight in the dtype that need not be kept is a `PacksRows`."""
         ...

@@ -23,6 +23,7 @@ from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add
 from loraserve_kernels.lora_bias import lora_bias_add
+from loraserve_kernels.mxfp4 import check_whole_mxfp4, whole_mxfp4
 from loraserve_kernels.packed_linear import PackedLinear, packed_bytes
 from loraserve_kernels.paged_attention import check_paged_attention
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
@@ -76,6 +77,16 @@ class CpuBackend:
         self._c.round_weight(rounded.data_ptr(), dense.data_ptr(), *sizes, weight_format, code, num_threads)
         return rounded
 
+    def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
+        """See `Backend.whole_mxfp4`."""
+        code = DTYPE_CODES.get(out.dtype)
+        if code is None:
+            return whole_mxfp4(blocks, scales, out)
+        check_whole_mxfp4(blocks, scales, out)
+        pointers = out.data_ptr(), blocks.data_ptr(), scales.data_ptr()
+        self._c.whole_mxfp4(*pointers, scales.numel(), code, torch.get_num_threads())
+        return out
+
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""
         return packed_bytes(torch.empty(1, 1, dtype=dtype), self.library) > 0
@@ -92,7 +103,7 @@ class CpuBackend:
         is_wide = instructions == "AVX512"
         # 4,096 x 4,096, 1, 2, 4, 8 rows, in eight bits: with AVX-512 577, 598, 665 and 858 µs; with AVX2 538, 414, 640
         # and 1,477, in float32 516, 655, 883 and 1,920. In four: 301, 301, 406 and 736; 297, 391, 642 and 1,804.
-        if quantization is Quantization.INT4:
+        if quantization in (Quantization.INT4, Quantization.MXFP4):
             return 2
         if quantization is Quantization.INT8:
             multiplies_integers = instructions == "AVX2" and dtype == torch.bfloat16

@@ -1,11 +1,11 @@
-"""What the weights of linears can be rounded to."""
+"""Forms in which the weights of linears take few bits."""
 
 from enum import StrEnum
 
-INT4_GROUP = 32
-"""Weights of an output, one after the other, that share a scale."""
+GROUP = 32
+"""Weights of an output, one after the other, that share a scale in four bits."""
 _INT8_SCALE_BYTES = 4
-_INT4_SCALE_BYTES = 2
+_GROUP_SCALE_BYTES = 2
 
 
 class Quantization(StrEnum):
@@ -14,13 +14,20 @@ class Quantization(StrEnum):
     INT4 = "int4"
     """-8 to 7 times a scale of five binary digits, which is chosen for each 32 weights of an output so that squares of
     what is rounded off are least: four bits each, and two bytes for a scale. All are exact in bfloat16."""
+    MXFP4 = "mxfp4"
+    """0, 1, 2, 3, 4, 6, 8 or 12 times a power of two for each 32 weights of an output, or minus that: four bits each,
+    and two bytes for a scale. What checkpoints have in it (OCP's Microscaling Formats) stays what it is."""
 
     def row_bytes(self, depth: int) -> int:
         """Bytes of the weights of an output, without what pads them."""
         if self is Quantization.INT8:
             return depth + _INT8_SCALE_BYTES
-        return -(-depth // INT4_GROUP) * (INT4_GROUP // 2 + _INT4_SCALE_BYTES)
+        return -(-depth // GROUP) * (GROUP // 2 + _GROUP_SCALE_BYTES)
 
     def group_size(self, depth: int) -> int:
         """Weights of an output that share a scale."""
-        return depth if self is Quantization.INT8 else INT4_GROUP
+        return depth if self is Quantization.INT8 else GROUP
+
+
+ROUNDINGS = (Quantization.INT8, Quantization.INT4)
+"""What weights of any model can be rounded to."""

@@ -5,13 +5,16 @@ from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_like
 from loraserve_kernels.prepacked_linear import check_linear
-from loraserve_kernels.quantization import INT4_GROUP, Quantization
+from loraserve_kernels.quantization import GROUP, Quantization
 
 MAX_INT8 = 127
 _NUM_INT4_SCALES = 4
 """That are tried, two of them below the one that the largest weight is -8 times, in steps of the fifth digit."""
 _SMALLEST_SCALE = 16
 """The smallest normal number, of which the last 19 bits are left out."""
+_MXFP4_MULTIPLES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+_SMALLEST_MXFP4_EXPONENT = 4
+"""Of the largest weight of a group, as float32 has it: of smaller ones the scale is no normal number."""
 _PIECE = 1 << 16
 """Weights rounded at a time: they stay in a cache meanwhile."""
 
@@ -27,20 +30,19 @@ class QuantizedLinear:
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
         self.dtype = weight.dtype
         self.bias = None if bias is None else bias.detach()
-        self._is_int4 = quantization is Quantization.INT4
+        self._quantization = quantization
         multiples, scales = [], []
         for piece in weight.detach().split(max(1, _PIECE // self.in_features)):
             of_piece, scales_of_piece = multiples_of(piece, quantization)
-            multiples.append(_in_halves(of_piece) if self._is_int4 else of_piece.to(torch.int8))
-            scales.append(scales_of_piece.bfloat16() if self._is_int4 else scales_of_piece)
+            multiples.append(_stored(of_piece.to(torch.int8), quantization))
+            scales.append(scales_of_piece if quantization is Quantization.INT8 else scales_of_piece.bfloat16())
         self._multiples, self._scales = torch.cat(multiples), torch.cat(scales)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K] -> [..., N]."""
         if x.shape[-1] != self.in_features or x.dtype != self.dtype:
             raise mismatch("x", f"{list(x.shape)} {x.dtype}", f"[..., {self.in_features}] {self.dtype}")
-        multiples = _of_halves(self._multiples) if self._is_int4 else self._multiples
-        weight = (multiples * self._scales).flatten(-2)[:, : self.in_features]
+        weight = (_read(self._multiples, self._quantization) * self._scales).flatten(-2)[:, : self.in_features]
         return torch.nn.functional.linear(x, weight.to(self.dtype), self.bias)
 
 
@@ -71,17 +73,28 @@ def rounded_like(weight: Tensor, out: Tensor | None) -> Tensor:
 
 def multiples_of(weight: Tensor, quantization: Quantization) -> tuple[Tensor, Tensor]:
     """Multiples and scales: [N, K] -> float32 [N, groups, group size], padded with zeros, and [N, groups, 1]."""
-    return _in_int8(weight) if quantization is Quantization.INT8 else _in_int4(weight)
+    if quantization is Quantization.INT8:
+        return _in_int8(weight)
+    return _in_int4(weight) if quantization is Quantization.INT4 else _in_mxfp4(weight)
 
 
-def _in_halves(multiples: Tensor) -> Tensor:
-    """Two in a byte: [..., 32] -> int8 [..., 16]."""
-    first, second = multiples.to(torch.int8).unflatten(-1, (-1, 2)).unbind(-1)
+def _stored(multiples: Tensor, quantization: Quantization) -> Tensor:
+    """int8 [..., group size], four bits two in a byte."""
+    if quantization is Quantization.INT8:
+        return multiples
+    if quantization is Quantization.MXFP4:
+        sizes = multiples.abs()
+        places = sizes - (sizes > 4).to(torch.int8) - (sizes > 6).to(torch.int8) - 3 * (sizes > 8).to(torch.int8)
+        multiples = places | (multiples < 0).to(torch.int8) << 3
+    first, second = multiples.unflatten(-1, (-1, 2)).unbind(-1)
     return first << 4 | (second & 15)
 
 
-def _of_halves(halves: Tensor) -> Tensor:
-    return torch.stack([halves >> 4, halves << 4 >> 4], -1).flatten(-2)
+def _read(stored: Tensor, quantization: Quantization) -> Tensor:
+    if quantization is Quantization.INT8:
+        return stored
+    halves = torch.stack([stored >> 4, stored << 4 >> 4], -1).flatten(-2)
+    return halves if quantization is Quantization.INT4 else _MXFP4_MULTIPLES.to(stored.device)[(halves & 15).long()]
 
 
 def _in_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,8 +106,7 @@ def _in_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    num_missing = -weight.shape[1] % INT4_GROUP
-    values = torch.nn.functional.pad(weight.float(), (0, num_missing)).unflatten(-1, (-1, INT4_GROUP))
+    values = _in_groups(weight)
     most, least = values.amax(-1, keepdim=True), values.amin(-1, keepdim=True)
     largest = torch.where(most > -least, most, least) / -8
     # Squares of what is rounded off are of values near one, whatever the weights' size.
@@ -115,6 +127,25 @@ def _in_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales *= (exponents << 23).view(torch.float32)
     scales[scales.abs() < torch.finfo(torch.float32).tiny] = 0  # bfloat16 has not all of their digits
     return torch.where(is_finite, multiples, 1.0), torch.where(is_finite, scales, torch.nan)
+
+
+def _in_mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    values = _in_groups(weight)
+    is_finite = values.isfinite().all(-1, keepdim=True)
+    exponents = values.abs().amax(-1, keepdim=True).view(torch.int32) >> 23
+    has_scale = is_finite & (exponents >= _SMALLEST_MXFP4_EXPONENT)
+    exponents.clamp_(_SMALLEST_MXFP4_EXPONENT, 254)
+    inverse = torch.where(has_scale, ((257 - exponents) << 23).view(torch.float32), 0)
+    scaled = (values * inverse).clamp_(-12, 12)
+    steps = torch.where(scaled.abs() >= 8, 4.0, torch.where(scaled.abs() >= 4, 2.0, 1.0))
+    multiples = (scaled / steps).round_() * steps
+    scales = torch.where(has_scale, ((exponents - 3) << 23).view(torch.float32), 0)
+    return torch.where(is_finite, multiples, 1.0), torch.where(is_finite, scales, torch.nan)
+
+
+def _in_groups(weight: Tensor) -> Tensor:
+    """[N, K] -> float32 [N, groups, GROUP], padded with zeros; never the weight's own memory."""
+    return torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP)).unflatten(-1, (-1, GROUP))
 
 
 def _sum_of_group(squares: Tensor) -> Tensor:

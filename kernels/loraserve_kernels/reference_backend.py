@@ -14,6 +14,7 @@ from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
 from loraserve_kernels.lora_bias import lora_bias_add
 from loraserve_kernels.lora_embed import check_lora_embed, lora_embed_reference
+from loraserve_kernels.mxfp4 import whole_mxfp4
 from loraserve_kernels.paged_attention import check_paged_attention, paged_attention_reference
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.quantization import Quantization
@@ -46,6 +47,10 @@ class ReferenceBackend(ReferenceSampling):
     def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
         """See `Backend.rounded_weight`."""
         return rounded_weight(weight, quantization, out)
+
+    def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
+        """See `Backend.whole_mxfp4`."""
+        return whole_mxfp4(blocks, scales, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

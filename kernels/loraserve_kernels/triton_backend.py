@@ -17,6 +17,7 @@ from loraserve_kernels.logit_edits import LogitEdits
 from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
 from loraserve_kernels.lora_embed import check_lora_embed
 from loraserve_kernels.lora_tiles import check_tiles, tiles_of
+from loraserve_kernels.mxfp4 import whole_mxfp4
 from loraserve_kernels.prepacked_linear import RowMajorLinear
 from loraserve_kernels.quantization import Quantization
 from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_weight
@@ -62,6 +63,10 @@ class TritonBackend(ReferenceSampling):
     def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
         """See `Backend.rounded_weight`."""
         return rounded_weight(weight, quantization, out)
+
+    def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
+        """See `Backend.whole_mxfp4`."""
+        return whole_mxfp4(blocks, scales, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

@@ -10,7 +10,7 @@ from loraserve_kernels.attention_work import splits_for_device
 from loraserve_kernels.backend import Backend, KernelTooLargeError
 from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.choose_backend import choose_backend
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import ROUNDINGS, Quantization
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from loraserve.engine import malloc
@@ -112,8 +112,10 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
-    hf_model, is_headless = _load_weights(config, model_config, device, dtype, progress)
-    model = CausalModel(hf_model, backend, quantization)
+    keeps_mxfp4 = _keeps_mxfp4(model_config, device, dtype, backend, quantization)
+    loaded = _load_weights(config, model_config, device, dtype, progress, keeps_mxfp4=keeps_mxfp4)
+    hf_model, is_headless, stored = loaded
+    model = CausalModel(hf_model, backend, quantization, stored)
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
     # Weights mapped from their file take memory only once they are packed, so what is available now would be too much.
@@ -166,7 +168,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             *([HEADLESS_NOTE] if is_headless else []),
             *pooling_notes,
             *([backend_note] if backend_note else []),
-            *_checkpoint_notes(model_config, model.dtype),
+            *_checkpoint_notes(model_config, model.dtype, are_kept=bool(stored)),
             *_quantization_notes(quantization, model, backend),
             *plan.notes,
             *model.notes,
@@ -214,8 +216,8 @@ def _device(config: EngineConfig) -> torch.device:
 def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quantization | None:
     if config.quantization == "none":
         return None
-    if config.quantization not in [*Quantization]:
-        choices = ", ".join(Quantization)
+    if config.quantization not in ROUNDINGS:
+        choices = ", ".join(ROUNDINGS)
         raise EngineStartError(f"--quantization {config.quantization} is not supported: choose one of none, {choices}")
     if accelerator is not None:
         raise EngineStartError(
@@ -225,9 +227,12 @@ def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quan
     return Quantization(config.quantization)
 
 
-def _checkpoint_notes(model_config: PreTrainedConfig, dtype: torch.dtype) -> list[str]:
-    method = quantization_method(model_config)
-    return [] if method is None else [f"{method} checkpoint: its weights are made whole, in {_name(dtype)}"]
+def _checkpoint_notes(model_config: PreTrainedConfig, dtype: torch.dtype, *, are_kept: bool) -> list[str]:
+    if (method := quantization_method(model_config)) is None:
+        return []
+    if are_kept:
+        return [f"{method} checkpoint: its experts stay as they are stored, in four bits"]
+    return [f"{method} checkpoint: its weights are made whole, in {_name(dtype)}"]
 
 
 def _quantization_notes(quantization: Quantization | None, model: CausalModel, backend: Backend) -> list[str]:
@@ -236,15 +241,34 @@ def _quantization_notes(quantization: Quantization | None, model: CausalModel, b
     return [f"--quantization {quantization}: {QUANTIZED_NOTE}"]
 
 
+def _keeps_mxfp4(
+    model_config: PreTrainedConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: Backend,
+    quantization: Quantization | None,
+) -> bool:
+    """Whether experts stay in it. Without our C kernels each step makes them whole again, which has to be asked for."""
+    is_fit = device.type == "cpu" and (backend.packs(dtype) or quantization is not None)
+    return is_fit and quantization_method(model_config) == "mxfp4"
+
+
 def _load_weights(
-    config: EngineConfig, model_config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, progress: Progress
+    config: EngineConfig,
+    model_config: PreTrainedConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+    *,
+    keeps_mxfp4: bool,
 ) -> loader.LoadedModel:
     progress("loading weights", 0, 1)
-    _require_room(config, model_config, dtype)
     if config.load_format == "dummy":
         loaded = loader.LoadedModel(loader.dummy_model(model_config, dtype, config.seed, device), is_headless=False)
     elif config.load_format in ("auto", "safetensors"):
-        loaded = loader.load_model(config.model, config.revision, model_config, dtype, device)
+        if not keeps_mxfp4:
+            _require_room(config, model_config, dtype)
+        loaded = loader.load_model(config.model, config.revision, model_config, dtype, device, keeps_mxfp4=keeps_mxfp4)
     else:
         raise EngineStartError(
             f"load_format {config.load_format!r} is not supported: choose auto, safetensors or dummy"

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from types import MappingProxyType
 
 import torch
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
@@ -36,8 +37,10 @@ from loraserve.models.quantized_weights import (
     quantized_parameters,
     rounded_while_computing,
     saved_bytes,
+    stored_parameters,
 )
 from loraserve.models.rope import freeze_rope, tabulate_rope
+from loraserve.models.stored_experts import StoredWeights
 from loraserve.models.structure import AttentionSpec, ModelStructure, record_structure
 
 _HASHED_ROWS = 4096
@@ -57,14 +60,24 @@ class CausalModel:
     Between them the caller sizes its memory and decides max_model_len.
     """
 
-    def __init__(self, model: PreTrainedModel, backend: Backend, quantization: Quantization | None = None) -> None:
-        """quantization: of its layers' weights. Raises `ModelRefusedError`."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        backend: Backend,
+        quantization: Quantization | None = None,
+        stored: StoredWeights = MappingProxyType({}),
+    ) -> None:
+        """quantization: of its layers' weights. stored: experts' that the model has placeholders for, which stay as
+        they are. Raises `ModelRefusedError`."""
         self._model = model
         self._context = ForwardContext(backend)
         self._forward: Forward = TransformersForward(model)
-        structure = record_structure(model)
+        self._stored = stored_parameters(model, stored)
+        """Until they are packed."""
+        with rounded_while_computing(self._stored.values(), backend):
+            structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
-        quantizations = quantizations_of(model, structure, quantization)
+        quantizations = quantizations_of(model, structure, quantization, experts_are_mxfp4=bool(stored))
         self._adaptable = deque(zip(structure.adaptable, quantizations, strict=True))
         """Each with what it is rounded to, until `prepare` has put something else in its place, which frees the memory
         of its weights."""
@@ -76,7 +89,7 @@ class CausalModel:
             self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
         self._dora_groups: list[DoraGroup] = []
         """All linears, from `prepare` on."""
-        self._quantized_parameters = [*quantized_parameters(model, structure, quantizations)]
+        self._quantized_parameters = [*quantized_parameters(model, structure, quantizations, self._stored)]
         num_bytes = sum(parameter.nbytes for parameter in model.parameters())
         self.weight_bytes = num_bytes - saved_bytes(self._quantized_parameters)
         """In memory, once it is prepared."""
@@ -114,7 +127,7 @@ class CausalModel:
         self_check.attach_layers(attention, context)
         has_experts = any(isinstance(spec, ExpertsSpec) for spec, _ in self._adaptable)
         num_probes = self_check.NUM_PROBES_OF_EXPERTS if has_experts else 1
-        with rounded_while_computing(self._quantized_parameters, context.backend.rounded_weight):
+        with rounded_while_computing(self._quantized_parameters, context.backend):
             probes = self_check.make_probes(model, attention, max_model_len, num_probes)
             self_check.require_equal(model, attention, context, probes)
         self._quantized_parameters.clear()
@@ -124,6 +137,7 @@ class CausalModel:
         for index in range(total):
             spec, quantization = self._adaptable.popleft()
             if isinstance(spec, ExpertsSpec):
+                self._fetch(spec, mapped)
                 attach_experts(model, spec, (next(groups), next(groups)), context, mapped, quantization=quantization)
             elif isinstance(spec, BareWeightSpec):
                 attach_bare_weight(spec, next(groups), context)
@@ -139,6 +153,13 @@ class CausalModel:
         if self._embedding_adapters is not None:
             self._embedding_adapters.attach(model.get_input_embeddings())
         self._choose_forward(probes[0], vocab_size)
+
+    def _fetch(self, spec: ExpertsSpec, mapped: MappedWeights) -> None:
+        """Whole weights in place of placeholders."""
+        for name in spec.parameters:
+            if (parameter := self._stored.pop(f"{spec.name}.{name}", None)) is not None:
+                parameter.value.data = parameter.rounded(self._context.backend)
+                parameter.give_back(mapped)
 
     def _require_equal(self, probes: list[self_check.Probe]) -> None:
         """Also of a model that reads the table of its embeddings itself, once it has one again."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,8 @@ from loraserve.models.cpu_features import has_fast_bfloat16
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import is_experts
 from loraserve.models.model_place import not_found, why_absent
-from loraserve.models.quantized_checkpoint import make_whole, require_all_read
+from loraserve.models.quantized_checkpoint import make_whole, require_all_read, whole_config
+from loraserve.models.stored_experts import StoredWeights, read_stored
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,6 +36,8 @@ class LoadedModel(NamedTuple):
     model: PreTrainedModel
     is_headless: bool
     """It was saved without an `lm_head`, as models for embeddings are: the table of tokens stands in for it."""
+    stored: StoredWeights = MappingProxyType({})
+    """For which the model has placeholders."""
 
 
 def load_config(model: str, revision: str | None) -> PreTrainedConfig:
@@ -105,17 +109,30 @@ def _is_packed(module: nn.Module) -> bool:
 
 
 def load_model(
-    model: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device = CPU
+    model: str,
+    revision: str | None,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device = CPU,
+    *,
+    keeps_mxfp4: bool = False,
 ) -> LoadedModel:
     """Load safetensors weights; pickled weights are never read.
 
     Raises `ModelRefusedError`, also where some are missing: transformers would make them up. config: of `load_config`.
+    keeps_mxfp4: what is stored in MXFP4, `LoadedModel.stored`, is not made whole; on a CPU.
     """
+    model_class: Any = AutoModelForCausalLM
+    source: dict[str, Any] = {"revision": revision, "config": config}
+    stored: StoredWeights = {}
+    if keeps_mxfp4:
+        model_class = type(_without_weights(config))
+        tensors, stored = read_stored(model, revision, dtype)
+        source = {"config": whole_config(config), "state_dict": tensors}
     try:
-        found: Any = AutoModelForCausalLM.from_pretrained(
-            model,
-            revision=revision,
-            config=config,
+        found = model_class.from_pretrained(
+            None if keeps_mxfp4 else model,
+            **source,
             dtype=dtype,
             attn_implementation="eager",
             use_safetensors=True,
@@ -134,7 +151,7 @@ def load_model(
         loaded.get_output_embeddings().weight = loaded.get_input_embeddings().weight
     # By way of the CPU, where they are a mapping of the file: transformers loads to a device only with accelerate.
     nn.Module.to(loaded, device)
-    return LoadedModel(loaded.eval(), bool(missing))
+    return LoadedModel(loaded.eval(), bool(missing), stored)
 
 
 def _is_head(names: list[str], model: PreTrainedModel) -> bool:

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,13 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
     config.quantization_config = {**stored, "dequantize": True}
 
 
+def whole_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Of the same model, were it not quantized."""
+    whole = copy(config)
+    delattr(whole, "quantization_config")
+    return whole
+
+
 def require_all_read(model: str, config: PreTrainedConfig, unread: set[str]) -> None:
     """unread: names of the checkpoint's tensors that no weight was made of. Raises `ModelRefusedError`."""
     names = [] if quantization_method(config) is None else sorted(filter(_is_of_weights, unread))
@@ -91,7 +99,7 @@ def _parts_of_modules(model: str, revision: str | None) -> dict[str, set[str]]:
     """Names of tensors by module, of modules whose weights are in fewer bits."""
     parts: dict[str, set[str]] = defaultdict(set)
     try:
-        for path in _weight_files(model, revision):
+        for path in weight_files(model, revision):
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118, a file is no mapping
                     module, _, last = name.rpartition(".")
@@ -102,8 +110,8 @@ def _parts_of_modules(model: str, revision: str | None) -> dict[str, set[str]]:
     return parts
 
 
-def _weight_files(model: str, revision: str | None) -> Iterator[str]:
-    """Raises nothing where there are none: transformers says what is lacking."""
+def weight_files(model: str, revision: str | None) -> Iterator[str]:
+    """Paths of its safetensors. Raises nothing where there are none: transformers says what is lacking."""
 
     def find(name: str) -> str | None:
         return cached_file(

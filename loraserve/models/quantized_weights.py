@@ -6,14 +6,15 @@ of small models it is half of what is read for a token. An embedding that is one
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
 
 import torch
+from loraserve_kernels.backend import Backend
 from loraserve_kernels.quantization import Quantization
-from loraserve_kernels.quantized_weight import rounded_weight
+from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -21,14 +22,9 @@ from loraserve.models.bare_weights import BareWeightSpec
 from loraserve.models.embedding import is_table, is_tied
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec
+from loraserve.models.mapped_weights import MappedWeights
+from loraserve.models.stored_experts import StoredWeight, StoredWeights
 from loraserve.models.structure import LinearsSpec, ModelStructure, record_structure
-
-
-class RoundWeight(Protocol):
-    """As `rounded_weight`."""
-
-    def __call__(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor: ...
-
 
 Spare = defaultdict[tuple[torch.Size, torch.dtype], list[Tensor]]
 """Tensors that nobody uses."""
@@ -38,7 +34,7 @@ _FEW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class QuantizedParameter:
-    """One that is to be rounded."""
+    """One that is to be rounded, or is stored so."""
 
     module_name: str
     module: nn.Module
@@ -47,6 +43,8 @@ class QuantizedParameter:
     quantization: Quantization
     is_transposed: bool = False
     """It is of experts, and its outputs are along the last dimension, not the one before."""
+    stored: StoredWeight | None = None
+    """What its value is a placeholder for."""
 
     @property
     def value(self) -> nn.Parameter:
@@ -62,15 +60,18 @@ class QuantizedParameter:
     def _depth(self) -> int:
         return self.value.shape[-2 if self.is_transposed else -1]
 
-    def rounded(self, round_weight: RoundWeight, out: Tensor | None = None) -> Tensor:
-        """out: see `rounded_weight`. Raises `ModelRefusedError` where there is no scale for it."""
+    def rounded(self, backend: Backend, out: Tensor | None = None) -> Tensor:
+        """out: one that was rounded before, which is overwritten and returned. Raises `ModelRefusedError` where there
+        is no scale for it."""
         value = self.value.detach()
+        if self.stored is not None:
+            return self.stored.whole(value, backend, out)
         if self.is_transposed:
             rounded = torch.empty_like(value) if out is None else out
             for to, expert in zip(rounded, value, strict=True):  # one at a time, as it is copied
-                to.copy_(round_weight(expert.mT, self.quantization).mT)
+                to.copy_(backend.rounded_weight(expert.mT, self.quantization).mT)
         else:
-            rounded = round_weight(value, self.quantization, out)
+            rounded = backend.rounded_weight(value, self.quantization, out)
         # One of each group: where a weight is not finite, nothing is that shares its scale.
         step = self.quantization.group_size(self._depth)
         some = rounded[..., ::step, :] if self.is_transposed else rounded[..., ::step]
@@ -81,18 +82,30 @@ class QuantizedParameter:
             )
         return rounded
 
+    def give_back(self, mapped: MappedWeights) -> None:
+        """The memory of what is stored."""
+        if self.stored is not None:
+            self.stored.give_back(mapped)
+
 
 def quantizations_of(
-    model: PreTrainedModel, structure: ModelStructure, quantization: Quantization | None
+    model: PreTrainedModel,
+    structure: ModelStructure,
+    quantization: Quantization | None,
+    *,
+    experts_are_mxfp4: bool = False,
 ) -> list[Quantization | None]:
-    """Of what can have adapters, in its order; None = it stays as it is."""
+    """Of what can have adapters, in its order; None = it stays as it is. experts_are_mxfp4: in their checkpoint, so
+    that they are rounded no further."""
     num_experts = {
         len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
     }
 
     def of(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> Quantization | None:
-        if not isinstance(spec, LinearsSpec):
-            return quantization if isinstance(spec, ExpertsSpec) else None
+        if isinstance(spec, ExpertsSpec):
+            return Quantization.MXFP4 if experts_are_mxfp4 else quantization
+        if isinstance(spec, BareWeightSpec):
+            return None
         if num_experts and any(linear.out_features in {1, *num_experts} for _, linear in spec.members):
             return None  # routers
         if not spec.has_sampled_rows:
@@ -104,10 +117,25 @@ def quantizations_of(
     return [of(spec) for spec in structure.adaptable]
 
 
+def stored_parameters(model: PreTrainedModel, stored: StoredWeights) -> dict[str, QuantizedParameter]:
+    """By their names in the model."""
+
+    def parameter(path: str, weight: StoredWeight) -> QuantizedParameter:
+        module_name, _, name = path.rpartition(".")
+        module = model.get_submodule(module_name)
+        return QuantizedParameter(module_name, module, name, Quantization.MXFP4, is_transposed=True, stored=weight)
+
+    return {path: parameter(path, weight) for path, weight in stored.items()}
+
+
 def quantized_parameters(
-    model: PreTrainedModel, structure: ModelStructure, quantizations: Sequence[Quantization | None]
+    model: PreTrainedModel,
+    structure: ModelStructure,
+    quantizations: Sequence[Quantization | None],
+    stored: Mapping[str, QuantizedParameter] = MappingProxyType({}),
 ) -> Iterator[QuantizedParameter]:
-    """quantizations: see `quantizations_of`. An embedding that is one with `lm_head` comes last."""
+    """quantizations: see `quantizations_of`. stored: of `stored_parameters`. An embedding that is one with `lm_head`
+    comes last."""
     embedding = model.get_input_embeddings()
     of_embedding: Quantization | None = None
     for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
@@ -115,7 +143,8 @@ def quantized_parameters(
             continue
         if isinstance(spec, ExpertsSpec):
             for name in spec.parameters:
-                yield QuantizedParameter(spec.name, spec.module, name, quantization, spec.is_transposed)
+                rounded = QuantizedParameter(spec.name, spec.module, name, quantization, spec.is_transposed)
+                yield stored.get(f"{spec.name}.{name}", rounded)
         elif isinstance(spec, LinearsSpec):
             for name, linear in spec.members:
                 yield QuantizedParameter(name, linear, "weight", quantization)
@@ -150,15 +179,17 @@ def few_rounded(
     return f"{option}: of {name}'s layers only {num_rounded / num_others:.0%} of the weights are rounded"
 
 
-def round_weights(model: PreTrainedModel, quantization: Quantization) -> None:
-    """In place: the model that an engine with such weights computes."""
-    structure = record_structure(model)
-    for parameter in quantized_parameters(model, structure, quantizations_of(model, structure, quantization)):
-        parameter.value.data = parameter.rounded(rounded_weight)
+def round_weights(model: PreTrainedModel, quantization: Quantization, *, experts_are_mxfp4: bool = False) -> None:
+    """In place: the model that an engine with such weights computes. experts_are_mxfp4: see `quantizations_of`."""
+    structure, backend = record_structure(model), ReferenceBackend()
+    quantizations = quantizations_of(model, structure, quantization, experts_are_mxfp4=experts_are_mxfp4)
+    for parameter in quantized_parameters(model, structure, quantizations):
+        if parameter.quantization is not Quantization.MXFP4:
+            parameter.value.data = parameter.rounded(backend)
 
 
 @contextmanager
-def rounded_while_computing(parameters: Sequence[QuantizedParameter], round_weight: RoundWeight) -> Iterator[None]:
+def rounded_while_computing(parameters: Collection[QuantizedParameter], backend: Backend) -> Iterator[None]:
     """In the block each module computes with rounded weights, and keeps its own.
 
     They are often mappings of files, which take no memory until they are written. Rounded ones take as much as one of
@@ -167,21 +198,21 @@ def rounded_while_computing(parameters: Sequence[QuantizedParameter], round_weig
     spare: Spare = defaultdict(list)
     with ExitStack() as handles:
         for parameter in parameters:
-            begin, end = _swaps(parameter, round_weight, spare)
+            begin, end = _swaps(parameter, backend, spare)
             handles.callback(parameter.module.register_forward_pre_hook(begin).remove)
             handles.callback(parameter.module.register_forward_hook(end, always_call=True).remove)
         yield
 
 
 def _swaps(
-    parameter: QuantizedParameter, round_weight: RoundWeight, spare: Spare
+    parameter: QuantizedParameter, backend: Backend, spare: Spare
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """(before, after) a call of its module."""
     module, name, own = parameter.module, parameter.name, parameter.value
     free = spare[own.shape, own.dtype]
 
     def begin(*_: object) -> None:
-        rounded = parameter.rounded(round_weight, free.pop() if free else None)
+        rounded = parameter.rounded(backend, free.pop() if free else None)
         module.register_parameter(name, nn.Parameter(rounded, requires_grad=False))
 
     def end(*_: object) -> None:

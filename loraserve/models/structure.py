@@ -201,7 +201,7 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
 
     left_alone: list[str] = []
     handles = [
-        module.register_forward_hook(experts_hook(name))
+        module.register_forward_hook(experts_hook(name), prepend=True)  # while it has the weights it was called with
         if is_experts(module)
         else module.register_forward_pre_hook(linear_hook(name))
         for name, module in model.named_modules()

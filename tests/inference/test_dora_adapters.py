@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import ROUNDINGS, Quantization
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -51,7 +51,7 @@ def test_in_bfloat16_they_are_as_near_to_peft_as_peft_in_bfloat16(dora_of: Oracl
     assert not wrong
 
 
-@pytest.mark.parametrize("quantization", [*Quantization])
+@pytest.mark.parametrize("quantization", ROUNDINGS)
 def test_with_weights_in_fewer_bits_they_equal_peft_on_the_rounded_weights(
     dora_of: OracleOf, quantization: Quantization
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from loraserve_kernels.linear import Linear
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import ROUNDINGS, Quantization
 from loraserve_kernels.quantized_weight import rounded_weight
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ def oracle(request: pytest.FixtureRequest, oracle_of: OracleOf) -> Oracle:
     return oracle_of(request.param)
 
 
-@pytest.fixture(params=[*Quantization])
+@pytest.fixture(params=ROUNDINGS)
 def quantization(request: pytest.FixtureRequest) -> Quantization:
     return request.param
 
@@ -94,15 +94,16 @@ def test_the_proof_rounds_into_memory_of_one_tensor_of_each_shape() -> None:
     places = {name: weight.data_ptr() for name, weight in model.named_parameters()}
     rounded_to: list[tuple[torch.Size, int]] = []
 
-    def round_weight(weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
-        rounded = rounded_weight(weight, quantization, out)
-        rounded_to.append((rounded.shape, rounded.data_ptr()))
-        return rounded
+    class CountingBackend(ReferenceBackend):
+        def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
+            rounded = super().rounded_weight(weight, quantization, out)
+            rounded_to.append((rounded.shape, rounded.data_ptr()))
+            return rounded
 
     structure = record_structure(model)
     quantizations = quantizations_of(model, structure, Quantization.INT8)
     parameters = [*quantized_parameters(model, structure, quantizations)]
-    with rounded_while_computing(parameters, round_weight):
+    with rounded_while_computing(parameters, CountingBackend()):
         for _ in range(2):
             model(torch.tensor([[1, 2, 3]]))
     assert len(rounded_to) == 2 * len(parameters) > 2 * len(set(rounded_to))

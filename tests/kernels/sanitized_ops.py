@@ -101,6 +101,8 @@ def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
             linear.rows(torch.arange(num_outputs))
             linears.append(linear)
             cpu.rounded_weight(weight, quantization)
+        blocks = torch.full((num_outputs, -(-depth // 32), 16), 0x5A, dtype=torch.uint8)
+        cpu.whole_mxfp4(blocks, blocks[..., 0].contiguous(), weight.new_empty(num_outputs, blocks.shape[1] * 32))
         for linear in linears:
             for num_rows in (1, 2, 5, 18, 65):
                 linear(random(num_rows, depth, dtype=dtype, seed=num_rows))

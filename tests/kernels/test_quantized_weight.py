@@ -11,7 +11,7 @@ import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.packed_linear import PackedLinear
-from loraserve_kernels.quantization import INT4_GROUP, Quantization
+from loraserve_kernels.quantization import GROUP, Quantization
 from loraserve_kernels.quantized_weight import MAX_INT8, QuantizedLinear, multiples_of, rounded_weight
 from torch import Tensor
 
@@ -20,8 +20,8 @@ from tests.kernels.conftest import amx_set
 SHAPES = [(1, 1), (7, 5), (33, 100), (80, 40), (64, 32), (200, 1100), (768, 2048)]
 NUM_ROWS = [0, *range(1, 20), 31, 33, 64, 330, 700]
 DTYPES = [torch.float32, torch.bfloat16]
-BOTH = [*Quantization]
-INT8, INT4 = Quantization.INT8, Quantization.INT4
+FORMS = [*Quantization]
+INT8, INT4, MXFP4 = FORMS
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def products_in_int16(x: Tensor, weight: Tensor, bias: Tensor | None, quantizati
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_products_are_those_of_the_rounded_weight(
     any_library: CpuLibrary,
     quantization: Quantization,
@@ -95,7 +95,7 @@ def test_products_are_those_of_the_rounded_weight(
     whole = linear(x)
     if packed_dtype == torch.bfloat16 and rounds_rows(any_library, quantization):
         expected = products_in_int16(x, weight, added, quantization)
-    elif quantization is INT4 or rounds_weights(any_library):
+    elif quantization is not INT8 or rounds_weights(any_library):
         expected = PackedLinear(rounded_weight(weight, quantization), added, any_library)(x)
     else:
         multiples, scales = multiples_of(weight, INT8)
@@ -118,7 +118,7 @@ def int16_library(request: pytest.FixtureRequest) -> CpuLibrary:
 
 @pytest.mark.parametrize("size", [1.0, 2.0**-100, 2.0**-126, 2.0**110, 2.0**127])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_rows_are_rounded_to_int16(
     int16_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], size: float
 ) -> None:
@@ -147,7 +147,7 @@ def test_elements_within_a_128th_of_the_largest_are_not_rounded(int16_library: C
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_what_is_not_finite_is_seen_in_its_row_alone(
     any_library: CpuLibrary, quantization: Quantization, value: float
 ) -> None:
@@ -163,7 +163,7 @@ def test_what_is_not_finite_is_seen_in_its_row_alone(
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_rows_are_those_of_the_rounded_weight(
     any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], packed_dtype: torch.dtype
 ) -> None:
@@ -173,7 +173,7 @@ def test_rows_are_those_of_the_rounded_weight(
     assert torch.equal(linear.rows(indices), rounded_weight(weight, quantization)[indices])
 
 
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_weights_below_the_normal_range_keep_their_sign(any_library: CpuLibrary, quantization: Quantization) -> None:
     """Of a scale that is not normal a weight may be more than 127 multiples, which are all there are."""
     weight = torch.arange(1, 4000, dtype=torch.int32)[:, None].view(torch.float32).repeat(1, 2)
@@ -185,7 +185,7 @@ def test_weights_below_the_normal_range_keep_their_sign(any_library: CpuLibrary,
 
 @pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (3, 50, 400)], ids=str)
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_a_backend_rounds_as_torch_does(
     any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, ...], packed_dtype: torch.dtype
 ) -> None:
@@ -196,17 +196,20 @@ def test_a_backend_rounds_as_torch_does(
 
 
 @pytest.mark.parametrize("size", [2.0**-140, 2.0**-120, 2.0**-60, 1.0, 2.0**60, 2.0**120, 2.0**126])
-def test_weights_of_any_size_are_rounded_alike(any_library: CpuLibrary, size: float) -> None:
+@pytest.mark.parametrize("quantization", [INT4, MXFP4])
+def test_weights_of_any_size_are_rounded_alike(
+    any_library: CpuLibrary, quantization: Quantization, size: float
+) -> None:
     """Of a normal size also as well."""
     weight = torch.randn(50, 320, generator=torch.Generator().manual_seed(6)).clamp_(-1.9, 1.9)
-    rounded = rounded_weight(weight * size, INT4)
-    assert torch.equal(CpuBackend(any_library).rounded_weight(weight * size, INT4), rounded)
+    rounded = rounded_weight(weight * size, quantization)
+    assert torch.equal(CpuBackend(any_library).rounded_weight(weight * size, quantization), rounded)
     if size >= 2.0**-120:
-        assert torch.equal(rounded, rounded_weight(weight, INT4) * size)
+        assert torch.equal(rounded, rounded_weight(weight, quantization) * size)
 
 
 @pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_a_backend_rounds_into_what_it_is_given(
     any_library: CpuLibrary, quantization: Quantization, packed_dtype: torch.dtype
 ) -> None:
@@ -230,7 +233,7 @@ def test_it_does_not_round_into_something_else(cpu_library: CpuLibrary, out: Ten
 
 @pytest.mark.parametrize("num_rows", [1, 8, 16, 21, 40])
 @pytest.mark.parametrize("shape", [(33, 100), (80, 64)])
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_what_lies_around_the_rows_is_not_seen(
     any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], num_rows: int
 ) -> None:
@@ -242,7 +245,7 @@ def test_what_lies_around_the_rows_is_not_seen(
     assert torch.equal(linear(x), linear(x.clone()))
 
 
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_amx_turned_off_gives_the_same_within_rounding(
     amx_library: CpuLibrary, assert_close, quantization: Quantization
 ) -> None:
@@ -256,7 +259,7 @@ def test_amx_turned_off_gives_the_same_within_rounding(
 
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_a_weight_takes_what_it_is_said_to(
     cpu_library: CpuLibrary, quantization: Quantization, packed_dtype: torch.dtype
 ) -> None:
@@ -283,13 +286,13 @@ def test_four_bits_are_16_multiples_of_a_scale_for_each_32_weights(packed_dtype:
     assert torch.equal(rounded, rounded.bfloat16())
     multiples, scales = multiples_of(weight.flatten(0, 1), INT4)
     assert set(multiples.unique().tolist()) == set(range(-8, 8))
-    assert multiples.shape == (150, 13, INT4_GROUP)
+    assert multiples.shape == (150, 13, GROUP)
     assert torch.equal((multiples * scales).reshape(weight.shape).to(packed_dtype), rounded)
 
 
 def test_what_four_bits_round_off_is_nearly_the_least_there_can_be() -> None:
     """Of squares, and less than with the scale that the largest weight is -8 times."""
-    groups = torch.randn(2000, INT4_GROUP, generator=torch.Generator().manual_seed(7))
+    groups = torch.randn(2000, GROUP, generator=torch.Generator().manual_seed(7))
     left = (rounded_weight(groups, INT4) - groups).square().sum(-1)
     most, least = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
     plain = torch.where(most > -least, most, least) / -8
@@ -299,15 +302,41 @@ def test_what_four_bits_round_off_is_nearly_the_least_there_can_be() -> None:
     assert left.sum() < 0.92 * ((groups / plain).round().clamp(-8, 7) * plain - groups).square().sum()
 
 
+@pytest.mark.parametrize("exponents", [(-120, -100), (-20, 20), (100, 124)], ids=["small", "usual", "large"])
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+def test_what_is_stored_in_mxfp4_stays_what_it_is(
+    any_library: CpuLibrary, packed_dtype: torch.dtype, exponents: tuple[int, int]
+) -> None:
+    """Whatever its scale was: a group of which no element is large has another one here."""
+    generator = torch.Generator().manual_seed(9)
+    elements = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    places = torch.randint(0, 8, (300, 10, GROUP), generator=generator) % torch.randint(1, 9, (300, 10, 1))
+    signs = torch.randint(0, 2, places.shape, generator=generator) * 2 - 1
+    scales = torch.randint(*exponents, (300, 10, 1), generator=generator).float().exp2()
+    weight = (elements[places] * signs * scales).flatten(1).to(packed_dtype)
+    assert torch.equal(rounded_weight(weight, MXFP4), weight)
+    assert torch.equal(PackedLinear(weight, None, any_library, MXFP4).rows(torch.arange(300)), weight)
+
+
+def test_mxfp4_takes_the_nearest_element_but_for_what_is_too_large() -> None:
+    elements = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    elements = torch.cat([-elements, elements])
+    groups = torch.randn(2000, GROUP, generator=torch.Generator().manual_seed(7))
+    scales = groups.abs().amax(-1, keepdim=True).log2().floor().exp2() / 4
+    distances = (groups[..., None] - elements * scales[..., None]).abs().amin(-1)
+    assert torch.equal((rounded_weight(groups, MXFP4) - groups).abs(), distances)
+    assert (groups.abs() > 6 * scales).any()
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_what_shares_a_scale_with_a_weight_that_is_not_finite_is_not_either(
     any_library: CpuLibrary, quantization: Quantization, packed_dtype: torch.dtype, value: float
 ) -> None:
     weight = torch.randn(40, 100, generator=torch.Generator().manual_seed(8)).to(packed_dtype)
     weight[3, 70] = value
-    group = slice(64, 96) if quantization is INT4 else slice(None)
+    group = slice(None) if quantization is INT8 else slice(64, 96)
     for rounded in (rounded_weight(weight, quantization), CpuBackend(any_library).rounded_weight(weight, quantization)):
         assert not rounded[3, group].isfinite().any()
         rounded[3, group] = 0
@@ -320,7 +349,7 @@ def test_rounding_twice_is_rounding_once(packed_dtype: torch.dtype) -> None:
     assert torch.equal(rounded_weight(rounded, INT8), rounded)
 
 
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_pieces_are_rounded_as_the_whole(monkeypatch: pytest.MonkeyPatch, quantization: Quantization) -> None:
     weight = make_weight((37, 180), torch.float32)[0].view(37, 4, 45).transpose(0, 1)
     whole = rounded_weight(weight, quantization)
@@ -330,7 +359,7 @@ def test_pieces_are_rounded_as_the_whole(monkeypatch: pytest.MonkeyPatch, quanti
 
 
 @pytest.mark.parametrize("plain_dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("quantization", BOTH)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_the_plain_linear_is_that_of_the_rounded_weight(plain_dtype: torch.dtype, quantization: Quantization) -> None:
     weight, bias = torch.randn(33, 100).to(plain_dtype), torch.randn(33).to(plain_dtype)
     linear, x = QuantizedLinear(weight, bias, quantization), torch.randn(2, 5, 100).to(plain_dtype)

@@ -81,7 +81,9 @@ static void widen_stretch(char *widened, const struct quantized_panel *panel, in
     for (; word < end; word += 4, widened += 4 * sizeof(vf)) {
         vf words[4];
         if (format == INT4)
-            widen_four(words, panel, word);
+            widen_four(words, panel, word, INT4);
+        else if (format == MXFP4)
+            widen_four(words, panel, word, MXFP4);
         else
             for (int i = 0; i < 4; i++)
                 words[i] = widen_word(panel, word + i, INT8, BFLOAT16);

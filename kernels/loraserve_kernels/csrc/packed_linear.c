@@ -102,8 +102,8 @@ INLINE void multiply(float *sums, const struct product *product, const int rows,
 INLINE void multiply_int16(float *sums, const struct product *product, const int rows, const int panels,
                            const enum weight_format format, const bool widens)
 {
-    const int group_words = format == INT4 ? INT4_GROUP_WORDS : INT16_GROUP;
-    const int bytes_of_four = panels * LANES * (format == INT4 ? 9 : 16) / 2; /* words, their scales included */
+    const int group_words = format == INT8 ? INT16_GROUP : GROUP_WORDS;
+    const int bytes_of_four = panels * LANES * (format == INT8 ? 16 : 9) / 2; /* words, their scales included */
     const uint32_t *x = product->x;
     char *weight = product->weight;
     const char *ahead = product->ahead;
@@ -168,10 +168,12 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
     KERNEL(widen_##rows##x##panels##_int8_bfloat16, multiply, rows, panels, BFLOAT16, INT8)                           \
     KERNEL(widen_##rows##x##panels##_int8_float32, multiply, rows, panels, FLOAT32, INT8)                             \
     KERNEL(widen_##rows##x##panels##_int4_float32, multiply, rows, panels, FLOAT32, INT4)                             \
+    KERNEL(widen_##rows##x##panels##_mxfp4_float32, multiply, rows, panels, FLOAT32, MXFP4)                           \
     KERNEL(widen_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, true)                            \
     KERNEL(widen_##rows##x##panels##_int4_int16, multiply_int16, rows, panels, INT4, true)                            \
+    KERNEL(widen_##rows##x##panels##_mxfp4_int16, multiply_int16, rows, panels, MXFP4, true)                          \
     KERNEL(multiply_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, false)                        \
-    KERNEL(multiply_##rows##x##panels##_int4_int16, multiply_int16, rows, panels, INT4, false)
+    KERNEL(multiply_##rows##x##panels##_groups_int16, multiply_int16, rows, panels, INT4, false)
 MULTIPLY(1, 4)
 MULTIPLY(2, 4)
 #if LANES == 16
@@ -214,12 +216,15 @@ STORE(2, float32, FLOAT32)
     (words_dtype == INT16 ? INT16_KERNEL_OF(shape, is_first)                                                          \
      : is_first && format == INT8                                                                                     \
          ? (words_dtype == BFLOAT16 ? widen_##shape##_int8_bfloat16 : widen_##shape##_int8_float32)                   \
-     : is_first && format == INT4 ? widen_##shape##_int4_float32                                                      \
-     : words_dtype == BFLOAT16    ? multiply_##shape##_bfloat16                                                       \
-                                  : multiply_##shape##_float32)
+     : is_first && format == INT4  ? widen_##shape##_int4_float32                                                     \
+     : is_first && format == MXFP4 ? widen_##shape##_mxfp4_float32                                                    \
+     : words_dtype == BFLOAT16     ? multiply_##shape##_bfloat16                                                      \
+                                   : multiply_##shape##_float32)
 #define INT16_KERNEL_OF(shape, is_first)                                                                              \
-    (format == INT8 ? (is_first ? widen_##shape##_int8_int16 : multiply_##shape##_int8_int16)                         \
-                    : (is_first ? widen_##shape##_int4_int16 : multiply_##shape##_int4_int16))
+    (format == INT8   ? (is_first ? widen_##shape##_int8_int16 : multiply_##shape##_int8_int16)                       \
+     : !is_first      ? multiply_##shape##_groups_int16                                                               \
+     : format == INT4 ? widen_##shape##_int4_int16                                                                    \
+                      : widen_##shape##_mxfp4_int16)
 
 #define TILE(rows, panels)                                                                                            \
     do {                                                                                                              \

@@ -6,8 +6,8 @@
 
 #include "linear_tiles.h"
 
-#define BLOCK 512 /* elements of depth rounded at a time: whole groups of INT4 */
-#define GROUP_VECTORS (INT4_GROUP / LANES)
+#define BLOCK 512 /* elements of depth rounded at a time */
+#define GROUP_VECTORS (GROUP / LANES)
 #define SCALES_BELOW 2 /* that are tried, steps of the fifth digit below the one that the largest weight is -8 times */
 #define NUM_SCALES 4
 #define SMALLEST_SCALE 16 /* the smallest normal number, of which the last 19 bits are left out */
@@ -32,13 +32,6 @@ INLINE vf int8_multiples_of(vf values, float scale)
     /* Of a scale below the normal range quotients may be larger than any multiple there is. */
     return round_to_integers(
         clamp(values / splat(scale > 0 ? scale : 1.0f), -INT8_MAX_MULTIPLE, INT8_MAX_MULTIPLE));
-}
-
-INLINE float float_of(int32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
 }
 
 INLINE int32_t bits_of(float value)
@@ -103,12 +96,52 @@ INLINE float int4_multiples_of(vf *values)
     return fabsf(scale) < FLT_MIN ? 0 : scale; /* bfloat16 has not all digits of smaller ones */
 }
 
+/* The same. Of weights that are stored so it leaves what they are; others become at most 12 times the scale, as the scale is a
+ * power of two, which the largest is 8 to 16 times. */
+INLINE float mxfp4_multiples_of(vf *values)
+{
+    vf largest = {0}, zeros = {0};
+    for (int v = 0; v < GROUP_VECTORS; v++) {
+        largest = vmax(largest, vmax(values[v], -values[v]));
+        zeros += values[v] * 0;
+    }
+    const bool is_finite = horizontal_sum(zeros) == 0;
+    const int32_t exponent = bits_of(horizontal_max(largest)) >> 23;
+    const float inverse = is_finite && exponent > 3 ? float_of((257 - exponent) << 23) : 0;
+    for (int v = 0; v < GROUP_VECTORS; v++) {
+        const vf scaled = clamp(values[v] * inverse, -12, 12), magnitude = vmax(scaled, -scaled);
+        const vf step = choose(magnitude >= 8, splat(4), choose(magnitude >= 4, splat(2), splat(1)));
+        const vf inverse_step = choose(magnitude >= 8, splat(0.25f), choose(magnitude >= 4, splat(0.5f), splat(1)));
+        values[v] = is_finite ? round_to_integers(scaled * inverse_step) * step : splat(1);
+    }
+    if (!is_finite)
+        return NAN;
+    return exponent > 3 ? float_of((exponent - 3) << 23) : 0;
+}
+
 /* The values from k on become multiples; returns their scale. */
-INLINE float load_int4_group(vf *values, const void *row, int64_t k, int64_t depth, const enum dtype dtype)
+INLINE float load_group(vf *values, const void *row, int64_t k, int64_t depth, const enum dtype dtype,
+                        const enum weight_format format)
 {
     for (int v = 0; v < GROUP_VECTORS; v++)
         values[v] = load_upto(row, k + v * LANES, MAX(0, depth - k - v * LANES), dtype);
-    return int4_multiples_of(values);
+    return format == INT4 ? int4_multiples_of(values) : mxfp4_multiples_of(values);
+}
+
+/* A multiple in four bits. */
+INLINE uint32_t code_of(float multiple, const enum weight_format format)
+{
+    static const uint8_t places[] = {[1] = 1, [2] = 2, [3] = 3, [4] = 4, [6] = 5, [8] = 6, [12] = 7};
+    if (format == INT4)
+        return (uint32_t)(int32_t)multiple & 15;
+    return (multiple < 0 ? 8 : 0) | places[(int)fabsf(multiple)];
+}
+
+/* `code` in the highest four bits. */
+INLINE float multiple_of(uint32_t code, const enum weight_format format)
+{
+    static const int8_t multiples[] = {MXFP4_MULTIPLES};
+    return format == INT4 ? (float)((int32_t)code >> 28) : multiples[code >> 28];
 }
 
 /* multiples: [count] of weight[index ...]. */
@@ -140,29 +173,33 @@ INLINE void quantize_int8_panel(float *scales, int8_t *panel, const void *weight
     }
 }
 
-INLINE void quantize_int4_panel(uint16_t *scales, uint32_t *panel, const void *weight, int64_t num_outputs, int64_t depth,
-                                const enum dtype dtype)
+INLINE void quantize_group_panel(uint16_t *scales, uint32_t *panel, const void *weight, int64_t num_outputs, int64_t depth,
+                                 const enum dtype dtype, const enum weight_format format)
 {
     for (int64_t output = 0; output < num_outputs; output++)
-        for (int64_t k = 0; k < depth; k += INT4_GROUP) {
+        for (int64_t k = 0; k < depth; k += GROUP) {
             vf multiples[GROUP_VECTORS];
-            const float scale = load_int4_group(multiples, at(weight, output * depth, dtype), k, depth, dtype);
-            scales[k / INT4_GROUP * LANES + output] = (uint16_t)(bits_of(scale) >> 16);
-            float values[INT4_GROUP];
+            const float scale = load_group(multiples, at(weight, output * depth, dtype), k, depth, dtype, format);
+            scales[k / GROUP * LANES + output] = (uint16_t)(bits_of(scale) >> 16);
+            float values[GROUP];
             memcpy(values, multiples, sizeof values);
-            for (int i = 0; i < INT4_GROUP; i++)
-                panel[(k + i) / 8 * LANES + output] |= ((uint32_t)(int32_t)values[i] & 15) << (i % 2 * 16 + i % 8 / 2 * 4);
+            for (int first = 0; first < GROUP; first += 8) {
+                uint32_t eight = 0;
+                for (int i = 0; i < 8; i++)
+                    eight |= code_of(values[first + i], format) << (i % 2 * 16 + i / 2 * 4);
+                panel[(k + first) / 8 * LANES + output] = eight;
+            }
         }
 }
 
 INLINE void quantize_panel(float *int8_scales, char *panel, const void *weight, int64_t num_outputs, int64_t depth,
                            const enum dtype dtype, const enum weight_format format)
 {
-    const int64_t scale_bytes = num_int4_groups_of(depth) * LANES * (int64_t)size_of(BFLOAT16);
+    const int64_t scale_bytes = num_groups_of(depth) * LANES * (int64_t)size_of(BFLOAT16);
     if (format == INT8)
         quantize_int8_panel(int8_scales, (int8_t *)panel, weight, num_outputs, depth, dtype);
     else
-        quantize_int4_panel((uint16_t *)panel, (uint32_t *)(panel + scale_bytes), weight, num_outputs, depth, dtype);
+        quantize_group_panel((uint16_t *)panel, (uint32_t *)(panel + scale_bytes), weight, num_outputs, depth, dtype, format);
 }
 
 EXPORT int64_t quantized_weight_bytes(int64_t num_outputs, int64_t depth, int format, int dtype)
@@ -199,9 +236,9 @@ INLINE void round_row(void *rounded, const void *row, int64_t depth, const enum 
     const float scale = format == INT8 ? int8_scale_of(row, depth, dtype) : 0;
     for (int64_t k = 0; k < depth && format == INT8; k += LANES)
         store_upto(rounded, k, depth - k, int8_multiples_of(load_upto(row, k, depth - k, dtype), scale) * scale, dtype);
-    for (int64_t k = 0; k < depth && format == INT4; k += INT4_GROUP) {
+    for (int64_t k = 0; k < depth && format != INT8; k += GROUP) {
         vf values[GROUP_VECTORS];
-        const float of_group = load_int4_group(values, row, k, depth, dtype);
+        const float of_group = load_group(values, row, k, depth, dtype, format);
         for (int v = 0; v < GROUP_VECTORS; v++)
             store_upto(rounded, k + v * LANES, MAX(0, depth - k - v * LANES), values[v] * of_group, dtype);
     }
@@ -229,7 +266,7 @@ INLINE float multiple_at(const struct quantized_panel *panel, int64_t k, int64_t
     }
     uint32_t eight;
     memcpy(&eight, panel->multiples + (k / 8 * LANES + lane) * (int64_t)sizeof eight, sizeof eight);
-    return (float)((int32_t)(eight << (28 - k % 2 * 16 - k % 8 / 2 * 4)) >> 28);
+    return multiple_of(eight << (28 - k % 2 * 16 - k % 8 / 2 * 4), format);
 }
 
 INLINE void read_row(void *row, const struct packed_linear *linear, int64_t output, const enum dtype dtype,
@@ -240,7 +277,7 @@ INLINE void read_row(void *row, const struct packed_linear *linear, int64_t outp
     for (int64_t first = 0; first < linear->depth; first += LANES) {
         const int64_t count = MIN(LANES, linear->depth - first);
         const float scale = format == INT8 ? ((const float *)linear->weight)[output]
-                                           : load_one(panel.scales, first / INT4_GROUP * LANES + lane, BFLOAT16);
+                                           : load_one(panel.scales, first / GROUP * LANES + lane, BFLOAT16);
         float values[LANES];
         for (int64_t k = 0; k < count; k++)
             values[k] = multiple_at(&panel, first + k, lane, format, dtype) * scale;

@@ -4,7 +4,7 @@
  * linear are rounded to that, so that results are bit for bit those of a weight that was rounded so and packed. Elsewhere they
  * are multiplied as they are: by bfloat16 as integers where the CPU multiplies int16 (see row_tiles.h), else in float32.
  *
- * INT4: four bits each, and a scale for each INT4_GROUP of an output, of so few digits that all multiples are exact in
+ * INT4: four bits each, and a scale for each GROUP of an output, of so few digits that all multiples are exact in
  * bfloat16. They are multiplied as integers where the CPU multiplies int16, also where it multiplies bfloat16: two shifts widen
  * a word to pairs of int16, and some ten instructions to bfloat16. AMX has them in bfloat16, which is the same numbers.
  *
@@ -17,14 +17,18 @@
  *
  * INT4: panel after panel, scales as bfloat16, [group][output], before multiples, [four words][output]: of 32 bits each half
  * has its element of the four pairs, the first in the lowest bits.
+ *
+ * MXFP4, as gpt-oss has its experts: the same, with powers of two as scales, and multiples that are looked up: a sign above the
+ * place in 0, 1, 2, 3, 4, 6, 8, 12.
  */
 #pragma once
 
 #include "linear_tiles.h"
 
 #define INT8_MAX_MULTIPLE 127
-#define INT4_GROUP 32                     /* elements of depth */
-#define INT4_GROUP_WORDS (INT4_GROUP / 2) /* pairs */
+#define GROUP 32                /* elements of depth that share a scale in four bits */
+#define GROUP_WORDS (GROUP / 2) /* pairs */
+#define MXFP4_MULTIPLES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 /* Of the words that multiples are widened to. */
 INLINE enum dtype quantized_dtype_of(const enum weight_format format, const enum dtype dtype)
@@ -45,12 +49,12 @@ INLINE int64_t quantized_words_of(const enum weight_format format, int64_t depth
 /* Elements that lie together in a panel of INT8. */
 INLINE int int8_elements_of(const enum dtype dtype) { return quantized_dtype_of(INT8, dtype) == FLOAT32 ? 1 : 2; }
 
-INLINE int64_t num_int4_groups_of(int64_t depth) { return words_of(depth, BFLOAT16) / INT4_GROUP_WORDS; }
+INLINE int64_t num_groups_of(int64_t depth) { return words_of(depth, BFLOAT16) / GROUP_WORDS; }
 
 INLINE int64_t quantized_panel_bytes_of(const enum weight_format format, int64_t depth, const enum dtype dtype)
 {
-    if (format == INT4)
-        return num_int4_groups_of(depth) * LANES * ((int64_t)size_of(BFLOAT16) + INT4_GROUP / 2);
+    if (format != INT8)
+        return num_groups_of(depth) * LANES * ((int64_t)size_of(BFLOAT16) + GROUP / 2);
     return quantized_words_of(INT8, depth, dtype) * LANES * int8_elements_of(dtype);
 }
 
@@ -65,13 +69,16 @@ INLINE const char *first_quantized_panel(const struct packed_linear *linear, con
 
 /* The call with what is given, and the format and the dtype as constants. */
 #define WITH_CONSTANTS(format, dtype, call, ...)                                                                      \
-    ((format) == INT8 ? ((dtype) == BFLOAT16 ? call(__VA_ARGS__, BFLOAT16, INT8) : call(__VA_ARGS__, FLOAT32, INT8))  \
-                      : ((dtype) == BFLOAT16 ? call(__VA_ARGS__, BFLOAT16, INT4) : call(__VA_ARGS__, FLOAT32, INT4)))
+    ((format) == INT8   ? WITH_DTYPE(dtype, INT8, call, __VA_ARGS__)                                                  \
+     : (format) == INT4 ? WITH_DTYPE(dtype, INT4, call, __VA_ARGS__)                                                  \
+                        : WITH_DTYPE(dtype, MXFP4, call, __VA_ARGS__))
+#define WITH_DTYPE(dtype, format, call, ...)                                                                          \
+    ((dtype) == BFLOAT16 ? call(__VA_ARGS__, BFLOAT16, format) : call(__VA_ARGS__, FLOAT32, format))
 
 struct quantized_panel {
     const char *multiples;
     vf scale[2];            /* INT8: of a word's multiples, in their order */
-    const uint16_t *scales; /* INT4: [groups, LANES] */
+    const uint16_t *scales; /* in four bits: [groups, LANES] */
 };
 
 INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *linear, const enum weight_format format,
@@ -79,8 +86,8 @@ INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *lin
 {
     const char *memory =
         first_quantized_panel(linear, format) + panel * quantized_panel_bytes_of(format, linear->depth, dtype);
-    if (format == INT4) {
-        const int64_t scale_bytes = num_int4_groups_of(linear->depth) * LANES * (int64_t)size_of(BFLOAT16);
+    if (format != INT8) {
+        const int64_t scale_bytes = num_groups_of(linear->depth) * LANES * (int64_t)size_of(BFLOAT16);
         return (struct quantized_panel){memory + scale_bytes, .scales = (const uint16_t *)memory};
     }
     const vf scale = load(linear->weight, panel * LANES, FLOAT32);
@@ -95,7 +102,7 @@ INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *lin
 /* Of a word on, until its group ends. */
 INLINE vf quantized_scale(const struct quantized_panel *panel, int64_t word, const enum weight_format format)
 {
-    return format == INT4 ? load(panel->scales, word / INT4_GROUP_WORDS * LANES, BFLOAT16) : panel->scale[0];
+    return format == INT8 ? panel->scale[0] : load(panel->scales, word / GROUP_WORDS * LANES, BFLOAT16);
 }
 
 INLINE vf load_int8(const char *source)
@@ -112,14 +119,34 @@ INLINE vf load_int8(const char *source)
 #endif
 }
 
+typedef int16_t vi16 __attribute__((vector_size(4 * LANES)));
+
+/* Looked up for each int16 by four of its bits, from `bit` on. */
+INLINE vi16 mxfp4_multiples(vi16 words, const int bit)
+{
+#if defined(__AVX512BW__) || (LANES == 8 && defined(__AVX2__))
+    /* By the upper bytes, so that what is found has its sign in the highest bit. */
+    const vi16 places = (bit > 8 ? words >> (bit - 8) : words << (8 - bit)) & 0x0f00;
+    const __m128i multiples = _mm_setr_epi8(MXFP4_MULTIPLES);
+#if defined(__AVX512BW__)
+    return (vi16)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(multiples), (__m512i)places) >> 8;
+#else
+    return (vi16)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(multiples), (__m256i)places) >> 8;
+#endif
+#else
+    const vi16 sign = words << (12 - bit) >> 15, place = (words >> bit) & 7;
+    const vi16 multiple = place + ((place - 4) & (place > 4)) + (2 * (place - 6) & (place > 6));
+    return (multiple ^ sign) - sign;
+#endif
+}
+
 /* The multiples of one of four words, LANES pairs of int16. */
 INLINE vf int16_pairs(const struct quantized_panel *panel, int64_t four, const int of_four, const enum weight_format format)
 {
-    if (format == INT4) {
-        typedef int16_t vi16 __attribute__((vector_size(4 * LANES)));
+    if (format != INT8) {
         vi16 words;
         memcpy(&words, panel->multiples + four * (int64_t)sizeof words, sizeof words);
-        return (vf)(words << (12 - 4 * of_four) >> 12);
+        return (vf)(format == INT4 ? words << (12 - 4 * of_four) >> 12 : mxfp4_multiples(words, 4 * of_four));
     }
     const char *source = panel->multiples + (4 * four + of_four) * LANES * 2;
 #if defined(__AVX512BW__)
@@ -142,10 +169,10 @@ INLINE vf scaled_half(vf pairs, const int half, vf scale)
 INLINE vf widen_word(const struct quantized_panel *panel, int64_t word, const enum weight_format format,
                      const enum dtype words)
 {
-    if (format == INT4) {
+    if (format != INT8) {
         const int64_t pair = word / 2;
-        return scaled_half(int16_pairs(panel, pair / 4, (int)(pair % 4), INT4), (int)(word % 2),
-                           quantized_scale(panel, pair, INT4));
+        return scaled_half(int16_pairs(panel, pair / 4, (int)(pair % 4), format), (int)(word % 2),
+                           quantized_scale(panel, pair, format));
     }
     const char *source = panel->multiples + word * LANES * (words == FLOAT32 ? 1 : 2);
     const vf first = load_int8(source) * panel->scale[0];
@@ -158,14 +185,24 @@ INLINE vf widen_word(const struct quantized_panel *panel, int64_t word, const en
     return first;
 }
 
-/* Four words of INT4 in bfloat16. */
-INLINE void widen_four(vf *words, const struct quantized_panel *panel, int64_t word)
+INLINE float float_of(int32_t bits)
 {
-    const vf scale = quantized_scale(panel, word, INT4);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Pairs of bfloat16 of floats that have no more digits. */
+INLINE vf exact_words(vf first, vf second) { return (vf)((vu)first >> 16 | ((vu)second & 0xffff0000)); }
+
+/* Four words in bfloat16, of multiples in four bits. */
+INLINE void widen_four(vf *words, const struct quantized_panel *panel, int64_t word, const enum weight_format format)
+{
+    const vf scale = quantized_scale(panel, word, format);
 #pragma GCC unroll 4
     for (int of_four = 0; of_four < 4; of_four++) {
-        const vf pairs = int16_pairs(panel, word / 4, of_four, INT4);
-        words[of_four] = (vf)((vu)scaled_half(pairs, 0, scale) >> 16 | ((vu)scaled_half(pairs, 1, scale) & 0xffff0000));
+        const vf pairs = int16_pairs(panel, word / 4, of_four, format);
+        words[of_four] = exact_words(scaled_half(pairs, 0, scale), scaled_half(pairs, 1, scale));
     }
 }
 

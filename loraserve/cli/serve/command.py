@@ -9,7 +9,7 @@ from typing import Any
 import rich_click as click
 from click.core import ParameterSource
 from loraserve_adapters.base_names import is_base_name
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import ROUNDINGS
 
 from loraserve.cli.serve.config_file import load_config_file
 from loraserve.cli.serve.option_types import CollectorUrlType, DeviceType, HumanInt, LoraModuleType
@@ -131,7 +131,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     "--quantization",
     "-q",
     panel="Model",
-    type=click.Choice(["none", *map(str, Quantization)]),
+    type=click.Choice(["none", *map(str, ROUNDINGS)]),
     default=_defaults.quantization,
     help="int8, int4 = a byte or half of one for each weight of the layers, rounded as they are loaded; on CPUs.",
 )

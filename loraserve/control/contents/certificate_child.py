@@ -227,6 +227,7 @@ def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":
     from loraserve_kernels.quantization import Quantization
 
     from loraserve.models import loader
+    from loraserve.models.quantized_checkpoint import quantization_method
     from loraserve.models.quantized_weights import round_weights
 
     config = loader.load_config(job.engine.model, job.engine.revision)
@@ -235,7 +236,8 @@ def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":
     else:
         model = loader.load_model(job.engine.model, job.engine.revision, config, dtype).model
     if job.engine.quantization != "none":
-        round_weights(model, Quantization(job.engine.quantization))
+        experts_are_mxfp4 = job.engine.load_format != "dummy" and quantization_method(config) == "mxfp4"
+        round_weights(model, Quantization(job.engine.quantization), experts_are_mxfp4=experts_are_mxfp4)
     return model
 
 

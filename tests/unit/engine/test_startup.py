@@ -127,7 +127,7 @@ def test_too_little_memory_for_a_step_names_the_flags(tmp_path: Path, monkeypatc
 
 
 def test_running_out_of_memory_names_the_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: object) -> None:
+    def load(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(startup.loader, "load_model", load)

@@ -8,7 +8,7 @@ import torch
 from loraserve_adapters.packed import PackedTable
 from loraserve_kernels.adapter_table import LoraGroup
 from loraserve_kernels.choose_backend import choose_backend
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import ROUNDINGS, Quantization
 from torch import Tensor
 
 from loraserve.models.dora import DoraGroup, find_factors, squared_norms
@@ -142,7 +142,7 @@ def test_values_whose_squares_leave_the_dtype_have_their_factors(
         assert difference(case, member) <= 2 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("quantization", [*Quantization])
+@pytest.mark.parametrize("quantization", ROUNDINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_with_weights_in_fewer_bits_norms_are_of_what_is_multiplied(
     dtype: torch.dtype, quantization: Quantization
