@@ -6,10 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from compressed_tensors.compressors import ModelCompressor
-from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
-from compressed_tensors.quantization.lifecycle.forward import fake_quantize
-from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, PreTrainedModel
@@ -105,7 +101,10 @@ def save_fp8(folder: Path, model: PreTrainedModel | None = None, is_blockwise: b
 
 
 def save_compressed(folder: Path, scheme: str) -> PreTrainedModel:
-    """scheme: one of `SCHEMES`."""
+    """scheme: one of `SCHEMES`. With imports of its own, as a machine with a GPU need not have them."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
+
     model = llama()
     config = QuantizationConfig(
         config_groups={scheme: ["Linear"]}, ignore=["lm_head"], quantization_status=QuantizationStatus.FROZEN
@@ -126,6 +125,9 @@ def save_compressed(folder: Path, scheme: str) -> PreTrainedModel:
 
 def _calibrated(linear: nn.Linear) -> Tensor:
     """With scales for its weight; returns that as it is stored, NVFP4 as it is made whole, in bfloat16."""
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
     weight, arguments = linear.weight.data, linear.quantization_scheme.weights
     groups = weight if arguments.group_size is None else weight.unflatten(1, (-1, arguments.group_size))
     least, most = groups.amin(-1), groups.amax(-1)
