@@ -8,7 +8,8 @@ from loraserve.serving.generation import Prompt
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.text.choice import TextOptions
 from loraserve.serving.text.conversation import Conversation
-from loraserve.serving.text.reasoning import MARKS, ReasoningMarks, ReasoningStart
+from loraserve.serving.text.harmony import CHANNEL, FINAL, MESSAGE, HarmonyStart
+from loraserve.serving.text.reasoning import MARKS, ReasoningFormat, ReasoningMarks, ReasoningStart
 from loraserve.serving.text.token_text import TokenText
 
 MAX_TAIL = 32
@@ -22,9 +23,12 @@ def with_reasoning(
 
     Raises `ServingError` where none is wanted and there will be some.
     """
-    if runtime.settings.reasoning_parser is None:
+    parser, token_text = runtime.settings.reasoning_parser, runtime.tokenizer.token_text
+    if parser is None:
         return prompt, text
-    marks, token_text = MARKS[runtime.settings.reasoning_parser], runtime.tokenizer.token_text
+    if parser is ReasoningFormat.OPENAI_GPTOSS:
+        return _with_harmony(runtime, conversation, prompt, text)
+    marks = MARKS[parser]
     start = ReasoningStart(marks, _has_begun(marks, conversation, prompt.token_ids, token_text))
     effort = conversation.effort
     if start.has_begun and effort is not None and effort.is_none:
@@ -41,6 +45,18 @@ def with_reasoning(
     if {opening_id, closing_id} & token_text.special_ids:
         text = replace(text, skip_special_tokens=False)
     return prompt, replace(text, reasoning=start)
+
+
+def _with_harmony(
+    runtime: Runtime, conversation: Conversation, prompt: Prompt, text: TextOptions
+) -> tuple[Prompt, TextOptions]:
+    """What a grammar holds is said without reasoning: the prompt begins the message that is for the person."""
+    is_in_message = not conversation.add_generation_prompt
+    header = [_try_token_id(runtime, part) for part in (CHANNEL, FINAL, MESSAGE)]
+    if prompt.sampling.grammar is not None and not is_in_message and None not in header:
+        prompt = replace(prompt, token_ids=[*prompt.token_ids, *(part for part in header if part is not None)])
+        is_in_message = True
+    return prompt, replace(text, reasoning=HarmonyStart(is_in_message), skip_special_tokens=False)
 
 
 def _try_token_id(runtime: Runtime, mark: str) -> int | None:

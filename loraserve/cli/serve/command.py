@@ -355,6 +355,9 @@ def _check(settings: ServeSettings) -> None:
         raise click.UsageError("--no-enable-lora excludes --adapter-host-memory-bytes")
     if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
         raise click.UsageError("--enable-auto-tool-choice needs --tool-call-parser")
+    parsers = settings.serving.tool_call_parser, settings.serving.reasoning_parser
+    if parsers[0] is ToolCallFormat.OPENAI and parsers[1] is not ReasoningFormat.OPENAI_GPTOSS:
+        raise click.UsageError(f"--tool-call-parser openai excludes --reasoning-parser {parsers[1]}")
     if settings.uds and settings.host:
         raise click.UsageError("--uds excludes --host")
     if settings.adapter_dir_scan_s is not None and settings.adapter_dir is None:

@@ -170,10 +170,17 @@ class ServeSettings:
             has_free_paths=self.is_open_on_loopback,
             limits=Limits(max_queued=self.max_queued),
             tool_call_parser=None if self.tool_call_parser is None else ToolCallFormat(self.tool_call_parser),
-            reasoning_parser=None if self.reasoning_parser is None else ReasoningFormat(self.reasoning_parser),
+            reasoning_parser=self._reasoning_parser,
             compat_metrics=self.vllm_metrics,
             config=list(self.config),
         )
+
+    @property
+    def _reasoning_parser(self) -> ReasoningFormat | None:
+        """gpt-oss's calls are read in the messages that its reasoning is told from."""
+        if self.reasoning_parser is None and self.tool_call_parser == ToolCallFormat.OPENAI:
+            return ReasoningFormat.OPENAI_GPTOSS
+        return None if self.reasoning_parser is None else ReasoningFormat(self.reasoning_parser)
 
     @property
     def engine(self) -> EngineConfig:

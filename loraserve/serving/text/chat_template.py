@@ -11,7 +11,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.serving.text.conversation import Conversation, JsonObject, ReasoningEffort
+from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ReasoningEffort
+from loraserve.serving.text.harmony import CHANNEL
 
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 OF_THE_REQUEST = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -43,6 +44,7 @@ class ChatTemplate:
         self._reserved = OF_THE_REQUEST | OF_TRANSFORMERS | special_tokens.keys() | environment.globals.keys()
         self._variables_used = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self._uses_tool_calls = "tool_calls" in source
+        self._is_harmony = CHANNEL in source and "message.thinking" in source
         # Templates written before OpenAI renamed the system role do not know "developer".
         self._developer_role = "developer" if "developer" in source else "system"
 
@@ -69,8 +71,22 @@ class ChatTemplate:
             message = f"has tool calls, which the model's chat template does not show. {REMEDY}"
             raise invalid_value(conversation.param, message)
 
+        most = max((len(message.tool_calls) for message in conversation.messages), default=0)
+        if self._is_harmony and most > 1:
+            message = f"has a message with {most} tool calls, of which the model's chat template shows one. {REMEDY}"
+            raise invalid_value(conversation.param, message)
+
+    def _shown(self, message: ChatMessage) -> JsonObject:
+        """Harmony's templates read another name, take no missing content, and refuse both beside a call."""
+        shown = message.for_template(self._developer_role)
+        if self._is_harmony:
+            shown["content"] = message.content or ""
+            if message.reasoning is not None and not (message.tool_calls and message.content):
+                shown["thinking"] = message.reasoning
+        return shown
+
     def _variables(self, conversation: Conversation) -> JsonObject:
-        chat = [message.for_template(self._developer_role) for message in conversation.messages]
+        chat = [*map(self._shown, conversation.messages)]
         if conversation.continue_final_message:
             chat[-1]["content"] += CONTINUE_TAG
         return {

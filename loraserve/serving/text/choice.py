@@ -2,11 +2,38 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from loraserve.engine.request import FinishReason, SequenceOutput, TokenLogprob
 from loraserve.serving.text.detokenizer import Detokenizer
-from loraserve.serving.text.reasoning import ReasoningSplitter, ReasoningStart
 from loraserve.serving.text.stop_strings import StopMatcher
+
+
+class AnswerReader(Protocol):
+    """Tells reasoning from content. The outcome does not depend on how the text was cut into pieces."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the reasoning and its marks."""
+        ...
+
+    def take_token(self, token_id: int, start: int) -> None:
+        """To be called before its text is fed. start: how many characters come before that."""
+        ...
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Reasoning and content that became certain."""
+        ...
+
+    def finish(self) -> tuple[str, str]:
+        """The rest, once no text follows."""
+        ...
+
+
+class AnswerStart(Protocol):
+    """How an answer may begin."""
+
+    def reader(self) -> AnswerReader: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +47,7 @@ class TextOptions:
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     """Stop strings match only in the text after this many tokens."""
-    reasoning: ReasoningStart | None = None
+    reasoning: AnswerStart | None = None
     """None = all of it is content."""
     discard_tokens: bool = False
     """For max_tokens=0: the one token that the engine must generate is dropped."""
@@ -85,7 +112,7 @@ class ChoiceAssembler:
         self._options = options
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(options.stop, options.include_stop_str_in_output) if options.stop else None
-        self._reasoning = ReasoningSplitter(options.reasoning) if options.reasoning else None
+        self._reasoning = options.reasoning.reader() if options.reasoning else None
         self._num_chars = 0
         self.num_tokens = 0
         self.finished = False

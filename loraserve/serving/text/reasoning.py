@@ -17,6 +17,8 @@ class ReasoningFormat(StrEnum):
     """`<think>…</think>`, where the prompt ends with the opening or the answer begins with it; most models' way."""
     MISTRAL = "mistral"
     """`[THINK]…[/THINK]`, likewise."""
+    OPENAI_GPTOSS = "openai_gptoss"
+    """Messages of the channel `analysis`: see `harmony`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class ReasoningStart:
     """Where a grammar holds what follows: the tokens alone that it goes by are marks then. Else any text that reads as
     one."""
 
+    def reader(self) -> "ReasoningSplitter":
+        return ReasoningSplitter(self)
+
 
 class _State(Enum):
     BEFORE = auto()
@@ -53,7 +58,7 @@ class _State(Enum):
 
 
 class ReasoningSplitter:
-    """The outcome does not depend on how the text was cut into pieces.
+    """See `AnswerReader`.
 
     Nothing is lost but the marks, and the white space around reasoning.
     """

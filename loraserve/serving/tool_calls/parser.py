@@ -222,7 +222,7 @@ class ToolCallParser:
                 self._extent = JsonExtent(depth=1)
                 self._state = _State.REST
             case Extent.CLOSED:
-                self._end_call()
+                self._end_call_object()
         return True
 
     def _read_broken(self) -> bool:

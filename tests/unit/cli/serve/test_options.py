@@ -489,7 +489,7 @@ def test_what_serves_http_is_not_imported_before_the_engine_starts() -> None:
 
 
 @pytest.mark.parametrize("extra", [[], ["--enable-auto-tool-choice"]])
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral"])
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "openai"])
 def test_the_parser_of_tool_calls_reaches_the_api(started: Started, name: str, extra: list[str]) -> None:
     invoke("m", "--tool-call-parser", name, *extra)
     assert started.settings.serving.tool_call_parser is ToolCallFormat(name)
@@ -497,7 +497,7 @@ def test_the_parser_of_tool_calls_reaches_the_api(started: Started, name: str, e
     assert started[-1].serving.tool_call_parser is None
 
 
-@pytest.mark.parametrize("name", ["deepseek_r1", "qwen3", "mistral"])
+@pytest.mark.parametrize("name", ["deepseek_r1", "qwen3", "mistral", "openai_gptoss"])
 def test_the_parser_of_reasoning_reaches_the_api(started: Started, name: str) -> None:
     invoke("m", "--reasoning-parser", name)
     assert started.settings.serving.reasoning_parser is ReasoningFormat(name)
@@ -505,6 +505,14 @@ def test_the_parser_of_reasoning_reaches_the_api(started: Started, name: str) ->
     assert started[-1].serving.reasoning_parser is None
     assert "'qwen3'" in invoke("m", "--reasoning-parser", "granite", code=2)
     assert "names the parsers there are" in invoke("m", "--reasoning-parser-plugin", "x.py", code=2)
+
+
+def test_the_calls_of_gpt_oss_are_read_where_its_reasoning_is(started: Started) -> None:
+    for extra in ([], ["--reasoning-parser", "openai_gptoss"]):
+        invoke("m", "--tool-call-parser", "openai", *extra)
+        assert started[-1].serving.reasoning_parser is ReasoningFormat.OPENAI_GPTOSS
+    refused = invoke("m", "--tool-call-parser", "openai", "--reasoning-parser", "qwen3", code=2)
+    assert "--tool-call-parser openai excludes --reasoning-parser qwen3" in refused
 
 
 def test_tools_without_a_parser_and_unknown_parsers_are_refused(started: Started) -> None:

@@ -49,6 +49,8 @@ def written(call_format: ToolCallFormat, call: Call) -> str:
             return f'<|python_tag|>{{"name": "{call.name}", "parameters": {call.arguments}}}'
         case ToolCallFormat.MISTRAL:
             return f'[TOOL_CALLS] [{{"name": "{call.name}", "arguments": {call.arguments}}}]'
+        case ToolCallFormat.OPENAI:
+            return f"<|channel|>commentary to=functions.{call.name}<|message|>{call.arguments}<|call|>"
 
 
 @pytest.mark.parametrize(

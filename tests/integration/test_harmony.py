@@ -1,0 +1,185 @@
+"""A server whose model writes as gpt-oss does, through the unmodified clients of three APIs, with a fake engine."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response
+from tokenizers import AddedToken
+
+from loraserve.serving.text.reasoning import ReasoningFormat
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+from tests.integration import test_messages_api
+from tests.integration.test_reasoning import message_of
+from tests.integration.test_responses_api import events_of, without_call_ids
+from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
+from tests.support.live_server import LiveServer, live_server, make_settings
+
+MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "final")
+TEMPLATE = """
+{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif -%}
+{%- for message in messages -%}
+    {%- if message.role == "assistant" and "tool_calls" in message -%}
+        {%- if "<|channel|>final<|message|>" in message.content or (message.content and message.thinking) -%}
+            {{- raise_exception("no") -}}
+        {%- endif -%}
+        {%- set call = message.tool_calls[0].function -%}
+        {%- if message.content or message.thinking -%}
+            <|start|>assistant<|channel|>analysis<|message|>{{ message.content or message.thinking }}<|end|>
+        {%- endif -%}
+        <|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>
+        {{- call.arguments | tojson }}<|call|>
+    {%- elif message.role == "assistant" -%}
+        <|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+    {%- else -%}
+        <|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+THOUGHT = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
+FINAL = f"{THOUGHT}<|channel|>final<|message|>4"
+CALL = f'{THOUGHT}<|channel|>commentary to=functions.add <|constrain|>json<|message|>{{"a": 1}}'
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+USER: Any = {"role": "user", "content": "2 + 2?"}
+ASKED: Any = {"model": "tiny", "messages": [USER]}
+
+
+def make_harmony_tokenizer() -> Any:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=mark.startswith("<"), normalized=False) for mark in MARKS])
+    return tokenizer
+
+
+TOKENIZER = make_harmony_tokenizer()
+CALL_ID = TOKENIZER.token_to_id("<|call|>")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE, eos_token_ids=[1, CALL_ID]))
+    settings = make_settings(
+        tmp_path_factory.mktemp("data"),
+        tool_call_parser=ToolCallFormat.OPENAI,
+        reasoning_parser=ReasoningFormat.OPENAI_GPTOSS,
+    )
+    with live_server(engine, settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(params=[1, 3, 1000])
+def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Sets what the model says, in steps of so many tokens, and the token that ends it."""
+
+    def say(text: str, end: int = 1) -> None:
+        token_ids = [*TOKENIZER.encode(text, add_special_tokens=False).ids, end]
+        server.engine.reply = lambda asked, index: token_ids
+
+    usual = server.engine.reply
+    server.engine.tokens_per_step = request.param
+    yield say
+    server.engine.reply, server.engine.tokens_per_step = usual, 1
+
+
+def prompt_of(server: LiveServer) -> str:
+    return TOKENIZER.decode(server.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        (FINAL, "Two and two.", "4"),
+        ("<|channel|>final<|message|>4", None, "4"),
+        ("4", None, "4"),
+        ("<|channel|>analysis<|message|>Two", "Two", None),
+    ],
+)
+def test_chats(client: openai.OpenAI, answer: Callable[..., None], text: str, reasoning: Any, content: Any) -> None:
+    answer(text)
+    message = message_of(client)
+    assert (message.reasoning_content, message.content) == (reasoning, content)
+
+
+def test_tokens_of_reasoning_are_counted(client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    answer(FINAL)
+    usage = client.chat.completions.create(**ASKED).usage
+    expected = len(TOKENIZER.encode(THOUGHT.removesuffix("<|start|>assistant"), add_special_tokens=False).ids)
+    assert usage
+    assert usage.completion_tokens_details
+    assert usage.completion_tokens_details.reasoning_tokens == expected
+
+
+def test_it_calls_and_sees_what_it_called(
+    server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
+) -> None:
+    answer(CALL, end=CALL_ID)
+    message = message_of(client, tools=[ADD])
+    assert (message.reasoning_content, message.content) == ("Two and two.", None)
+    (call,) = message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
+    said = {"role": "assistant", "content": None, "tool_calls": [call.to_dict()], "reasoning_content": "Two and two."}
+    messages: Any = [USER, said, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    for content, shown in ((None, "Two and two."), ("I add.", "I add.")):
+        client.chat.completions.create(model="tiny", messages=[messages[0], {**said, "content": content}, messages[2]])
+        expected = f'{shown}<|end|><|start|>assistant to=functions.add<|channel|>commentary json<|message|>{{"a": 1}}'
+        assert f"<|start|>assistant<|channel|>analysis<|message|>{expected}<|call|>" in prompt_of(server)
+    said["tool_calls"] *= 2
+    with pytest.raises(openai.BadRequestError, match="a message with 2 tool calls, of which the model's"):
+        client.chat.completions.create(model="tiny", messages=messages)
+
+
+def test_what_is_held_to_a_format_is_said_without_reasoning(
+    server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
+) -> None:
+    answer('{"a": 1}')
+    message = message_of(client, response_format={"type": "json_object"})
+    assert (message.content, getattr(message, "reasoning_content", None)) == ('{"a": 1}', None)
+    assert prompt_of(server).endswith("<|start|>assistant<|channel|>final<|message|>")
+    answer('[{"name": "add", "parameters": {"a": 1}}]')
+    message = message_of(client, tools=[ADD], tool_choice="required")
+    assert [call.function.arguments for call in message.tool_calls] == ['{"a": 1}']
+
+
+def test_a_message_that_is_continued(client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    answer("4")
+    fields: Any = {"continue_final_message": True, "add_generation_prompt": False}
+    said: Any = {"role": "assistant", "content": "It is "}
+    choice = client.chat.completions.create(model="tiny", messages=[USER, said], extra_body=fields).choices[0]
+    assert choice.message.content == "4"
+
+
+@pytest.mark.parametrize(("text", "kind"), [(FINAL, "message"), (CALL, "function_call")])
+def test_responses(http: httpx.Client, answer: Callable[..., None], text: str, kind: str) -> None:
+    answer(text, end=CALL_ID)
+    asked = {"model": "tiny", "input": "2 + 2?", "tools": [{"type": "function", "name": "add"}], "request_id": "r"}
+    whole = http.post("/v1/responses", json=asked).raise_for_status().json()
+    Response.model_validate(whole, strict=True)
+    assert [item["type"] for item in whole["output"]] == ["reasoning", kind]
+    events = events_of(http.post("/v1/responses", json={**asked, "stream": True}).text)
+    assert without_call_ids(events[-1]["response"]) == without_call_ids(whole)
+
+
+@pytest.mark.parametrize(("text", "kind"), [(FINAL, "text"), (CALL, "tool_use")])
+def test_messages(server: LiveServer, answer: Callable[..., None], text: str, kind: str) -> None:
+    answer(text, end=CALL_ID)
+    tool: Any = {"name": "add", "input_schema": {"type": "object"}}
+    asked: Any = {**ASKED, "max_tokens": 90, "tools": [tool], "extra_body": {"request_id": "r1"}}
+    with anthropic.Anthropic(base_url=server.url, api_key="anything", max_retries=0) as client:
+        whole = client.messages.create(**asked)
+        streamed = test_messages_api.put_together(client, **asked)
+    assert [block.type for block in whole.content] == ["thinking", kind]
+    assert test_messages_api.without_call_ids(streamed) == test_messages_api.without_call_ids(whole)
