@@ -76,8 +76,13 @@ class CausalModel:
         """Until they are packed."""
         with rounded_while_computing(self._stored.values(), backend):
             structure = record_structure(model)
+        experts = [spec for spec in structure.adaptable if isinstance(spec, ExpertsSpec)]
+        if not stored.keys() <= {f"{spec.name}.{name}" for spec in experts for name in spec.parameters}:
+            raise ModelRefusedError(
+                f"{type(model).__name__} cannot be served: its experts are in MXFP4, and not all can be computed"
+            )
         self._attention: list[AttentionSpec] = structure.attention
-        quantizations = quantizations_of(model, structure, quantization, experts_are_mxfp4=bool(stored))
+        quantizations = quantizations_of(model, structure, quantization, stored)
         self._adaptable = deque(zip(structure.adaptable, quantizations, strict=True))
         """Each with what it is rounded to, until `prepare` has put something else in its place, which frees the memory
         of its weights."""

@@ -25,7 +25,13 @@ from loraserve.models.cpu_features import has_fast_bfloat16
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import is_experts
 from loraserve.models.model_place import not_found, why_absent
-from loraserve.models.quantized_checkpoint import make_whole, require_all_read, whole_config
+from loraserve.models.quantized_checkpoint import (
+    make_whole,
+    quantization_method,
+    require_all_read,
+    require_undone,
+    whole_config,
+)
 from loraserve.models.stored_experts import StoredWeights, read_stored
 
 CPU = torch.device("cpu")
@@ -47,7 +53,7 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
         raise ModelRefusedError(absent)
     try:
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         if not Path(model).is_dir():
             raise ModelRefusedError(not_found(model)) from error
         raise ModelRefusedError(f"cannot read the config of {model}: {_first_line(error)}") from error
@@ -122,13 +128,17 @@ def load_model(
     Raises `ModelRefusedError`, also where some are missing: transformers would make them up. config: of `load_config`.
     keeps_mxfp4: what is stored in MXFP4, `LoadedModel.stored`, is not made whole; on a CPU.
     """
+    method = quantization_method(config)
     model_class: Any = AutoModelForCausalLM
     source: dict[str, Any] = {"revision": revision, "config": config}
     stored: StoredWeights = {}
-    if keeps_mxfp4:
-        model_class = type(_without_weights(config))
-        tensors, stored = read_stored(model, revision, dtype)
-        source = {"config": whole_config(config), "state_dict": tensors}
+    if method is not None:
+        bare = _without_weights(config)
+        require_undone(model, method, has_experts=any(map(is_experts, bare.modules())))
+        if keeps_mxfp4:
+            model_class = type(bare)
+            tensors, stored = read_stored(model, revision, dtype, dict(bare.named_parameters()))
+            source = {"config": whole_config(config), "state_dict": tensors}
     try:
         found = model_class.from_pretrained(
             None if keeps_mxfp4 else model,
@@ -139,10 +149,10 @@ def load_model(
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, TypeError, AttributeError, KeyError, ImportError) as error:
         raise ModelRefusedError(f"cannot load the weights of {model}: {_first_line(error)}") from error
     loaded, info = found
-    require_all_read(model, config, info["unexpected_keys"])
+    require_all_read(model, method, info["unexpected_keys"])
     missing = sorted(info["missing_keys"])
     if missing and not _is_head(missing, loaded):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -1,12 +1,16 @@
-"""Checkpoints whose weights are stored in fewer bits, which transformers makes whole again as it loads them."""
+"""Checkpoints whose weights are stored in fewer bits, which transformers makes whole again as it loads them.
+
+It takes what it does not understand for weights too: float8 without its scales, for example. So what is not certain is
+refused here.
+"""
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
 from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig
@@ -14,45 +18,84 @@ from transformers.utils.hub import cached_file
 
 from loraserve.models.errors import ModelRefusedError
 
-_PACKAGES = {"mxfp4": (), "fp8": ("accelerate",), "compressed-tensors": ("accelerate", "compressed_tensors")}
+MXFP4, _FP8, _COMPRESSED = "mxfp4", "fp8", "compressed-tensors"
+_PACKAGES = {MXFP4: (), _FP8: ("accelerate",), _COMPRESSED: ("accelerate", "compressed_tensors")}
 """What each method needs beside transformers."""
 _OF_WEIGHTS = ("scale", "zero_point", "packed", "shape", "blocks", "g_idx")
 """In the names of tensors without which weights cannot be made whole."""
 _OF_OTHERS = frozenset(
-    {"input_scale", "input_zero_point", "input_global_scale", "activation_scale", "q_scale", "k_scale", "v_scale"}
+    {"input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale", "output_zero_point"}
+    | {f"{each}_{what}" for each in ("q", "k", "v", "kv") for what in ("scale", "zero_point")}
 )
 """Of activations and the KV cache, which are not quantized here."""
-_FEW_BITS = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8"})
+_FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
+_FEW_BITS = _FLOAT8 | {"I8", "U8"}
+_UNQUANTIZED = "give the unquantized weights, which --quantization int8 or int4 rounds on a CPU as they are loaded"
+
+
+class StoredTensor(NamedTuple):
+    dtype: str
+    """As safetensors call it."""
+    shape: tuple[int, ...]
+
+
+_Modules = dict[str, dict[str, StoredTensor]]
+"""Names of tensors by their module's."""
 
 
 def quantization_method(config: PreTrainedConfig) -> str | None:
     """How the checkpoint's weights are stored; None = whole."""
     stored = getattr(config, "quantization_config", None)
-    return None if stored is None else str(stored.get("quant_method"))
+    return stored.get("quant_method") if isinstance(stored, dict) else None
 
 
 def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> None:
     """Have transformers load its weights so, in the dtype that the model is loaded in. Raises `ModelRefusedError`."""
-    method = quantization_method(config)
-    if method is None:
+    stored = getattr(config, "quantization_config", None)
+    if stored is None and getattr(config.get_text_config(), "quantization_config", None) is not None:
+        raise ModelRefusedError(f"{model} has a quantization_config for its text alone, which is not supported")
+    modules = _by_module(stored_tensors(model, revision))
+    if stored is None:
+        _require_whole(model, modules)
         return
+    method = quantization_method(config)
     if method not in _PACKAGES:
+        supported = ", ".join(_PACKAGES)
         raise ModelRefusedError(
-            f"{model} is quantized with {method}, which is not supported: {', '.join(_PACKAGES)} are; or give the "
-            "unquantized weights, which --quantization int8 or int4 rounds on a CPU as they are loaded"
+            f"{model} is quantized with {method}, which is not supported: {supported} are; or {_UNQUANTIZED}"
         )
     lacking = [package for package in _PACKAGES[method] if find_spec(package) is None]
     if lacking:
         raise ModelRefusedError(
             f"{model} is quantized with {method}, which needs {lacking[0]}: pip install 'loraserve[quantized]'"
         )
-    stored: dict[str, Any] = config.quantization_config
     if (unknown := _what_is_not_undone(stored)) is not None:
         raise ModelRefusedError(
-            f"{model} cannot be made whole, as transformers does not undo its {unknown}: give the unquantized weights"
+            f"{model} cannot be made whole, as transformers does not undo its {unknown}: {_UNQUANTIZED}"
         )
-    _require_all_parts(model, revision)
+    _require_all_parts(model, modules)
+    _require_scales(model, modules, stored.get("weight_block_size") if method == _FP8 else None)
     config.quantization_config = {**stored, "dequantize": True}
+
+
+def require_undone(model: str, method: str | None, *, has_experts: bool) -> None:
+    """Raises `ModelRefusedError` where transformers would leave scales out."""
+    if method == _COMPRESSED and has_experts:
+        raise ModelRefusedError(
+            f"{model} cannot be made whole: mixtures of experts in compressed-tensors are not supported, {_UNQUANTIZED}"
+        )
+
+
+def require_all_read(model: str, method: str | None, unread: Collection[str]) -> None:
+    """method: of `quantization_method`. unread: names of the checkpoint's tensors that no weight was made of.
+
+    Raises `ModelRefusedError`.
+    """
+    names = [] if method is None else sorted(filter(_is_of_weights, unread))
+    if names:
+        raise ModelRefusedError(
+            f"{model} cannot be made whole, as transformers does not read {names[0]}: {_UNQUANTIZED}"
+        )
 
 
 def whole_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -62,70 +105,115 @@ def whole_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return whole
 
 
-def require_all_read(model: str, config: PreTrainedConfig, unread: set[str]) -> None:
-    """unread: names of the checkpoint's tensors that no weight was made of. Raises `ModelRefusedError`."""
-    names = [] if quantization_method(config) is None else sorted(filter(_is_of_weights, unread))
-    if names:
-        raise ModelRefusedError(
-            f"{model} cannot be made whole, as transformers does not read {names[0]}: give the unquantized weights"
-        )
-
-
-def _what_is_not_undone(stored: dict[str, Any]) -> str | None:
-    schemes = stored.get("config_groups") or {}
-    if len(schemes) > 1:
-        return f"{len(schemes)} schemes ({', '.join(schemes)})"
-    if stored.get("transform_config"):
-        return "transform_config"
-    sparsity = (stored.get("sparsity_config") or {}).get("format", "dense")
-    return None if sparsity == "dense" else f"sparsity_config ({sparsity})"
-
-
-def _require_all_parts(model: str, revision: str | None) -> None:
-    """transformers takes weights that have lost their scales for whole ones."""
-    parts = _parts_of_modules(model, revision)
-    of_kind: dict[str, set[str]] = defaultdict(set)  # of modules that have the same name in all layers
-    for module, names in parts.items():
-        of_kind[module.rpartition(".")[2]] |= names
-    for module, names in parts.items():
-        expected = of_kind[module.rpartition(".")[2]]
-        if not any("scale" in name for name in expected):
-            expected = expected | {"weight_scale"}
-        if names != expected:
-            raise ModelRefusedError(f"{model} cannot be made whole: it lacks {module}.{min(expected - names)}")
-
-
-def _parts_of_modules(model: str, revision: str | None) -> dict[str, set[str]]:
-    """Names of tensors by module, of modules whose weights are in fewer bits."""
-    parts: dict[str, set[str]] = defaultdict(set)
+def stored_tensors(model: str, revision: str | None) -> dict[str, StoredTensor]:
+    """By their names. Raises `ModelRefusedError`."""
+    tensors: dict[str, StoredTensor] = {}
     try:
         for path in weight_files(model, revision):
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118, a file is no mapping
-                    module, _, last = name.rpartition(".")
-                    if _is_of_weights(name) or file.get_slice(name).get_dtype() in _FEW_BITS:
-                        parts[module].add(last)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+                    part = file.get_slice(name)
+                    tensors[name] = StoredTensor(part.get_dtype(), tuple(part.get_shape()))
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelRefusedError(f"cannot read the weights of {model}: {error}") from error
-    return parts
+    return tensors
 
 
-def weight_files(model: str, revision: str | None) -> Iterator[str]:
-    """Paths of its safetensors. Raises nothing where there are none: transformers says what is lacking."""
+def weight_files(model: str, revision: str | None) -> list[str]:
+    """Paths of its safetensors, those that transformers takes; none where there are none: it says what is lacking.
 
-    def find(name: str) -> str | None:
-        return cached_file(
-            model,
-            name,
-            revision=revision,
-            local_files_only=True,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
+    Raises `ModelRefusedError`.
+    """
+    if (whole := _find(model, "model.safetensors", revision)) is not None:
+        return [whole]
+    if (index := _find(model, "model.safetensors.index.json", revision)) is None:
+        return []
+    try:
+        places = json.loads(Path(index).read_bytes())["weight_map"].values()
+        names = sorted({str(name) for name in places})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelRefusedError(f"cannot read {index}: {error!r}") from error
+    files = {name: _find(model, name, revision) for name in names}
+    if missing := [name for name, path in files.items() if path is None]:
+        raise ModelRefusedError(f"{model} lacks {missing[0]}, which its index names")
+    return [path for path in files.values() if path is not None]
 
-    index = find("model.safetensors.index.json")
-    names = ["model.safetensors"] if index is None else set(json.loads(Path(index).read_bytes())["weight_map"].values())
-    return filter(None, map(find, sorted(names)))
+
+def _find(model: str, name: str, revision: str | None) -> str | None:
+    return cached_file(
+        model,
+        name,
+        revision=revision,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+
+
+def _by_module(tensors: Mapping[str, StoredTensor]) -> _Modules:
+    """Of modules that have weights in few bits: those tensors, and what they are made whole with."""
+    modules: _Modules = defaultdict(dict)
+    for name, tensor in tensors.items():
+        module, _, last = name.rpartition(".")
+        if tensor.dtype in _FEW_BITS or _is_of_weights(name):
+            modules[module][last] = tensor
+    return {
+        module: parts
+        for module, parts in modules.items()
+        if any(part.dtype in _FEW_BITS or last.endswith("_packed") for last, part in parts.items())
+    }
+
+
+def _require_whole(model: str, modules: _Modules) -> None:
+    for module, parts in modules.items():
+        for last, part in parts.items():
+            if part.dtype in _FLOAT8 or (last == "weight" and part.dtype in _FEW_BITS):
+                raise ModelRefusedError(
+                    f"{model} has {module}.{last} in {part.dtype}, and its config.json has no quantization_config"
+                )
+
+
+def _what_is_not_undone(stored: dict[str, Any]) -> str | None:
+    schemes = stored.get("config_groups") or {}
+    if not isinstance(schemes, dict):
+        return f"config_groups ({schemes!r})"
+    if len(schemes) > 1:
+        return f"{len(schemes)} schemes ({', '.join(schemes)})"
+    if stored.get("transform_config"):
+        return "transform_config"
+    sparsity = stored.get("sparsity_config") or {}
+    kind = sparsity.get("format", "dense") if isinstance(sparsity, dict) else repr(sparsity)
+    return None if kind == "dense" else f"sparsity_config ({kind})"
+
+
+def _require_all_parts(model: str, modules: _Modules) -> None:
+    """What a module has in one layer it has in all."""
+    of_kind: dict[str, set[str]] = defaultdict(set)
+    for module, parts in modules.items():
+        of_kind[module.rpartition(".")[2]] |= parts.keys()
+    for module, parts in modules.items():
+        expected = of_kind[module.rpartition(".")[2]]
+        if not any("scale" in last for last in expected):
+            expected = expected | {"weight_scale"}
+        if parts.keys() != expected:
+            raise ModelRefusedError(f"{model} cannot be made whole: it lacks {module}.{min(expected - parts.keys())}")
+
+
+def _require_scales(model: str, modules: _Modules, block_size: list[int] | None) -> None:
+    """block_size: of float8 in blocks, [rows, columns]. transformers goes by the number of scales, whatever it says."""
+    for module, parts in modules.items():
+        scale = parts.get("weight_scale")
+        if scale is not None and scale.dtype in _FLOAT8 and "weight_global_scale" not in parts:
+            raise ModelRefusedError(f"{model} cannot be made whole: it lacks {module}.weight_global_scale")
+        weight, scales = parts.get("weight"), parts.get("weight_scale_inv")
+        if block_size is None or weight is None or scales is None:
+            continue
+        expected = tuple(size / block for size, block in zip(weight.shape[-2:], block_size, strict=True))
+        if scales.shape[-2:] != expected:
+            raise ModelRefusedError(
+                f"{model} cannot be made whole: {module}.weight is {list(weight.shape)} in blocks of {block_size}, and "
+                f"has scales {list(scales.shape)}"
+            )
 
 
 def _is_of_weights(name: str) -> bool:

@@ -26,8 +26,8 @@ from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.stored_experts import StoredWeight, StoredWeights
 from loraserve.models.structure import LinearsSpec, ModelStructure, record_structure
 
-Spare = defaultdict[tuple[torch.Size, torch.dtype], list[Tensor]]
-"""Tensors that nobody uses."""
+Spare = defaultdict[tuple[torch.Size, torch.dtype, bool], list[Tensor]]
+"""Tensors that nobody uses, those of stored weights apart, which have other strides."""
 _FEW = 0.5
 """A share of the weights that are neither of embeddings nor of `lm_head`."""
 
@@ -92,18 +92,20 @@ def quantizations_of(
     model: PreTrainedModel,
     structure: ModelStructure,
     quantization: Quantization | None,
-    *,
-    experts_are_mxfp4: bool = False,
+    stored: Collection[str] = frozenset(),
 ) -> list[Quantization | None]:
-    """Of what can have adapters, in its order; None = it stays as it is. experts_are_mxfp4: in their checkpoint, so
-    that they are rounded no further."""
+    """Of what can have adapters, in its order; None = it stays as it is. stored: names of experts' parameters that are
+    in MXFP4 in the checkpoint, so that they are rounded no further. Raises `ModelRefusedError`."""
     num_experts = {
         len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
     }
 
     def of(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> Quantization | None:
         if isinstance(spec, ExpertsSpec):
-            return Quantization.MXFP4 if experts_are_mxfp4 else quantization
+            are_stored = {f"{spec.name}.{name}" in stored for name in spec.parameters}
+            if len(are_stored) > 1:
+                raise ModelRefusedError(f"{spec.name} has only some of its weights in MXFP4")
+            return Quantization.MXFP4 if are_stored == {True} else quantization
         if isinstance(spec, BareWeightSpec):
             return None
         if num_experts and any(linear.out_features in {1, *num_experts} for _, linear in spec.members):
@@ -179,10 +181,10 @@ def few_rounded(
     return f"{option}: of {name}'s layers only {num_rounded / num_others:.0%} of the weights are rounded"
 
 
-def round_weights(model: PreTrainedModel, quantization: Quantization, *, experts_are_mxfp4: bool = False) -> None:
-    """In place: the model that an engine with such weights computes. experts_are_mxfp4: see `quantizations_of`."""
+def round_weights(model: PreTrainedModel, quantization: Quantization, stored: Collection[str] = frozenset()) -> None:
+    """In place: the model that an engine with such weights computes. stored: see `quantizations_of`."""
     structure, backend = record_structure(model), ReferenceBackend()
-    quantizations = quantizations_of(model, structure, quantization, experts_are_mxfp4=experts_are_mxfp4)
+    quantizations = quantizations_of(model, structure, quantization, stored)
     for parameter in quantized_parameters(model, structure, quantizations):
         if parameter.quantization is not Quantization.MXFP4:
             parameter.value.data = parameter.rounded(backend)
@@ -209,7 +211,7 @@ def _swaps(
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """(before, after) a call of its module."""
     module, name, own = parameter.module, parameter.name, parameter.value
-    free = spare[own.shape, own.dtype]
+    free = spare[own.shape, own.dtype, parameter.stored is not None]
 
     def begin(*_: object) -> None:
         rounded = parameter.rounded(backend, free.pop() if free else None)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.mapped_weights import MappedWeights
-from loraserve.models.quantized_checkpoint import weight_files
+from loraserve.models.quantized_checkpoint import stored_tensors, weight_files
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
-_NO_NUMBER = 255
-"""The scale that stands for none."""
+_LARGEST_SCALE = 250
+"""Of which all elements are finite, and so are their sums with those of adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,19 @@ StoredWeights = Mapping[str, StoredWeight]
 """By the name of the parameter in the model."""
 
 
-def read_stored(model: str, revision: str | None, dtype: torch.dtype) -> tuple[dict[str, Tensor], StoredWeights]:
-    """(all tensors of the checkpoint by name, with placeholders for the stored weights, those). Raises
-    `ModelRefusedError`."""
+def names_of_stored(model: str, revision: str | None) -> frozenset[str]:
+    """Of the parameters that are in MXFP4 in the checkpoint. Raises `ModelRefusedError`."""
+    names = stored_tensors(model, revision)
+    return frozenset(name.removesuffix(_BLOCKS) for name in names if name.endswith(_BLOCKS))
+
+
+def read_stored(
+    model: str, revision: str | None, dtype: torch.dtype, parameters: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], StoredWeights]:
+    """(all tensors of the checkpoint by name, with placeholders for the stored weights, those).
+
+    parameters: of the model, whose values are not looked at. Raises `ModelRefusedError`.
+    """
     tensors: dict[str, Tensor] = {}
     for path in weight_files(model, revision):
         with safe_open(path, "pt") as file:
@@ -56,17 +66,23 @@ def read_stored(model: str, revision: str | None, dtype: torch.dtype) -> tuple[d
     stored: dict[str, StoredWeight] = {}
     for name in [name.removesuffix(_BLOCKS) for name in tensors if name.endswith(_BLOCKS)]:
         weight = StoredWeight(tensors.pop(name + _BLOCKS), tensors.pop(name + _SCALES))
-        _check(name, weight)
+        _check(name, weight, parameters.get(name))
         stored[name], tensors[name] = weight, weight.placeholder(dtype)
     return tensors, stored
 
 
-def _check(name: str, weight: StoredWeight) -> None:
+def _check(name: str, weight: StoredWeight, parameter: Tensor | None) -> None:
     blocks, scales = weight.blocks, weight.scales
     if blocks.dim() != 4 or blocks.shape[-1] != GROUP // 2 or scales.shape != blocks.shape[:-1]:
         expected = f"[num_experts, out_features, groups, {GROUP // 2}] and the same without the last"
         raise ModelRefusedError(f"{name} is {list(blocks.shape)} and {list(scales.shape)}, in MXFP4 it were {expected}")
     if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
         raise ModelRefusedError(f"{name} is {blocks.dtype} and {scales.dtype}, in MXFP4 it were torch.uint8")
-    if (scales == _NO_NUMBER).any():
-        raise ModelRefusedError(f"{name} has weights that are not finite")
+    if (scales > _LARGEST_SCALE).any():
+        largest = scales.max()
+        raise ModelRefusedError(f"{name} has weights that are not finite: a scale is {largest} of {_LARGEST_SCALE}")
+    shape = list(weight.placeholder(torch.float32).shape)
+    if parameter is None:
+        raise ModelRefusedError(f"{name} is none of the model's weights")
+    if shape != list(parameter.shape):
+        raise ModelRefusedError(f"{name} is {shape} in the checkpoint and {list(parameter.shape)} in the model")

@@ -1,5 +1,6 @@
 """Checkpoints whose weights are stored in fewer bits: the model that is served is the one they stand for, or none."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,7 @@ from tests.support.quantized_checkpoints import (
     write_weights,
 )
 from tests.support.tiny_adapters import reference_answers
+from tests.support.tiny_models import multimodal_config, random_model, save_model, tiny_model
 
 Saved = tuple[Path, PreTrainedModel]
 
@@ -59,11 +61,15 @@ def quantized_names(tensors: dict[str, Tensor]) -> list[str]:
     return [name for name in tensors if not name.endswith(("activation_scale", "input_scale", "bias"))]
 
 
-def test_its_weights_are_those_that_it_stands_for(saved: Saved) -> None:
-    folder, expected = saved
-    found = load(folder / "model")
+def require_equal(found: PreTrainedModel, expected: PreTrainedModel) -> None:
     for (name, weight), (_, wanted) in zip(found.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(weight, wanted), name
+        assert weight.dtype == torch.float32
+
+
+def test_its_weights_are_those_that_it_stands_for(saved: Saved) -> None:
+    folder, expected = saved
+    require_equal(load(folder / "model"), expected)
 
 
 def test_answers_are_those_of_the_whole_model(saved: Saved) -> None:
@@ -117,6 +123,101 @@ def test_what_is_not_undone_is_refused_by_name(tmp_path: Path, stated: dict[str,
         loader.load_config(str(tmp_path), None)
 
 
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        ([], "cannot read the config"),
+        ({"quant_method": 5}, "is quantized with 5"),
+        ({"quant_method": "fp8", "config_groups": 5}, r"does not undo its config_groups \(5\)"),
+        ({"quant_method": "fp8", "sparsity_config": "x"}, "does not undo its sparsity_config"),
+        ({"quant_method": "fp8", "modules_to_not_convert": 5}, "cannot"),
+    ],
+)
+def test_a_config_of_other_types_is_refused(tmp_path: Path, stated: object, reason: str) -> None:
+    save_fp8(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
+    with pytest.raises(ModelRefusedError, match=reason):
+        load(tmp_path)
+
+
+def test_few_bits_that_the_config_says_nothing_of_are_refused(saved: Saved, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_bytes())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelRefusedError, match=r"and its config.json has no quantization_config|lack model\."):
+        load(folder)
+
+
+def test_a_config_of_the_text_alone_is_refused(tmp_path: Path) -> None:
+    save_model(random_model(multimodal_config()), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    config["text_config"]["quantization_config"] = {"quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelRefusedError, match="has a quantization_config for its text alone"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("size", [[48, 32], [32, 48]])
+def test_blocks_that_do_not_divide_a_weight_are_refused(tmp_path: Path, size: list[int]) -> None:
+    """transformers would give each scale as many elements as there are scales for."""
+    save_fp8(tmp_path)
+    state(tmp_path, {"weight_block_size": size})
+    with pytest.raises(ModelRefusedError, match=rf"in blocks of \[{size[0]}, {size[1]}\], and has scales \["):
+        load(tmp_path)
+
+
+def test_float8_scales_without_one_for_all_are_refused(tmp_path: Path) -> None:
+    SAVES["NVFP4A16"](tmp_path)
+    tensors = read_weights(tmp_path)
+    write_weights(tmp_path, {name: tensor for name, tensor in tensors.items() if "global_scale" not in name})
+    with pytest.raises(ModelRefusedError, match=r"it lacks model\..*\.weight_global_scale"):
+        load(tmp_path)
+
+
+def test_experts_in_compressed_tensors_are_refused(tmp_path: Path) -> None:
+    """Scales of some formats would be left out."""
+    save_model(tiny_model("mixtral"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    stated = {"quant_method": "compressed-tensors", "config_groups": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
+    with pytest.raises(ModelRefusedError, match="mixtures of experts in compressed-tensors are not supported"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("index", ["[]", "5", '{"weight_map": []}', "no json"])
+def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, index: str) -> None:
+    save_fp8(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelRefusedError, match=r"cannot read .*model\.safetensors\.index\.json"):
+        load(tmp_path)
+
+
+def test_a_shard_that_is_not_there_is_named_and_an_index_counts_only_without_a_whole_file(tmp_path: Path) -> None:
+    expected = save_fp8(tmp_path)
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-1-of-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    require_equal(load(tmp_path), expected)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelRefusedError, match=r"lacks model-1-of-2\.safetensors, which its index names"):
+        load(tmp_path)
+
+
+def test_shards_are_read(tmp_path: Path) -> None:
+    expected = save_mxfp4(tmp_path / "model")
+    tensors = read_weights(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    places = {name: f"model-{i % 3}.safetensors" for i, name in enumerate(sorted(tensors))}
+    for place in {*places.values()}:
+        write_weights(tmp_path / "model", {name: tensors[name] for name in tensors if places[name] == place}, place)
+    index = {"metadata": {}, "weight_map": places}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    require_equal(load(tmp_path / "model"), expected)
+    _, wrong = run_all(oracle_of_saved(expected, tmp_path))
+    assert not wrong
+
+
 def test_without_the_packages_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_fp8(tmp_path)
     monkeypatch.setattr(quantized_checkpoint, "find_spec", lambda _: None)
@@ -154,7 +255,7 @@ def test_experts_in_mxfp4_are_rounded_no_further(gpt_oss: Oracle, quantization: 
     expected = load(gpt_oss.model)
     experts = {name: weight.clone() for name, weight in expected.named_parameters() if ".experts." in name}
     if quantization != "none":
-        round_weights(expected, Quantization(quantization), experts_are_mxfp4=True)
+        round_weights(expected, Quantization(quantization), experts.keys())
     assert all(torch.equal(expected.get_parameter(name), weight) for name, weight in experts.items())
     references = reference_answers(expected, gpt_oss.adapters, gpt_oss.prompts, NUM_TOKENS, VOCAB_SIZE)
     settings = {"quantization": quantization, "backend": backend}
@@ -194,7 +295,7 @@ def test_its_memory_is_counted_as_it_will_be(gpt_oss: Oracle) -> None:
         (lambda blocks, scales: (blocks, scales[..., :2]), r"down_proj is \[4, 64, 3, 16\] and \[4, 64, 2\]"),
         (lambda blocks, scales: (blocks.char(), scales), r"down_proj is torch\.int8 and torch\.uint8"),
         (lambda blocks, scales: (blocks, scales.fill_(255)), "down_proj has weights that are not finite"),
-        (lambda blocks, scales: (blocks[:, :32], scales[:, :32]), "cannot load the weights"),
+        (lambda blocks, scales: (blocks[:, :32], scales[:, :32]), r"is \[4, 96, 32\] in .* \[4, 96, 64\] in the model"),
     ],
 )
 def test_experts_that_are_no_mxfp4_are_refused(
@@ -206,3 +307,36 @@ def test_experts_that_are_no_mxfp4_are_refused(
     write_weights(tmp_path, tensors)
     with pytest.raises(ModelRefusedError, match=reason):
         loader.load_model(str(tmp_path), None, loader.load_config(str(tmp_path), None), torch.float32, keeps_mxfp4=True)
+
+
+def test_experts_that_are_stored_whole_stay_whole(tmp_path: Path) -> None:
+    """Beside others in MXFP4."""
+    expected = save_mxfp4(tmp_path / "model")
+    tensors = read_weights(tmp_path / "model")
+    for name in ("gate_up_proj", "down_proj"):
+        path = f"model.layers.0.mlp.experts.{name}"
+        del tensors[f"{path}_blocks"], tensors[f"{path}_scales"]
+        tensors[path] = torch.randn(expected.get_parameter(path).shape) * 0.2
+        expected.get_parameter(path).data.copy_(tensors[path])
+    write_weights(tmp_path / "model", tensors)
+    _, wrong = run_all(oracle_of_saved(expected, tmp_path))
+    assert not wrong
+
+
+def test_a_layer_with_half_of_its_experts_in_mxfp4_is_refused(tmp_path: Path) -> None:
+    expected = save_mxfp4(tmp_path)
+    tensors, path = read_weights(tmp_path), "model.layers.0.mlp.experts.down_proj"
+    del tensors[f"{path}_blocks"], tensors[f"{path}_scales"]
+    write_weights(tmp_path, tensors | {path: expected.get_parameter(path).data})
+    with pytest.raises(EngineStartError, match=r"lacks model\.layers\.0\.mlp\.experts\.down_proj_"):
+        make_engine(tmp_path)
+
+
+def test_experts_that_cannot_be_computed_here_are_refused_in_mxfp4(
+    gpt_oss: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_c_kernels():
+        pytest.skip("needs our C kernels")
+    monkeypatch.setattr("loraserve.models.structure.can_compute", lambda *_: False)
+    with pytest.raises(EngineStartError, match="its experts are in MXFP4, and not all can be computed"):
+        make_engine(gpt_oss.model)

@@ -159,8 +159,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / WEIGHTS)
 
 
-def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+def write_weights(folder: Path, tensors: dict[str, Tensor], file: str = WEIGHTS) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / file, {"format": "pt"})
 
 
 SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {

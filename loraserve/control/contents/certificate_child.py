@@ -227,8 +227,8 @@ def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":
     from loraserve_kernels.quantization import Quantization
 
     from loraserve.models import loader
-    from loraserve.models.quantized_checkpoint import quantization_method
     from loraserve.models.quantized_weights import round_weights
+    from loraserve.models.stored_experts import names_of_stored
 
     config = loader.load_config(job.engine.model, job.engine.revision)
     if job.engine.load_format == "dummy":
@@ -236,8 +236,9 @@ def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":
     else:
         model = loader.load_model(job.engine.model, job.engine.revision, config, dtype).model
     if job.engine.quantization != "none":
-        experts_are_mxfp4 = job.engine.load_format != "dummy" and quantization_method(config) == "mxfp4"
-        round_weights(model, Quantization(job.engine.quantization), experts_are_mxfp4=experts_are_mxfp4)
+        is_dummy = job.engine.load_format == "dummy"
+        stored = frozenset() if is_dummy else names_of_stored(job.engine.model, job.engine.revision)
+        round_weights(model, Quantization(job.engine.quantization), stored)
     return model
 
 
