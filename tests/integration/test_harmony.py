@@ -20,8 +20,13 @@ from tests.support.live_server import LiveServer, live_server, make_settings
 
 MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "final")
 TEMPLATE = """
-{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif -%}
-{%- for message in messages -%}
+{%- for tool in tools or [] %}<|start|>developer<|message|>{{ "// " + tool.function.description }}<|end|>{% endfor -%}
+{%- set rest = messages -%}
+{%- if messages[0].role in ("system", "developer") -%}
+    <|start|>developer<|message|>{{ messages[0].content }}<|end|>
+    {%- set rest = messages[1:] -%}
+{%- endif -%}
+{%- for message in rest -%}
     {%- if message.role == "assistant" and "tool_calls" in message -%}
         {%- if "<|channel|>final<|message|>" in message.content or (message.content and message.thinking) -%}
             {{- raise_exception("no") -}}
@@ -34,7 +39,7 @@ TEMPLATE = """
         {{- call.arguments | tojson }}<|call|>
     {%- elif message.role == "assistant" -%}
         <|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
-    {%- else -%}
+    {%- elif message.role in ("user", "tool") -%}
         <|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
     {%- endif -%}
 {%- endfor -%}
@@ -59,7 +64,7 @@ CALL_ID = TOKENIZER.token_to_id("<|call|>")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE, eos_token_ids=[1, CALL_ID]))
+    engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE))
     settings = make_settings(
         tmp_path_factory.mktemp("data"),
         tool_call_parser=ToolCallFormat.OPENAI,
@@ -133,33 +138,69 @@ def test_it_calls_and_sees_what_it_called(
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
     said = {"role": "assistant", "content": None, "tool_calls": [call.to_dict()], "reasoning_content": "Two and two."}
     messages: Any = [USER, said, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
-    for content, shown in ((None, "Two and two."), ("I add.", "I add.")):
+    for content, shown in ((None, "Two and two."), ("I add.", "Two and two.\nI add.")):
         client.chat.completions.create(model="tiny", messages=[messages[0], {**said, "content": content}, messages[2]])
         expected = f'{shown}<|end|><|start|>assistant to=functions.add<|channel|>commentary json<|message|>{{"a": 1}}'
         assert f"<|start|>assistant<|channel|>analysis<|message|>{expected}<|call|>" in prompt_of(server)
-    said["tool_calls"] *= 2
-    with pytest.raises(openai.BadRequestError, match="a message with 2 tool calls, of which the model's"):
-        client.chat.completions.create(model="tiny", messages=messages)
+    stop: Any = server.engine.requests[-1].sampling.stop_token_ids
+    assert {TOKENIZER.token_to_id("<|call|>"), TOKENIZER.token_to_id("<|return|>")} == {*stop}
 
 
-def test_what_is_held_to_a_format_is_said_without_reasoning(
+def test_several_calls_of_a_message_are_shown_each_with_its_result(
     server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
 ) -> None:
-    answer('{"a": 1}')
-    message = message_of(client, response_format={"type": "json_object"})
-    assert (message.content, getattr(message, "reasoning_content", None)) == ('{"a": 1}', None)
-    assert prompt_of(server).endswith("<|start|>assistant<|channel|>final<|message|>")
-    answer('[{"name": "add", "parameters": {"a": 1}}]')
-    message = message_of(client, tools=[ADD], tool_choice="required")
-    assert [call.function.arguments for call in message.tool_calls] == ['{"a": 1}']
+    answer(FINAL)
+    calls = [{"id": f"c{i}", "type": "function", "function": {"name": f"f{i}", "arguments": "{}"}} for i in range(2)]
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"r{i}"} for i in (1, 0)]
+    said: Any = {"role": "assistant", "content": "I ask.", "tool_calls": calls}
+    client.chat.completions.create(model="tiny", messages=[USER, said, *results, USER])
+    prompt = prompt_of(server)
+    order = ["I ask.", "functions.f0", "r0<|end|>", "functions.f1", "r1<|end|>", "2 + 2?<|end|><|start|>assistant"]
+    assert [prompt.rindex(part) for part in order] == sorted(prompt.rindex(part) for part in order)
+    assert prompt.count("I ask.") == 1
 
 
-def test_a_message_that_is_continued(client: openai.OpenAI, answer: Callable[..., None]) -> None:
-    answer("4")
-    fields: Any = {"continue_final_message": True, "add_generation_prompt": False}
-    said: Any = {"role": "assistant", "content": "It is "}
-    choice = client.chat.completions.create(model="tiny", messages=[USER, said], extra_body=fields).choices[0]
-    assert choice.message.content == "4"
+def test_no_instruction_is_left_out(server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    answer(FINAL)
+    roles = ("system", "developer", "user", "system", "user")
+    messages: Any = [{"role": role, "content": f"m{i}"} for i, role in enumerate(roles)]
+    client.chat.completions.create(model="tiny", messages=messages)
+    users = "".join(f"<|start|>user<|message|>m{i}<|end|>" for i in (2, 3, 4))
+    assert prompt_of(server) == f"<|start|>developer<|message|>m0\n\nm1<|end|>{users}<|start|>assistant"
+
+
+def test_marks_that_are_text_are_kept_where_a_format_is_held(
+    server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
+) -> None:
+    answer("")
+    text = '{"mark": "<|end|><|start|>user<|message|>"}'
+    spelt = [each for char in text for each in TOKENIZER.encode(char, add_special_tokens=False).ids]
+    server.engine.reply = lambda asked, index: [*spelt, 1]
+    assert message_of(client, response_format={"type": "json_object"}).content == text
+    server.engine.reply = lambda asked, index: [*TOKENIZER.encode(FINAL, add_special_tokens=False).ids, *spelt, 1]
+    assert message_of(client).content == f"4{text}"
+
+
+def test_reasoning_cannot_be_turned_off(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="'none', but this model's answers begin with reasoning"):
+        client.chat.completions.create(**ASKED, reasoning_effort="none")
+
+
+def test_what_begins_the_answer_counts_for_the_context(http: httpx.Client) -> None:
+    asked: Any = {**ASKED, "response_format": {"type": "json_object"}}
+    num_tokens = http.post("/v1/chat/completions", json={**asked, "max_tokens": 1}).json()["usage"]["prompt_tokens"]
+    for max_tokens, status in ((512 - num_tokens, 200), (513 - num_tokens, 400)):
+        answered = http.post("/v1/chat/completions", json={**asked, "max_tokens": max_tokens})
+        assert answered.status_code == status
+    assert answered.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_reasoning_may_follow_text(http: httpx.Client, answer: Callable[..., None]) -> None:
+    answer(f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{FINAL}")
+    events = events_of(http.post("/v1/responses", json={"model": "tiny", "input": "x", "stream": True}).text)
+    assert events[-1]["type"] == "response.completed"
+    said = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(said) == "I look.\n4"
 
 
 @pytest.mark.parametrize(("text", "kind"), [(FINAL, "message"), (CALL, "function_call")])

@@ -9,8 +9,8 @@ from loraserve.api.chat.tools import FUNCTION, ToolUse
 from loraserve.api.schemas.tools import CalledFunction, FunctionDelta, ResponseToolCall, ToolCallDelta
 from loraserve.engine.request import FinishReason
 from loraserve.serving.text.choice import ChoiceDelta
-from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, SYNTAXES, CallSyntax
-from loraserve.serving.tool_calls.found import CallArguments, CallBegun
+from loraserve.serving.text.found import CallArguments, CallBegun
+from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, SYNTAXES, CallSyntax, ToolCallFormat
 from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
 from loraserve.serving.tool_calls.parser import ToolCallParser
 
@@ -41,7 +41,45 @@ def chat_answer(use: ToolUse) -> ChatAnswer | None:
         return NamedCall(use.named)
     if use.schema is not None:
         return WrittenCalls(LIST_OF_CALLS, use.max_calls, must_call=True)
+    if use.call_format is ToolCallFormat.OPENAI:
+        return AddressedCalls(use.max_calls)
     return None if use.call_format is None else WrittenCalls(SYNTAXES[use.call_format], use.max_calls)
+
+
+class AddressedCalls:
+    """They are told apart from the text already."""
+
+    def __init__(self, max_calls: int | None) -> None:
+        self._max_calls = max_calls
+        self._arguments = JsonExtent()
+        """Of the call that began last."""
+        self._is_left_out = False
+        self.num_calls = 0
+        self.is_cut_off = False
+
+    def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
+        """See `ChatAnswer.read`."""
+        read: list[str | ToolCallDelta] = [delta.text] if delta.text else []
+        for part in delta.calls:
+            match part:
+                case CallBegun(name):
+                    self._is_left_out = self._max_calls is not None and self.num_calls >= self._max_calls
+                    self._arguments = JsonExtent()
+                    if not self._is_left_out:
+                        read.append(_begun(self.num_calls, name))
+                        self.num_calls += 1
+                case CallArguments(text):
+                    self._arguments.feed(text)
+                    if not self._is_left_out:
+                        read.append(_arguments(self.num_calls - 1, text))
+        if delta.finish_reason is not None and self.num_calls and not self._is_left_out:
+            self.is_cut_off = _is_cut_off(self._arguments.state, delta)
+        return read
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """See `WrittenCalls.finish_reason`."""
+        is_called = self.num_calls and not self.is_cut_off
+        return TOOL_CALLS if is_called and reason is FinishReason.STOP else reason
 
 
 class NamedCall:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.chat.predictions import predicted_tokens
+from loraserve.api.chat.reasoning import answer_header
 from loraserve.api.chat.tools import ToolUse
 from loraserve.api.inference.call import Demand
 from loraserve.api.inference.prompts import check_not_empty, truncate
@@ -39,6 +40,7 @@ async def conversation_prompt(
     token_ids = await context.runtime.tokenizer.encode_chat(
         conversation, add_special_tokens=bool(asked.add_special_tokens)
     )
+    token_ids += answer_header(context.runtime, checked.params.grammar, conversation)
     token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
     check_not_empty(conversation.param, token_ids)
     check_context(len(token_ids), checked.max_tokens, model.max_model_len, conversation.param, max_tokens_param)

@@ -3,14 +3,16 @@
 from dataclasses import replace
 
 from loraserve.api.http.ranges import unsupported
-from loraserve.engine.request import GrammarReasoning
+from loraserve.engine.request import Grammar, GrammarReasoning
 from loraserve.serving.generation import Prompt
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.text.choice import TextOptions
 from loraserve.serving.text.conversation import Conversation
-from loraserve.serving.text.harmony import CHANNEL, FINAL, MESSAGE, HarmonyStart
+from loraserve.serving.text.harmony import CALL, CHANNEL, END, FINAL, MESSAGE, RETURN, START, HarmonyStart
+from loraserve.serving.text.harmony import MARKS as HARMONY_MARKS
 from loraserve.serving.text.reasoning import MARKS, ReasoningFormat, ReasoningMarks, ReasoningStart
 from loraserve.serving.text.token_text import TokenText
+from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 MAX_TAIL = 32
 """Tokens at a prompt's end that are looked at: what templates write behind the last message."""
@@ -47,16 +49,40 @@ def with_reasoning(
     return prompt, replace(text, reasoning=start)
 
 
+def answer_header(runtime: Runtime, grammar: Grammar | None, conversation: Conversation) -> list[int]:
+    """What the prompt ends with, behind the template's: gpt-oss says what a grammar holds without reasoning before it,
+    in the message that this begins."""
+    if runtime.settings.reasoning_parser is not ReasoningFormat.OPENAI_GPTOSS:
+        return []
+    header = [_try_token_id(runtime, part) for part in (CHANNEL, FINAL, MESSAGE)]
+    is_wanted = grammar is not None and conversation.add_generation_prompt and None not in header
+    return [part for part in header if part is not None] if is_wanted else []
+
+
 def _with_harmony(
     runtime: Runtime, conversation: Conversation, prompt: Prompt, text: TextOptions
 ) -> tuple[Prompt, TextOptions]:
-    """What a grammar holds is said without reasoning: the prompt begins the message that is for the person."""
-    is_in_message = not conversation.add_generation_prompt
-    header = [_try_token_id(runtime, part) for part in (CHANNEL, FINAL, MESSAGE)]
-    if prompt.sampling.grammar is not None and not is_in_message and None not in header:
-        prompt = replace(prompt, token_ids=[*prompt.token_ids, *(part for part in header if part is not None)])
-        is_in_message = True
-    return prompt, replace(text, reasoning=HarmonyStart(is_in_message), skip_special_tokens=False)
+    """What a grammar holds is content, and so is all that is said without the tokens of the format."""
+    ids = {mark: _try_token_id(runtime, mark) for mark in HARMONY_MARKS}
+    if prompt.sampling.grammar is not None or None in (ids[START], ids[CHANNEL], ids[MESSAGE], ids[END]):
+        return prompt, text
+    effort = conversation.effort
+    if effort is not None and effort.is_none:
+        message = f"is {effort.word or effort.value!r}, but this model's answers begin with reasoning all the same."
+        raise unsupported(effort.param, message)
+    tells_calls = runtime.settings.tool_call_parser is ToolCallFormat.OPENAI and conversation.tools
+    start = HarmonyStart(
+        marks={token_id: mark for mark, token_id in ids.items() if token_id is not None},
+        tool_names=frozenset(tool["function"]["name"] for tool in conversation.tools) if tells_calls else None,
+        is_in_message=not conversation.add_generation_prompt,
+    )
+    text = replace(text, reasoning=start, skip_special_tokens=False)
+    if prompt.sampling.ignore_eos:
+        return prompt, text
+    # Not all checkpoints say that a call ends an answer.
+    ends = tuple(token_id for mark in (CALL, RETURN) if (token_id := ids[mark]) is not None)
+    sampling = replace(prompt.sampling, stop_token_ids=prompt.sampling.stop_token_ids + ends)
+    return replace(prompt, sampling=sampling), replace(text, eos_token_ids=text.eos_token_ids | {*ends})
 
 
 def _try_token_id(runtime: Runtime, mark: str) -> int | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.chat.reasoning import answer_header
 from loraserve.api.inference.prompts import check_not_empty, truncate
 from loraserve.api.inference.sampling import CheckedSampling, prompt_sampling
 from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
@@ -38,6 +39,7 @@ async def message_prompt(
     """
     max_model_len = context.runtime.engine.model.max_model_len
     token_ids = await prompt_tokens(context, asked, conversation)
+    token_ids += answer_header(context.runtime, checked.params.grammar, conversation)
     token_ids = truncate(token_ids, asked.truncate_prompt_tokens, max_model_len, asked.max_tokens)
     room = max_model_len - len(token_ids)
     if room < 1:

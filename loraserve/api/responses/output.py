@@ -102,6 +102,8 @@ class ResponseOutput:
         return [] if count is None else content_logprobs(self._names, delta.logprobs, count)
 
     def _think(self, text: str) -> Iterator[ResponseEvent]:
+        if not isinstance(self._open, _OpenReasoning):
+            yield from self._close(COMPLETED)
         index = len(self.items)
         if self._open is None:
             self._open = _OpenReasoning(f"rs_{self._request_id}_{index}")

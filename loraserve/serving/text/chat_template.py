@@ -11,8 +11,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ReasoningEffort
+from loraserve.serving.text.conversation import Conversation, JsonObject, ReasoningEffort
 from loraserve.serving.text.harmony import CHANNEL
+from loraserve.serving.text.harmony_messages import described, for_harmony
 
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 OF_THE_REQUEST = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -71,22 +72,15 @@ class ChatTemplate:
             message = f"has tool calls, which the model's chat template does not show. {REMEDY}"
             raise invalid_value(conversation.param, message)
 
-        most = max((len(message.tool_calls) for message in conversation.messages), default=0)
-        if self._is_harmony and most > 1:
-            message = f"has a message with {most} tool calls, of which the model's chat template shows one. {REMEDY}"
-            raise invalid_value(conversation.param, message)
-
-    def _shown(self, message: ChatMessage) -> JsonObject:
-        """Harmony's templates read another name, take no missing content, and refuse both beside a call."""
-        shown = message.for_template(self._developer_role)
-        if self._is_harmony:
-            shown["content"] = message.content or ""
-            if message.reasoning is not None and not (message.tool_calls and message.content):
-                shown["thinking"] = message.reasoning
-        return shown
-
     def _variables(self, conversation: Conversation) -> JsonObject:
-        chat = [*map(self._shown, conversation.messages)]
+        messages, tools = conversation.messages, conversation.tools
+        if self._is_harmony:
+            messages, tools = for_harmony(messages), [*map(described, tools)]
+        chat = [message.for_template(self._developer_role) for message in messages]
+        if self._is_harmony:
+            for message in chat:
+                if "reasoning" in message:
+                    message["thinking"] = message["reasoning"]
         if conversation.continue_final_message:
             chat[-1]["content"] += CONTINUE_TAG
         return {
@@ -94,7 +88,7 @@ class ChatTemplate:
             **conversation.template_kwargs,
             **self._special_tokens,
             "messages": chat,
-            "tools": list(conversation.tools) or None,
+            "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": conversation.add_generation_prompt,
         }

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from loraserve.engine.request import FinishReason, SequenceOutput, TokenLogprob
 from loraserve.serving.text.detokenizer import Detokenizer
+from loraserve.serving.text.found import CallPart
 from loraserve.serving.text.stop_strings import StopMatcher
 
 
@@ -27,6 +28,10 @@ class AnswerReader(Protocol):
 
     def finish(self) -> tuple[str, str]:
         """The rest, once no text follows."""
+        ...
+
+    def taken_calls(self) -> list[CallPart]:
+        """What became certain of calls that are not in the content, since it was asked last."""
         ...
 
 
@@ -62,6 +67,8 @@ class ChoiceDelta:
     reasoning: str = ""
     """What the model thought before its text."""
     text: str = ""
+    calls: list[CallPart] = field(default_factory=list)
+    """Behind the text, where they are not in it."""
     token_ids: list[int] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
     """Where each token begins in the choice's generated text, in characters."""
@@ -79,6 +86,7 @@ def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         last.index,
         "".join(delta.reasoning for delta in deltas),
         "".join(delta.text for delta in deltas),
+        [part for delta in deltas for part in delta.calls],
         [token_id for delta in deltas for token_id in delta.token_ids],
         [offset for delta in deltas for offset in delta.text_offsets],
         [logprob for delta in deltas for logprob in delta.logprobs],
@@ -166,9 +174,12 @@ class ChoiceAssembler:
         if self._reasoning is None:
             delta.text += text
             return
-        reasoning, content = self._reasoning.feed(text)
-        delta.reasoning += reasoning
-        delta.text += content
+        self._add(delta, self._reasoning, self._reasoning.feed(text))
+
+    def _add(self, delta: ChoiceDelta, reader: AnswerReader, read: tuple[str, str]) -> None:
+        delta.reasoning += read[0]
+        delta.text += read[1]
+        delta.calls += reader.taken_calls()
 
     def _finish(self, delta: ChoiceDelta, output: SequenceOutput) -> None:
         self._show(delta, self._detokenizer.flush())
@@ -176,14 +187,13 @@ class ChoiceAssembler:
             return
         if self._matcher is not None:
             self._say(delta, self._matcher.release())
-        self._end(delta, output.finish_reason, output.stop_token_id)
+        is_told = output.stop_token_id in self._options.stop_token_ids
+        self._end(delta, output.finish_reason, output.stop_token_id if is_told else None)
 
     def _end(self, delta: ChoiceDelta, reason: FinishReason | None, stop_reason: str | int | None) -> None:
         self.finished = True
         if self._reasoning is not None:
-            reasoning, content = self._reasoning.finish()
-            delta.reasoning += reasoning
-            delta.text += content
+            self._add(delta, self._reasoning, self._reasoning.finish())
         delta.finish_reason = reason
         delta.stop_reason = stop_reason
         if self._options.discard_tokens and reason is FinishReason.STOP:

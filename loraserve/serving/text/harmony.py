@@ -1,31 +1,37 @@
 """Reads an answer in OpenAI's harmony format, gpt-oss's: messages that name a channel and maybe a recipient."""
 
 import re
-from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from loraserve.serving.text.stop_strings import overlap
+from loraserve.serving.text.conversation import FUNCTION_NAME
+from loraserve.serving.text.found import CallArguments, CallBegun, CallPart
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-CALL = "<|call|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+MARKS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, "<|constrain|>")
 FINAL = "final"
 """The channel of what is said to the person who asked."""
-CALL_OPENING = f"{CHANNEL}commentary to="
-"""Before the recipient of a message that has one, however the model wrote it."""
-_ANALYSIS = "analysis"
-_RECIPIENT = "to="
-_ENDS = ("<|end|>", CALL, "<|return|>", START)
-"""Of a message; the last begins the next one."""
+FUNCTIONS = "functions."
+_ANALYSIS, _ASSISTANT = "analysis", "assistant"
 _MAX_HEADER = 256
 """Characters."""
+_ROLE = re.compile(re.escape(START) + r"\s*([^\s<]+)")
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
-_RECIPIENT_NAME = re.compile(_RECIPIENT + r"([^\s<]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class HarmonyStart:
-    is_in_message: bool
+    """How an answer may begin."""
+
+    marks: Mapping[int, str]
+    """By their token: what reads as one in other tokens is text."""
+    tool_names: frozenset[str] | None = None
+    """That may be called; None = no calls are told."""
+    is_in_message: bool = False
     """Whether the answer goes on with what the prompt has begun to say, and not with a message's header."""
 
     def reader(self) -> "HarmonyReader":
@@ -42,125 +48,189 @@ class _State(Enum):
 class _Kind(Enum):
     REASONING = auto()
     CONTENT = auto()
-    ADDRESSED = auto()
-    """To a tool."""
+    CALL = auto()
+    OTHERS = auto()
+    """Of somebody who is not the assistant, as a tool's result that it makes up."""
 
 
 class HarmonyReader:
-    """See `AnswerReader`. Messages of the channel `analysis` are reasoning, those to the person content.
+    """See `AnswerReader`. Messages of the channel `analysis` are reasoning, those to a function calls, others content.
 
-    Those to a tool are content too, in one form, `CALL_OPENING`, recipient, `<|message|>`, text, `<|call|>`, which a
-    parser of tool calls takes out. Nothing is lost but headers and marks. Messages of one kind are apart by a line.
+    No header and no mark is shown. Messages of one kind are apart by a line.
     """
 
-    __slots__ = ("_held", "_kind", "_message_start", "_num_read", "_ranges", "_state", "_token_starts", "_was_said")
+    __slots__ = (
+        "_calls",
+        "_content",
+        "_has_arguments",
+        "_header",
+        "_is_new",
+        "_kind",
+        "_marks",
+        "_num_reasoning_tokens",
+        "_position",
+        "_reasoning",
+        "_said",
+        "_start",
+        "_state",
+        "_text",
+        "_token_starts",
+    )
 
     def __init__(self, start: HarmonyStart) -> None:
+        self._start = start
         self._state = _State.BODY if start.is_in_message else _State.BEFORE
         self._kind = _Kind.CONTENT
-        self._held = ""
-        """What may be a header or the beginning of a mark."""
-        self._was_said: dict[_Kind, bool] = {}
-        """Of each kind: whether the message that is being read is the one that said something last."""
-        self._num_read = 0
-        """Characters before `_held`."""
-        self._message_start = 0
-        self._ranges: list[list[int]] = []
-        """Characters of reasoning with its marks: [start, end], of the one being read without an end."""
-        self._token_starts: list[int] = []
+        self._header = ""
+        """With its marks; before it, what may be the beginning of one without."""
+        self._marks: deque[tuple[int, str]] = deque()
+        """Not read yet: where each begins, in characters."""
+        self._text = ""
+        """Not read yet."""
+        self._position = 0
+        """Of `_text`."""
+        self._token_starts: deque[int] = deque()
+        """Of the message that is being read."""
+        self._num_reasoning_tokens = 0
+        """Of messages before."""
+        self._said: set[_Kind] = set()
+        self._is_new = False
+        """Whether the message has said nothing yet."""
+        self._has_arguments = False
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls: list[CallPart] = []
 
     def take_token(self, token_id: int, start: int) -> None:
         """See `AnswerReader`."""
         self._token_starts.append(start)
+        if (mark := self._start.marks.get(token_id)) is not None:
+            self._marks.append((start, mark))
 
     @property
     def num_tokens(self) -> int:
-        """Of reasoning and its marks."""
-        starts = self._token_starts
-        return sum(
-            (bisect_left(starts, bounds[1]) if len(bounds) > 1 else len(starts)) - bisect_left(starts, bounds[0])
-            for bounds in self._ranges
-        )
+        """See `AnswerReader`."""
+        is_reasoning = self._state is _State.BODY and self._kind is _Kind.REASONING
+        return self._num_reasoning_tokens + (len(self._token_starts) if is_reasoning else 0)
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Reasoning and content that became certain."""
-        self._held += text
-        reasoning, content = [], []
-        while (read := self._advance()) is not None:
-            (reasoning if self._kind is _Kind.REASONING else content).append(read)
-        return "".join(reasoning), "".join(content)
+        """See `AnswerReader`."""
+        self._text += text
+        while self._marks and self._marks[0][0] <= self._position + len(self._text):
+            start, mark = self._marks[0]
+            self._read(self._cut(start - self._position))
+            if len(self._text) < len(mark):
+                break
+            self._cut(len(mark))
+            self._marks.popleft()
+            self._read_mark(mark)
+        else:
+            self._read(self._cut(len(self._text)))
+        return self._taken()
 
     def finish(self) -> tuple[str, str]:
-        """The rest, once no text follows."""
-        if self._state is _State.HEADER:
-            return "", ""
-        said = self._said(self._cut(len(self._held)))
-        return (said, "") if self._kind is _Kind.REASONING else ("", said)
+        """See `AnswerReader`. What is left of a mark ended the answer: such tokens have no text."""
+        if self._marks and self._state is _State.BODY and self._marks[0][1] in (END, CALL, RETURN):
+            self._end_message()
+        elif self._state is _State.BEFORE:
+            self._say_header()
+        return self._taken()
 
-    def _advance(self) -> str | None:
-        """What was read, of `_kind`; None where it takes more text."""
-        match self._state:
-            case _State.BEFORE:
-                return self._seek_header()
-            case _State.HEADER:
-                return self._read_header()
-            case _State.BODY:
-                return self._read_body()
+    def taken_calls(self) -> list[CallPart]:
+        """See `AnswerReader`."""
+        taken, self._calls = self._calls, []
+        return taken
 
-    def _seek_header(self) -> str | None:
-        text = self._held.lstrip()
-        if text.startswith((CHANNEL, _RECIPIENT)):
-            self._state = _State.HEADER
-        elif CHANNEL.startswith(text) or _RECIPIENT.startswith(text):
-            return None
-        else:
-            self._state = _State.BODY
-        return ""
+    def _taken(self) -> tuple[str, str]:
+        taken = "".join(self._reasoning), "".join(self._content)
+        self._reasoning.clear()
+        self._content.clear()
+        return taken
 
-    def _read_header(self) -> str | None:
-        end = self._held.find(MESSAGE)
-        if end < 0 and len(self._held) <= _MAX_HEADER:
-            return None
-        self._state = _State.BODY
-        if end < 0:
-            self._begin(_Kind.CONTENT)
-            return ""
-        header = self._cut(end + len(MESSAGE))
-        channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT_NAME.search(header)
-        if recipient is not None:
-            self._begin(_Kind.ADDRESSED)
-            return f"{CALL_OPENING}{recipient[1]}{MESSAGE}"
-        self._begin(_Kind.REASONING if channel is not None and channel[1] == _ANALYSIS else _Kind.CONTENT)
-        return ""
+    def _read(self, text: str) -> None:
+        """What is no mark."""
+        if not text:
+            return
+        if self._state is _State.BODY:
+            self._say(text)
+            return
+        self._header += text
+        is_header = self._state is _State.HEADER or _may_be_recipient(self._header)
+        if len(self._header) > _MAX_HEADER or not is_header:
+            self._say_header()
+
+    def _say_header(self) -> None:
+        """It was none."""
+        held = self._header
+        self._begin(_Kind.CONTENT)
+        if held:
+            self._say(held)
+
+    def _read_mark(self, mark: str) -> None:
+        match mark:
+            case "<|end|>" | "<|call|>" | "<|return|>":
+                if self._state is _State.BODY:
+                    self._end_message()
+                self._state, self._header = _State.BEFORE, ""
+            case "<|message|>":
+                if self._state is not _State.BODY:
+                    self._begin(self._kind_of_header())
+            case "<|start|>" | "<|channel|>":
+                if self._state is _State.BODY:
+                    self._end_message()
+                    self._header = ""
+                self._state = _State.HEADER
+                self._header = mark if mark == START else self._header + mark
+            case _:
+                self._header += " "
+
+    def _kind_of_header(self) -> _Kind:
+        """Begins a call."""
+        role, recipient = _ROLE.search(self._header), _RECIPIENT.search(self._header)
+        channels = _CHANNEL_NAME.findall(self._header)
+        if role is not None and role[1] != _ASSISTANT:
+            return _Kind.OTHERS
+        if recipient is not None and self._start.tool_names is not None:
+            name = recipient[1].removeprefix(FUNCTIONS)
+            is_function = recipient[1].startswith(FUNCTIONS) or name in self._start.tool_names
+            if is_function and FUNCTION_NAME.fullmatch(name):
+                self._calls.append(CallBegun(name))
+                return _Kind.CALL
+        return _Kind.REASONING if channels[-1:] == [_ANALYSIS] else _Kind.CONTENT
 
     def _begin(self, kind: _Kind) -> None:
-        self._kind = kind
-        self._was_said = dict.fromkeys(self._was_said, False)
-        if kind is _Kind.REASONING:
-            self._ranges.append([self._message_start])
+        self._state, self._kind, self._header = _State.BODY, kind, ""
+        self._is_new, self._has_arguments = True, False
 
-    def _read_body(self) -> str | None:
-        found = [(start, mark) for mark in _ENDS if (start := self._held.find(mark)) >= 0]
-        if not found:
-            said = self._said(self._cut(len(self._held) - max(overlap(self._held, mark) for mark in _ENDS)))
-            return said or None
-        start, mark = min(found)
-        said = self._said(self._cut(start))
-        if mark != START:
-            self._cut(len(mark))
-        if self._kind is _Kind.REASONING:
-            self._ranges[-1].append(self._num_read)
-        self._state, self._message_start = _State.HEADER, self._num_read
-        return said + CALL if self._kind is _Kind.ADDRESSED else said
+    def _say(self, text: str) -> None:
+        if self._kind is _Kind.CALL:
+            self._calls.append(CallArguments(text))
+            self._has_arguments = True
+        elif self._kind is not _Kind.OTHERS:
+            said = self._reasoning if self._kind is _Kind.REASONING else self._content
+            if self._is_new and self._kind in self._said:
+                said.append("\n")
+            said.append(text)
+            self._said.add(self._kind)
+            self._is_new = False
 
-    def _said(self, text: str) -> str:
-        if not text:
-            return ""
-        is_another = self._was_said.get(self._kind) is False and self._kind is not _Kind.ADDRESSED
-        self._was_said[self._kind] = True
-        return f"\n{text}" if is_another else text
+    def _end_message(self) -> None:
+        """Its tokens are those that began before what is read next."""
+        if self._kind is _Kind.CALL and not self._has_arguments:
+            self._calls.append(CallArguments("{}"))
+        num_tokens = 0
+        while self._token_starts and self._token_starts[0] < self._position:
+            self._token_starts.popleft()
+            num_tokens += 1
+        self._num_reasoning_tokens += num_tokens if self._kind is _Kind.REASONING else 0
 
     def _cut(self, length: int) -> str:
-        cut, self._held = self._held[:length], self._held[length:]
-        self._num_read += length
+        cut, self._text = self._text[:length], self._text[length:]
+        self._position += length
         return cut
+
+
+def _may_be_recipient(text: str) -> bool:
+    """Whether it may be the beginning of a header whose recipient comes before its channel."""
+    text = text.lstrip()
+    return text.startswith("to=") or "to=".startswith(text)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
 from loraserve.engine.request import GrammarReasoning
+from loraserve.serving.text.found import CallPart
 from loraserve.serving.text.stop_strings import overlap
 
 
@@ -116,6 +117,10 @@ class ReasoningSplitter:
             self._seek_opening()
         reasoning = self._read_reasoning() if self._state is _State.REASONING else ""
         return reasoning, self._read_content() if self._state is _State.CONTENT else ""
+
+    def taken_calls(self) -> list[CallPart]:
+        """None: they are in the content."""
+        return []
 
     def finish(self) -> tuple[str, str]:
         """The rest, once no text follows."""

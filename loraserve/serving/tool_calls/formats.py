@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loraserve.serving.text.harmony import CALL, CALL_OPENING, MESSAGE
-
 
 class ToolCallFormat(StrEnum):
     HERMES = "hermes"
@@ -15,7 +13,7 @@ class ToolCallFormat(StrEnum):
     MISTRAL = "mistral"
     """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name{…}` for each call, as later models do."""
     OPENAI = "openai"
-    """gpt-oss's: messages to `functions.name`, as `HarmonyReader` lets them out."""
+    """gpt-oss's: messages to `functions.name`, which have no syntax: `HarmonyReader` tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,6 @@ SYNTAXES = {
     ToolCallFormat.MISTRAL: CallSyntax(
         "[TOOL_CALLS]",
         re.compile(r"\s*(?:(?P<array>\[\s*)|(?P<name>[a-zA-Z0-9_-]+)(?:\[CALL_ID\][a-zA-Z0-9]+)?(?:\[ARGS\])?\s*)"),
-    ),
-    ToolCallFormat.OPENAI: CallSyntax(
-        f"{CALL_OPENING}functions.",
-        re.compile(rf"(?P<name>[a-zA-Z0-9_-]+){re.escape(MESSAGE)}\s*"),
-        closing=CALL,
     ),
 }
 LIST_OF_CALLS = CallSyntax("", re.compile(r"\s*(?P<array>\[\s*)"))

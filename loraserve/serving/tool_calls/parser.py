@@ -3,10 +3,10 @@
 from enum import Enum, auto
 
 from loraserve.serving.text.conversation import FUNCTION_NAME
+from loraserve.serving.text.found import CallArguments, CallBegun, Found, content_joined
 from loraserve.serving.text.stop_strings import overlap
 from loraserve.serving.tool_calls.call_object import MAX_BEGINNING, read_beginning, read_whole
 from loraserve.serving.tool_calls.formats import CallSyntax
-from loraserve.serving.tool_calls.found import CallArguments, CallBegun, Found, content_joined
 from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
 
 MAX_AROUND = 128
@@ -222,7 +222,7 @@ class ToolCallParser:
                 self._extent = JsonExtent(depth=1)
                 self._state = _State.REST
             case Extent.CLOSED:
-                self._end_call_object()
+                self._end_call()
         return True
 
     def _read_broken(self) -> bool:

@@ -1,23 +1,66 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraserve.serving.text.harmony import HarmonyStart
-from loraserve.serving.tool_calls.formats import SYNTAXES, ToolCallFormat
-from loraserve.serving.tool_calls.found import CallArguments, CallBegun, content_joined
-from loraserve.serving.tool_calls.parser import ToolCallParser
+from loraserve.serving.text.found import CallArguments, CallBegun, CallPart
+from loraserve.serving.text.harmony import MARKS, HarmonyReader, HarmonyStart
 
+IDS = {mark: 900 + i for i, mark in enumerate(MARKS)}
 THOUGHT = "<|channel|>analysis<|message|>Two and two.<|end|>"
 NEXT = "<|start|>assistant"
 FINAL = "<|channel|>final<|message|>4"
 CALL = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
-READ_CALL = "<|channel|>commentary to=functions.add<|message|>"
+ADD = [CallBegun("add"), CallArguments('{"a": 1}')]
+Token = tuple[int, str]
+Read = tuple[str, str, list[CallPart]]
 
 
-def split(*pieces: str, is_in_message: bool = False) -> tuple[str, str]:
-    reader = HarmonyStart(is_in_message).reader()
-    parts = [*map(reader.feed, pieces), reader.finish()]
-    return "".join(reasoning for reasoning, _ in parts), "".join(content for _, content in parts)
+def tokens_of(text: str, size: int = 3) -> list[Token]:
+    """Marks are tokens of their own, all else in tokens of so many characters."""
+    found: list[Token] = []
+    for part in re.split("(" + "|".join(map(re.escape, MARKS)) + ")", text):
+        found += [(IDS[part], part)] if part in IDS else [(7, part[i : i + size]) for i in range(0, len(part), size)]
+    return found
+
+
+def started(*, tools: frozenset[str] | None = frozenset(("add",)), is_in_message: bool = False) -> HarmonyReader:
+    return HarmonyStart({token_id: mark for mark, token_id in IDS.items()}, tools, is_in_message).reader()
+
+
+def read(tokens: list[Token], reader: HarmonyReader, fed_late: int = 0) -> Read:
+    """fed_late: after how many tokens their text is fed; the last that ends an answer has none."""
+    start, waiting, reasoning, content = 0, "", "", ""
+    calls: list[CallPart] = []
+
+    def note(read: tuple[str, str]) -> None:
+        nonlocal reasoning, content
+        reasoning, content = reasoning + read[0], content + read[1]
+        for part in reader.taken_calls():
+            if isinstance(part, CallArguments) and calls and isinstance(calls[-1], CallArguments):
+                calls[-1] = CallArguments(calls[-1].text + part.text)
+            else:
+                calls.append(part)
+
+    for number, (token_id, text) in enumerate(tokens):
+        reader.take_token(token_id, start)
+        start += len(text)
+        waiting += text
+        if fed_late == 0 or number % (fed_late + 1) == fed_late:
+            note(reader.feed(waiting))
+            waiting = ""
+    note(reader.feed(waiting))
+    note(reader.finish())
+    return reasoning, content, calls
+
+
+def both(text: str, **options: object) -> Read:
+    """The same however it is cut."""
+    found = read(tokens_of(text), started(**options))
+    for size, fed_late in ((1, 0), (1000, 0), (1, 5), (2, 1000)):
+        assert read(tokens_of(text, size), started(**options), fed_late) == found
+    return found
 
 
 @pytest.mark.parametrize(
@@ -26,109 +69,113 @@ def split(*pieces: str, is_in_message: bool = False) -> tuple[str, str]:
         (f"{THOUGHT}{NEXT}{FINAL}", "Two and two.", "4"),
         (f"{THOUGHT}{NEXT}{FINAL}<|return|>", "Two and two.", "4"),
         (FINAL, "", "4"),
+        (f"{NEXT}{FINAL}", "", "4"),
         (f"{THOUGHT}{NEXT}<|channel|>analysis<|message|>Four.<|end|>{NEXT}{FINAL}", "Two and two.\nFour.", "4"),
         (f"<|channel|>commentary<|message|>I add.<|end|>{NEXT}{FINAL}", "", "I add.\n4"),
         (f"<|channel|>commentary<|message|>I add.<|end|>{NEXT}{THOUGHT}{NEXT}{FINAL}", "Two and two.", "I add.\n4"),
-        (f'{THOUGHT}{NEXT}{CALL}{{"a": 1}}<|call|>', "Two and two.", f'{READ_CALL}{{"a": 1}}<|call|>'),
-        (
-            f'{THOUGHT}{NEXT} to=functions.add<|channel|>commentary json<|message|>{{"a": 1}}',
-            "Two and two.",
-            f'{READ_CALL}{{"a": 1}}',
-        ),
-        (
-            ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
-            "",
-            f'{READ_CALL}{{"a": 1}}<|call|>',
-        ),
-        (
-            "<|channel|>analysis to=python code<|message|>1<|call|>",
-            "",
-            "<|channel|>commentary to=python<|message|>1<|call|>",
-        ),
         (f"{THOUGHT}{NEXT}<|channel|>fin", "Two and two.", ""),
         ("<|channel|>analysis<|message|>Two <b> <|", "Two <b> <|", ""),
         ("<|channel|>analysis<|message|>", "", ""),
-        (f"{THOUGHT}{FINAL}", "Two and two.", "4"),
+        (f"<|channel|>analysis<|message|>Two.{FINAL}", "Two.", "4"),
         (f"<|channel|>analysis<|message|>Two.{NEXT}{FINAL}", "Two.", "4"),
-        ("4 <|channel|> 5", "", "4 <|channel|> 5"),
+        (f"<|channel|>analysis{FINAL}", "", "4"),
+        (f"{FINAL}<|end|>5", "", "4\n5"),
+        ("4 5", "", "4 5"),
         (" \n4", "", " \n4"),
-        ("<|chan", "", "<|chan"),
-        ("<|channel|>" + "x" * 300, "", "<|channel|>" + "x" * 300),
+        (" " * 300 + "4", "", " " * 300 + "4"),
+        ("<|message|>4", "", "4"),
+        ("<|channel|>" + "x" * 300 + "<|message|>4", "", "<|channel|>" + "x" * 300 + "4"),
+        ("to=5 works", "", "to=5 works"),
         ("to", "", "to"),
         ("", "", ""),
+        (f"{CALL[:11]}analysis to=python code<|message|>1 + 1<|call|>{NEXT}{FINAL}", "1 + 1", "4"),
+        (
+            f"<|channel|>commentary to=python<|message|>1<|call|><|start|>python to=assistant<|channel|>commentary"
+            f"<|message|>2<|end|>{NEXT}{FINAL}",
+            "",
+            "1\n4",
+        ),
     ],
 )
-def test_what_was_thought_said_and_called(text: str, reasoning: str, content: str) -> None:
-    assert split(text) == split(*text) == (reasoning, content)
-
-
-def test_a_message_that_the_prompt_began_goes_on() -> None:
-    assert split("4<|end|>", is_in_message=True) == ("", "4")
-    assert split("<|channel|>", is_in_message=True) == ("", "<|channel|>")
-
-
-def test_all_is_let_out_as_soon_as_it_is_certain() -> None:
-    reader = HarmonyStart(is_in_message=False).reader()
-    fed = ["<|channel|>", "analysis", "<|message|>", "Hm", " <", "b", "<|end", "|>", NEXT, FINAL, "2"]
-    assert [reader.feed(text) for text in fed] == [
-        *(("", ""), ("", ""), ("", ""), ("Hm", ""), (" ", ""), ("<b", ""), ("", ""), ("", "")),
-        *(("", ""), ("", "4"), ("", "2")),
-    ]
-
-
-PARTS = st.sampled_from([THOUGHT, NEXT, FINAL, CALL, '{"a": 1}', "<|call|>", "<|end|>", "<|", "to=", " ", "x\n", "<"])
-
-
-@given(st.lists(PARTS).map("".join), st.data())
-def test_the_outcome_does_not_depend_on_how_the_text_was_cut(text: str, data: st.DataObject) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert split(*pieces) == split(text) == split(*text)
-
-
-@pytest.mark.parametrize("step", [1, 4, 1000])
-def test_tokens_of_reasoning_and_its_marks_are_counted(step: int) -> None:
-    """However late their text is fed."""
-    reader = HarmonyStart(is_in_message=False).reader()
-    text = f"{THOUGHT}{NEXT}{FINAL}"
-    for start in range(0, len(text), 5):
-        reader.take_token(7, start)
-    for start in range(0, len(text), step):
-        reader.feed(text[start : start + step])
-    assert reader.num_tokens == len(range(0, len(THOUGHT), 5))
-    assert HarmonyStart(is_in_message=False).reader().num_tokens == 0
-
-
-def test_tokens_of_reasoning_that_is_cut_off_are_counted() -> None:
-    reader = HarmonyStart(is_in_message=False).reader()
-    for start in range(0, 40, 10):
-        reader.take_token(7, start)
-    reader.feed("<|channel|>analysis<|message|>Two and tw")
-    assert reader.num_tokens == 4
+def test_what_was_thought_and_said(text: str, reasoning: str, content: str) -> None:
+    assert both(text) == (reasoning, content, [])
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "content", "calls"),
     [
-        (f'{THOUGHT}{NEXT}{CALL}{{"a": 1}}<|call|>', [CallBegun("add"), CallArguments('{"a": 1}')]),
-        (f'{CALL}{{"a": 1}}', [CallBegun("add"), CallArguments('{"a": 1}')]),
-        (f'{CALL}{{"a": ', [CallBegun("add"), CallArguments('{"a": ')]),
+        (f'{THOUGHT}{NEXT}{CALL}{{"a": 1}}<|call|>', "", ADD),
+        (f'{CALL}{{"a": 1}}', "", ADD),
+        (f'{CALL}{{"a": ', "", [CallBegun("add"), CallArguments('{"a": ')]),
+        (f'{THOUGHT}{NEXT} to=functions.add<|channel|>commentary json<|message|>{{"a": 1}}', "", ADD),
+        (' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>', "", ADD),
+        ('<|channel|>analysis to=functions.add code<|message|>{"a": 1}<|call|>', "", ADD),
+        ('<|channel|>commentary to=add<|message|>{"a": 1}<|call|>', "", ADD),
+        ("<|channel|>commentary to=functions.sub<|message|>{}", "", [CallBegun("sub"), CallArguments("{}")]),
+        (f"{CALL}<|call|>", "", [CallBegun("add"), CallArguments("{}")]),
+        (f"{CALL}1 + 1<|call|>", "", [CallBegun("add"), CallArguments("1 + 1")]),
         (
-            f'<|channel|>commentary<|message|>I add.<|end|>{NEXT}{CALL}{{"a": 1}}<|call|>{NEXT}{CALL}{{}}<|call|>',
-            ["I add.", CallBegun("add"), CallArguments('{"a": 1}'), CallBegun("add"), CallArguments("{}")],
+            f'<|channel|>commentary<|message|>I add.<|end|>{NEXT}{CALL}{{"a": 1}}<|call|>{NEXT}{CALL}<|call|>',
+            "I add.",
+            [*ADD, CallBegun("add"), CallArguments("{}")],
         ),
-        (f"{CALL}1 + 1<|call|>", [f"{READ_CALL}1 + 1<|call|>"]),
+        ('<|channel|>commentary to=functions.a/b<|message|>{"a": 1}', '{"a": 1}', []),
     ],
 )
-def test_its_calls_are_found(text: str, found: list[object]) -> None:
-    for pieces in ([text], [*text]):
-        reader, parser = HarmonyStart(is_in_message=False).reader(), ToolCallParser(SYNTAXES[ToolCallFormat.OPENAI])
-        parts = [part for piece in pieces for part in parser.feed(reader.feed(piece)[1])]
-        parts += [*parser.feed(reader.finish()[1]), *parser.finish()]
-        joined: list[object] = []
-        for part in content_joined(parts):
-            if isinstance(part, CallArguments) and joined and isinstance(joined[-1], CallArguments):
-                joined[-1] = CallArguments(joined[-1].text + part.text)
-            else:
-                joined.append(part)
-        assert joined == found
+def test_what_was_called(text: str, content: str, calls: list[CallPart]) -> None:
+    assert both(text)[1:] == (content, calls)
+
+
+def test_where_nothing_can_be_called_it_is_said() -> None:
+    assert both(f'{CALL}{{"a": 1}}<|call|>', tools=None) == ("", '{"a": 1}', [])
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_mark_in_other_tokens_is_text(mark: str) -> None:
+    for head, place in ((FINAL, 1), ("<|channel|>analysis<|message|>", 0)):
+        tokens = [*tokens_of(head), *((7, char) for char in f"a {mark} b")]
+        assert read(tokens, started())[place].endswith(f"a {mark} b")
+    tokens = [*tokens_of(CALL), *((7, char) for char in f'{{"a": "{mark}"}}'), (IDS["<|call|>"], "<|call|>")]
+    assert read(tokens, started())[2] == [CallBegun("add"), CallArguments(f'{{"a": "{mark}"}}')]
+
+
+def test_a_token_that_ends_an_answer_ends_its_message_without_text() -> None:
+    assert read([*tokens_of(CALL), (IDS["<|call|>"], "")], started())[2] == [CallBegun("add"), CallArguments("{}")]
+    assert read(tokens_of(CALL), started())[2] == [CallBegun("add")], "cut off before its arguments"
+
+
+def test_a_message_that_the_prompt_began_goes_on() -> None:
+    assert both("4<|end|>", is_in_message=True) == ("", "4", [])
+
+
+def test_all_is_let_out_as_soon_as_it_is_certain() -> None:
+    reader, start, found = started(), 0, []
+    for token_id, text in [*tokens_of("<|channel|>analysis<|message|>"), (7, "Hm"), (7, " <"), (7, "b"), (7, "<|end|")]:
+        reader.take_token(token_id, start)
+        start += len(text)
+        found.append(reader.feed(text)[0])
+    assert found[-4:] == ["Hm", " <", "b", "<|end|"]
+
+
+PARTS = st.sampled_from(
+    [THOUGHT, NEXT, FINAL, CALL, '{"a": 1}', "<|call|>", "<|end|>", "<|", "to=", " ", "x\n", "x" * 300]
+)
+
+
+@given(st.lists(PARTS).map("".join))
+def test_the_outcome_does_not_depend_on_how_the_text_was_cut(text: str) -> None:
+    both(text)
+
+
+@pytest.mark.parametrize("fed_late", [0, 3, 1000])
+def test_tokens_of_reasoning_and_its_marks_are_counted(fed_late: int) -> None:
+    reader, thought = started(), tokens_of(THOUGHT)
+    read(tokens_of(f"{THOUGHT}{NEXT}{THOUGHT}{NEXT}{FINAL}"), reader, fed_late)
+    assert reader.num_tokens == 2 * len(thought) + len(tokens_of(NEXT))
+    assert started().num_tokens == 0
+
+
+def test_tokens_of_reasoning_that_is_cut_off_are_counted() -> None:
+    reader, tokens = started(), tokens_of("<|channel|>analysis<|message|>Two and tw")
+    read(tokens, reader)
+    assert reader.num_tokens == len(tokens)

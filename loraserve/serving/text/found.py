@@ -16,7 +16,8 @@ class CallArguments:
     text: str
 
 
-Found = str | CallBegun | CallArguments
+CallPart = CallBegun | CallArguments
+Found = str | CallPart
 """A text is content."""
 
 
