@@ -15,7 +15,7 @@ from loraserve.models.quantized_checkpoint import stored_tensors, weight_files
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _LARGEST_SCALE = 250
-"""Of which all elements are finite, and so are their sums with those of adapters."""
+"""Of which all elements are finite, whatever they are rounded to."""
 
 
 @dataclass(frozen=True, slots=True)

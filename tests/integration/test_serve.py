@@ -393,7 +393,7 @@ def test_calls_that_the_model_may_make_need_a_parser(tmp_path: Path, flags: tupl
         assert answer.json()["usage"]["prompt_tokens"] == len("addhello")
     else:
         assert answer.status_code == 400
-        assert "--tool-call-parser {hermes,llama3_json,mistral}" in answer.json()["error"]["message"]
+        assert "--tool-call-parser {hermes,llama3_json,mistral,openai}" in answer.json()["error"]["message"]
 
 
 def _send(server: Server, data: bytes) -> bytes:
