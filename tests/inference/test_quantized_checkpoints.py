@@ -72,6 +72,7 @@ def test_its_weights_are_those_that_it_stands_for(saved: Saved) -> None:
     require_equal(load(folder / "model"), expected)
 
 
+@pytest.mark.parametrize("saved", ["mxfp4", "fp8", "fp8-experts", "W4A16_ASYM"], indirect=True)
 def test_answers_are_those_of_the_whole_model(saved: Saved) -> None:
     folder, expected = saved
     oracle = oracle_of_saved(expected, folder)
@@ -248,8 +249,9 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     return oracle_of_saved(save_mxfp4(folder / "model"), folder)
 
 
-@pytest.mark.parametrize("quantization", ["none", *ROUNDINGS])
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(
+    ("quantization", "backend"), [("none", "reference"), *((each, "auto") for each in ROUNDINGS), ("int4", "reference")]
+)
 def test_experts_in_mxfp4_are_rounded_no_further(gpt_oss: Oracle, quantization: str, backend: str) -> None:
     """Whatever the other weights are rounded to, and with what their products are computed."""
     expected = load(gpt_oss.model)

@@ -86,7 +86,7 @@ def client(server: LiveServer) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(params=[1, 3, 1000])
+@pytest.fixture(params=[1, 1000])
 def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     """Sets what the model says, in steps of so many tokens, and the token that ends it."""
 
