@@ -19,11 +19,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
-from transformers.utils.hub import cached_file
 
 from loraserve.models.cpu_features import has_fast_bfloat16
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import is_experts
+from loraserve.models.model_files import find_file
 from loraserve.models.model_place import not_found, why_absent
 from loraserve.models.quantized_checkpoint import (
     make_whole,
@@ -225,14 +225,7 @@ def load_generation_config(model: str, revision: str | None) -> GenerationConfig
 
 def load_json(model: str, name: str, revision: str | None) -> Any:
     """Of a file beside a model; False where it cannot be read, None where there is none."""
-    path = cached_file(
-        model,
-        name,
-        revision=revision,
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    path = find_file(model, name, revision)
     if path is None:
         return None
     try:

@@ -4,19 +4,17 @@ It takes what it does not understand for weights too: float8 without its scales,
 refused here.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from copy import copy
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig
-from transformers.utils.hub import cached_file
 
 from loraserve.models.errors import ModelRefusedError
+from loraserve.models.model_files import weight_files
 
 MXFP4, _FP8, _COMPRESSED = "mxfp4", "fp8", "compressed-tensors"
 _PACKAGES = {MXFP4: (), _FP8: ("accelerate",), _COMPRESSED: ("accelerate", "compressed_tensors")}
@@ -117,37 +115,6 @@ def stored_tensors(model: str, revision: str | None) -> dict[str, StoredTensor]:
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelRefusedError(f"cannot read the weights of {model}: {error}") from error
     return tensors
-
-
-def weight_files(model: str, revision: str | None) -> list[str]:
-    """Paths of its safetensors, those that transformers takes; none where there are none: it says what is lacking.
-
-    Raises `ModelRefusedError`.
-    """
-    if (whole := _find(model, "model.safetensors", revision)) is not None:
-        return [whole]
-    if (index := _find(model, "model.safetensors.index.json", revision)) is None:
-        return []
-    try:
-        places = json.loads(Path(index).read_bytes())["weight_map"].values()
-        names = sorted({str(name) for name in places})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelRefusedError(f"cannot read {index}: {error!r}") from error
-    files = {name: _find(model, name, revision) for name in names}
-    if missing := [name for name, path in files.items() if path is None]:
-        raise ModelRefusedError(f"{model} lacks {missing[0]}, which its index names")
-    return [path for path in files.values() if path is not None]
-
-
-def _find(model: str, name: str, revision: str | None) -> str | None:
-    return cached_file(
-        model,
-        name,
-        revision=revision,
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
 
 
 def _by_module(tensors: Mapping[str, StoredTensor]) -> _Modules:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.mapped_weights import MappedWeights
-from loraserve.models.quantized_checkpoint import stored_tensors, weight_files
+from loraserve.models.model_files import weight_files
+from loraserve.models.quantized_checkpoint import stored_tensors
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _LARGEST_SCALE = 250
@@ -79,8 +80,9 @@ def _check(name: str, weight: StoredWeight, parameter: Tensor | None) -> None:
     if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
         raise ModelRefusedError(f"{name} is {blocks.dtype} and {scales.dtype}, in MXFP4 it were torch.uint8")
     if (scales > _LARGEST_SCALE).any():
-        largest = scales.max()
-        raise ModelRefusedError(f"{name} has weights that are not finite: a scale is {largest} of {_LARGEST_SCALE}")
+        raise ModelRefusedError(
+            f"{name} has weights that are not finite: a scale is {scales.max()}, and at most {_LARGEST_SCALE} is"
+        )
     shape = list(weight.placeholder(torch.float32).shape)
     if parameter is None:
         raise ModelRefusedError(f"{name} is none of the model's weights")
