@@ -42,7 +42,7 @@ from loraserve.engine.steps.work_lists import WorkLists
 from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
-from loraserve.models.quantized_checkpoint import quantization_method
+from loraserve.models.quantized_checkpoint import MXFP4, quantization_method
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -250,7 +250,7 @@ def _keeps_mxfp4(
 ) -> bool:
     """Whether experts stay in it. Without our C kernels each step makes them whole again, which has to be asked for."""
     is_fit = device.type == "cpu" and (backend.packs(dtype) or quantization is not None)
-    return is_fit and quantization_method(model_config) == "mxfp4"
+    return is_fit and quantization_method(model_config) == MXFP4
 
 
 def _load_weights(

@@ -12,6 +12,8 @@ from loraserve.serving.text.found import CallArguments, CallBegun, CallPart
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, "<|constrain|>")
+_ENDS = (END, CALL, RETURN)
+"""Of a message."""
 FINAL = "final"
 """The channel of what is said to the person who asked."""
 FUNCTIONS = "functions."
@@ -130,7 +132,7 @@ class HarmonyReader:
 
     def finish(self) -> tuple[str, str]:
         """See `AnswerReader`. What is left of a mark ended the answer: such tokens have no text."""
-        if self._marks and self._state is _State.BODY and self._marks[0][1] in (END, CALL, RETURN):
+        if self._marks and self._state is _State.BODY and self._marks[0][1] in _ENDS:
             self._end_message()
         elif self._state is _State.BEFORE:
             self._say_header()
@@ -167,22 +169,19 @@ class HarmonyReader:
             self._say(held)
 
     def _read_mark(self, mark: str) -> None:
-        match mark:
-            case "<|end|>" | "<|call|>" | "<|return|>":
-                if self._state is _State.BODY:
-                    self._end_message()
-                self._state, self._header = _State.BEFORE, ""
-            case "<|message|>":
-                if self._state is not _State.BODY:
-                    self._begin(self._kind_of_header())
-            case "<|start|>" | "<|channel|>":
-                if self._state is _State.BODY:
-                    self._end_message()
-                    self._header = ""
-                self._state = _State.HEADER
-                self._header = mark if mark == START else self._header + mark
-            case _:
-                self._header += " "
+        is_in_body = self._state is _State.BODY
+        if is_in_body and mark in (*_ENDS, START, CHANNEL):
+            self._end_message()
+            self._header = ""
+        if mark in _ENDS:
+            self._state, self._header = _State.BEFORE, ""
+        elif mark in (START, CHANNEL):
+            self._state = _State.HEADER
+            self._header = mark if mark == START else self._header + mark
+        elif mark == MESSAGE and not is_in_body:
+            self._begin(self._kind_of_header())
+        else:
+            self._header += " "
 
     def _kind_of_header(self) -> _Kind:
         """Begins a call."""

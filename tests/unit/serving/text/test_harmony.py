@@ -80,6 +80,8 @@ def both(text: str, **options: object) -> Read:
         (f"<|channel|>analysis<|message|>Two.{NEXT}{FINAL}", "Two.", "4"),
         (f"<|channel|>analysis{FINAL}", "", "4"),
         (f"{FINAL}<|end|>5", "", "4\n5"),
+        ("<|channel|>analysis<|end|>5", "", "5"),
+        ("<|channel|>analysis<|end|>", "", ""),
         ("4 5", "", "4 5"),
         (" \n4", "", " \n4"),
         (" " * 300 + "4", "", " " * 300 + "4"),
