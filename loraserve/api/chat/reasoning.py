@@ -7,7 +7,7 @@ from loraserve.engine.request import Grammar, GrammarReasoning
 from loraserve.serving.generation import Prompt
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.text.choice import TextOptions
-from loraserve.serving.text.conversation import Conversation
+from loraserve.serving.text.conversation import Conversation, ReasoningEffort
 from loraserve.serving.text.harmony import CALL, CHANNEL, END, FINAL, MESSAGE, RETURN, START, HarmonyStart
 from loraserve.serving.text.harmony import MARKS as HARMONY_MARKS
 from loraserve.serving.text.reasoning import MARKS, ReasoningFormat, ReasoningMarks, ReasoningStart
@@ -32,10 +32,8 @@ def with_reasoning(
         return _with_harmony(runtime, conversation, prompt, text)
     marks = MARKS[parser]
     start = ReasoningStart(marks, _has_begun(marks, conversation, prompt.token_ids, token_text))
-    effort = conversation.effort
-    if start.has_begun and effort is not None and effort.is_none:
-        message = f"is {effort.word or effort.value!r}, but this model's answers begin with reasoning all the same."
-        raise unsupported(effort.param, message)
+    if start.has_begun:
+        _refuse_none(conversation.effort)
     opening_id, closing_id = _try_token_id(runtime, marks.opening), _try_token_id(runtime, marks.closing)
     grammar = prompt.sampling.grammar
     if grammar is not None:
@@ -66,10 +64,7 @@ def _with_harmony(
     ids = {mark: _try_token_id(runtime, mark) for mark in HARMONY_MARKS}
     if prompt.sampling.grammar is not None or None in (ids[START], ids[CHANNEL], ids[MESSAGE], ids[END]):
         return prompt, text
-    effort = conversation.effort
-    if effort is not None and effort.is_none:
-        message = f"is {effort.word or effort.value!r}, but this model's answers begin with reasoning all the same."
-        raise unsupported(effort.param, message)
+    _refuse_none(conversation.effort)
     tells_calls = runtime.settings.tool_call_parser is ToolCallFormat.OPENAI and conversation.tools
     start = HarmonyStart(
         marks={token_id: mark for mark, token_id in ids.items() if token_id is not None},
@@ -83,6 +78,12 @@ def _with_harmony(
     ends = tuple(token_id for mark in (CALL, RETURN) if (token_id := ids[mark]) is not None)
     sampling = replace(prompt.sampling, stop_token_ids=prompt.sampling.stop_token_ids + ends)
     return replace(prompt, sampling=sampling), replace(text, eos_token_ids=text.eos_token_ids | {*ends})
+
+
+def _refuse_none(effort: ReasoningEffort | None) -> None:
+    if effort is not None and effort.is_none:
+        message = f"is {effort.word or effort.value!r}, but this model's answers begin with reasoning all the same."
+        raise unsupported(effort.param, message)
 
 
 def _try_token_id(runtime: Runtime, mark: str) -> int | None:
