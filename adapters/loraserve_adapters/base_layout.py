@@ -55,6 +55,8 @@ class BaseLayout:
     them changes no answer, and is left out."""
     vocab_size: int | None = None
     """Token ids are below it; None = it is not known."""
+    hidden_size: int | None = None
+    """Of the states behind the last layer, which a classifier's head reads; None = it is not known."""
     is_headless: bool = False
     """Without what comes behind the last layer, by the names that its parts have then: see `headless`."""
 

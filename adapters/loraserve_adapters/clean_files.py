@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable
 
-from loraserve_adapters.config import CAUSAL_LM, FEATURE_EXTRACTION, AdapterConfig
+from loraserve_adapters.config import CAUSAL_LM, FEATURE_EXTRACTION, SAVED_WITH_HEAD, SEQ_CLS, AdapterConfig
 from loraserve_adapters.safetensors_file import LENGTH_BYTES, WEIGHTS_NAME, TensorEntry
 
 _COPY_BYTES = 4 * 1024 * 1024
@@ -22,7 +22,7 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
     """An `adapter_config.json` that PEFT reads, of the same digest. The task type follows from the tensors' names."""
     fields = {
         "peft_type": "LORA",
-        "task_type": FEATURE_EXTRACTION if is_headless else CAUSAL_LM,
+        "task_type": SEQ_CLS if config.is_classifier else FEATURE_EXTRACTION if is_headless else CAUSAL_LM,
         "inference_mode": True,
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,
@@ -39,6 +39,12 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
         "rank_pattern": dict(config.rank_pattern),
         "alpha_pattern": dict(config.alpha_pattern),
     }
+    if config.is_classifier:
+        fields["modules_to_save"] = SAVED_WITH_HEAD
+    if config.labels:
+        fields["id2label"] = dict(enumerate(config.labels))
+    if config.problem_type:
+        fields["problem_type"] = config.problem_type
     return json.dumps(fields, indent=2).encode() + b"\n"
 
 

@@ -19,6 +19,13 @@ CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 CAUSAL_LM = "CAUSAL_LM"
 FEATURE_EXTRACTION = "FEATURE_EXTRACTION"
+SEQ_CLS = "SEQ_CLS"
+HEAD = "score"
+"""What transformers calls the head of its `…ForSequenceClassification` with a decoder."""
+SAVED_WITH_HEAD = ("classifier", HEAD)
+"""What PEFT names where it saves the head, whichever of the two the model has."""
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+"""As in a config of transformers."""
 
 T = TypeVar("T")
 
@@ -51,6 +58,13 @@ class AdapterConfig:
     none, and all tokens are computed with it."""
     target_parameters: tuple[str, ...] = ()
     """Names or dotted suffixes of names of bare weights; those named are targeted in all layers."""
+    is_classifier: bool = False
+    """Its tensors have a head of their own, in place of the base's."""
+    labels: tuple[str, ...] = ()
+    """Of a classifier, in the order of its head's outputs; empty = they have no names."""
+    problem_type: str | None = None
+    """One of `PROBLEM_TYPES`: what the outputs of a classifier mean. None = one of its labels is right, or, where there
+    is one alone, it is or is not."""
     base_model_name: str | None = None
     """As the author wrote it; never trusted, never opened."""
     task_type: str | None = field(default=None, compare=False)
@@ -177,6 +191,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
     layers = value("layers_to_transform", _layers, ())
     layers_pattern = value("layers_pattern", _layers_pattern_of(limits), ())
     base_model_name, task_type = fields.get("base_model_name_or_path"), fields.get("task_type")
+    is_classifier = value("modules_to_save", _saves_head_of(task_type), False)
     is_all_linear = isinstance(targets, str) and targets.lower() == ALL_LINEAR
     config = AdapterConfig(
         lora_rank=value("r", _rank_of(limits), 1, default=8),
@@ -192,6 +207,9 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         use_dora=value("use_dora", _flag, False),
         invocation_token_ids=value("alora_invocation_tokens", _invocation_of(limits), ()),
         target_parameters=parameters,
+        is_classifier=is_classifier,
+        labels=value("id2label", _labels_of(limits), ()),
+        problem_type=value("problem_type", _problem_type, None),
         base_model_name=base_model_name if isinstance(base_model_name, str) else None,
         task_type=task_type if isinstance(task_type, str) else None,
     )
@@ -199,6 +217,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
     checks.attempt("config.values", lambda: _check_parameters(config))
     checks.attempt("config.values", lambda: _check_invocation(config))
     checks.attempt("config.values", lambda: _check_dora(config))
+    checks.attempt("config.values", lambda: _check_labels(config))
     checks.attempt("config.values", lambda: _check_num_patterns(len(ranks) + len(alphas), limits))
     return None if checks.failed("config.values") else config
 
@@ -238,6 +257,12 @@ def _check_dora(config: AdapterConfig) -> None:
             raise _refused("invalid_field", f"cannot be combined with {name}, as in PEFT", "use_dora")
 
 
+def _check_labels(config: AdapterConfig) -> None:
+    for name, value in {"id2label": config.labels, "problem_type": config.problem_type}.items():
+        if value and not config.is_classifier:
+            raise _refused("invalid_field", f"has no meaning without a task_type of {SEQ_CLS}", name)
+
+
 def _check_num_patterns(count: int, limits: Limits) -> None:
     if count > limits.max_patterns:
         raise _refused("too_large", f"more than {limits.max_patterns} patterns", "rank_pattern")
@@ -260,6 +285,10 @@ _HONOURED = frozenset(
         "rank_pattern",
         "alpha_pattern",
         "init_lora_weights",
+        "modules_to_save",
+        # Not PEFT's, which ignores them: what a classifier's labels are called, and how they are meant.
+        "id2label",
+        "problem_type",
     }
 )
 
@@ -280,17 +309,18 @@ _WITHOUT_EFFECT: dict[str, tuple[type, ...]] = {
     "revision": (str,),
     "auto_mapping": (dict,),
     "peft_version": (str,),
+    # What `id2label` says.
+    "label2id": (dict,),
 }
 """Accepted with any value of these types or null."""
 
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "task_type": (
-        (None, CAUSAL_LM, FEATURE_EXTRACTION),
-        "adapters with a head of their own are not supported",
+        (None, CAUSAL_LM, FEATURE_EXTRACTION, SEQ_CLS),
+        f"of adapters with a head of their own, classifiers of whole texts ({SEQ_CLS}) are supported",
     ),
     "bias": (("none",), "adapters that train biases are not supported"),
     "fan_in_fan_out": ((False, None), "transposed weights (Conv1D, as in GPT-2) are not supported"),
-    "modules_to_save": ((None, []), "fully trained modules would replace parts of the shared base model"),
     "use_qalora": ((False, None), "QA-LoRA is not supported"),
     "use_bdlora": ((None, False), "block-diagonal LoRA is not supported"),
     "velora_config": ((None,), "VeLoRA is not supported"),
@@ -440,6 +470,47 @@ def _invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
         return tuple(value)
 
     return parse
+
+
+def _saves_head_of(task_type: Any) -> Callable[[str, Any], bool]:
+    """Whether modules_to_save, and the task type, are those of a classifier."""
+
+    def parse(name: str, value: Any) -> bool:
+        saved = [] if value is None else value
+        if not isinstance(saved, list) or not all(isinstance(item, str) for item in saved):
+            raise _invalid(name, value, "null or a list of names")
+        is_classifier = task_type == SEQ_CLS or (task_type is None and HEAD in saved)
+        others = sorted({*saved}.difference(SAVED_WITH_HEAD if is_classifier else ()))
+        if others:
+            reason = "fully trained modules would replace parts of the shared base model"
+            raise _unsupported(name, others, list(SAVED_WITH_HEAD) if is_classifier else None, reason)
+        return is_classifier
+
+    return parse
+
+
+def _labels_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
+    def parse(name: str, value: Any) -> tuple[str, ...]:
+        if value is None or value == {}:
+            return ()
+        labels = value if isinstance(value, dict) else {}
+        names = tuple(labels.get(str(index)) for index in range(len(labels)))
+        if not names or not all(isinstance(label, str) for label in names):
+            raise _invalid(name, value, 'the names of all labels by their numbers, as {"0": …, "1": …}')
+        num_bytes = sum(len(label.encode("utf-8", "surrogatepass")) for label in names if label is not None)
+        if num_bytes > limits.max_label_bytes:
+            found, expected = f"{num_bytes} bytes", f"at most {limits.max_label_bytes}"
+            reason = f"names of {found} together, {expected} are accepted"
+            raise _refused("too_large", reason, name, found=found, expected=expected)
+        return tuple(label for label in names if label is not None)
+
+    return parse
+
+
+def _problem_type(name: str, value: Any) -> str | None:
+    if value is not None and value not in PROBLEM_TYPES:
+        raise _invalid(name, value, f"null or one of {', '.join(PROBLEM_TYPES)}")
+    return value
 
 
 def _layers_pattern_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:

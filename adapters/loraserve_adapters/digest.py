@@ -58,5 +58,8 @@ def canonical_config(config: AdapterConfig) -> bytes:
         **({"use_dora": True} if config.use_dora else {}),
         **({"invocation_token_ids": config.invocation_token_ids} if config.invocation_token_ids else {}),
         **({"target_parameters": config.target_parameters} if config.target_parameters else {}),
+        **({"is_classifier": True} if config.is_classifier else {}),
+        **({"labels": config.labels} if config.labels else {}),
+        **({"problem_type": config.problem_type} if config.problem_type else {}),
     }
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

@@ -1,10 +1,10 @@
-"""Adapters of the model without its head, as `AutoModel` loads it: those trained for embeddings.
+"""Adapters of the model without its head: those trained for embeddings, as `AutoModel` loads it, and classifiers.
 
-There PEFT calls `layers.0…` what the whole model calls `model.layers.0…`, in tensors as in the config's names and
-patterns. Only the tensors tell which of the two it was: FEATURE_EXTRACTION, and no task type, go with both.
+Of `AutoModel` PEFT calls `layers.0…` what the whole model calls `model.layers.0…`, in tensors as in the config's names
+and patterns. Only the tensors tell which of the two it was: FEATURE_EXTRACTION, and no task type, go with both.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from loraserve_adapters.base_layout import BaseLayout
@@ -26,7 +26,7 @@ def body_name(layout: BaseLayout) -> str | None:
 def is_headless(config: AdapterConfig, tensor_names: Iterable[str], layout: BaseLayout) -> bool:
     """Whether there are names of the model without its head, and none below that of the body."""
     body = body_name(layout)
-    if body is None or config.task_type == CAUSAL_LM:
+    if body is None or config.task_type == CAUSAL_LM or config.is_classifier:
         return False
     names = (name.removeprefix(KEY_PREFIX) for name in tensor_names if name.startswith(KEY_PREFIX))
     parts = {name.partition(".")[0] for name in names}
@@ -36,13 +36,29 @@ def is_headless(config: AdapterConfig, tensor_names: Iterable[str], layout: Base
 
 def without_head(layout: BaseLayout) -> BaseLayout:
     """What is in the body, by the names that it has there. The fingerprint stays that of the whole model."""
-    body = f"{body_name(layout)}."
+    prefix = f"{body_name(layout)}."
+    return _body(layout, prefix, lambda name: name.removeprefix(prefix), is_headless=True)
+
+
+def without_lm_head(layout: BaseLayout) -> BaseLayout:
+    """What a classifier has of the whole model, by the names that it has there: the body."""
+    return _body(layout, f"{body_name(layout)}.", lambda name: name, is_headless=False)
+
+
+def with_whole_name(source: SourceModule, layout: BaseLayout) -> SourceModule:
+    """Of the module; its tensors keep their names. layout: of the whole model."""
+    module = replace(source.target.module, name=f"{body_name(layout)}.{source.target.module.name}")
+    return replace(source, target=replace(source.target, module=module))
+
+
+def _body(layout: BaseLayout, prefix: str, renamed: Callable[[str], str], *, is_headless: bool) -> BaseLayout:
+    """What has names with the prefix."""
 
     def inner(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(name.removeprefix(body) for name in names if name.startswith(body))
+        return tuple(renamed(name) for name in names if name.startswith(prefix))
 
     groups = (
-        tuple(replace(module, name=module.name.removeprefix(body)) for module in group if module.name.startswith(body))
+        tuple(replace(module, name=renamed(module.name)) for module in group if module.name.startswith(prefix))
         for group in layout.groups
     )
     return replace(
@@ -51,14 +67,8 @@ def without_head(layout: BaseLayout) -> BaseLayout:
         other_modules=inner(layout.other_modules),
         embedding_modules=inner(layout.embedding_modules),
         unreached_linears=inner(layout.unreached_linears),
-        is_headless=True,
+        is_headless=is_headless,
     )
-
-
-def with_whole_name(source: SourceModule, layout: BaseLayout) -> SourceModule:
-    """Of the module; its tensors keep their names. layout: of the whole model."""
-    module = replace(source.target.module, name=f"{body_name(layout)}.{source.target.module.name}")
-    return replace(source, target=replace(source.target, module=module))
 
 
 def _all_names(layout: BaseLayout) -> Iterable[str]:

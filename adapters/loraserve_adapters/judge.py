@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.base_names import last_part
 from loraserve_adapters.checks import Checks
-from loraserve_adapters.config import CONFIG_NAME, AdapterConfig, check_config
+from loraserve_adapters.config import CONFIG_NAME, HEAD, SEQ_CLS, AdapterConfig, check_config
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
-from loraserve_adapters.headless import body_name, is_headless, with_whole_name, without_head
+from loraserve_adapters.headless import body_name, is_headless, with_whole_name, without_head, without_lm_head
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
@@ -19,6 +19,8 @@ from loraserve_adapters.targets import Selection, Target, close_names, resolve_t
 _OF_LINEARS = ("lora_A.weight", "lora_B.weight")
 _OF_EMBEDDINGS = ("lora_embedding_A", "lora_embedding_B")
 _BIAS, _MAGNITUDE = "lora_B.bias", "lora_magnitude_vector"
+HEAD_WEIGHT = f"{KEY_PREFIX}{HEAD}.weight"
+"""The tensor of a classifier's head."""
 _MAX_HINTS = 5
 """Comparing a wrong name with all of the base's takes milliseconds; only the first few get a suggestion."""
 
@@ -42,6 +44,8 @@ class JudgedAdapter:
     modules: tuple[SourceModule, ...]
     """In the layout's order."""
     base_copies: tuple[BaseCopy, ...]
+    head: TensorEntry | None = None
+    """[num_labels, hidden_size]; of a classifier only."""
     is_headless: bool = False
     """Its tensors have the names of the model without its head."""
 
@@ -87,6 +91,8 @@ def judge_tensors(
     limits: Limits = DEFAULT_LIMITS,
 ) -> JudgedAdapter | None:
     """What the config targets, and whether there are tensors for just that. tensors: None where there is no header."""
+    if config.is_classifier:
+        layout = without_lm_head(layout)
     if not is_headless(config, tensors or (), layout):
         return _judge_tensors(config, tensors, layout, checks, limits)
     judged = _judge_tensors(config, tensors, without_head(layout), checks, limits)
@@ -148,6 +154,10 @@ def _match(
             third = found.get(_BIAS), found.get(_MAGNITUDE)
             part = SourcePart(a, b, *third, target.lora_rank, target.module.out_features)
             modules.append(SourceModule(target, (part,)))
+    head = rest.pop(HEAD_WEIGHT, None) if config.is_classifier else None
+    if config.is_classifier and head is None:
+        reason = f"missing, though task_type is {SEQ_CLS}: the head that gives each label a number"
+        checks.fail("weights.tensors", _refused("missing_tensor", HEAD_WEIGHT, reason, found="no tensor"))
     taken = take_former_linears(selection.former, config, rest, missing)
     modules += taken
     checks.attempt("config.values", lambda: check_former_linears(taken, selection.former, config, limits))
@@ -164,6 +174,10 @@ def _match(
     for module in modules:
         for part in module.parts:
             _check_part(part, module.target, checks)
+    if head is not None:
+        if checks.attempt("weights.shapes", lambda: _num_labels(head, config, layout, limits)) is not None:
+            checks.passed("weights.labels", _shown_labels(config, head.shape[0]))
+        checks.attempt("weights.dtypes", lambda: _check_dtype(head))
     for copy in base_copies:
         _check_base_copy(copy, checks)
     if not checks.failed("weights.shapes"):
@@ -173,7 +187,7 @@ def _match(
         checks.passed("weights.dtypes", f"all tensors are {' or '.join(dtypes)}", found=", ".join(dtypes))
     position = {module.name: index for index, module in enumerate(m for group in layout.groups for m in group)}
     modules.sort(key=lambda module: position[module.target.module.name])
-    return None if checks.has_failed else JudgedAdapter(config, tuple(modules), tuple(base_copies))
+    return None if checks.has_failed else JudgedAdapter(config, tuple(modules), tuple(base_copies), head)
 
 
 def _check_invocation(config: AdapterConfig, layout: BaseLayout) -> None:
@@ -281,6 +295,9 @@ def _unexpected(
         return _refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
     if kind.startswith(_MAGNITUDE) and _MAGNITUDE not in of_linears:
         return _refused("unexpected_tensor", name, "belongs to DoRA, though adapter_config.json does not set use_dora")
+    if name == HEAD_WEIGHT:
+        reason = f"is the head of a classifier, though task_type of adapter_config.json is not {SEQ_CLS}"
+        return _refused("unexpected_tensor", name, reason)
     if not kind:
         if _name_in_base(name) in {f"{embedding}.weight" for embedding in layout.embedding_modules}:
             reason = "this embedding cannot be replaced; save with save_embedding_layers=False if it is unchanged"
@@ -384,6 +401,30 @@ def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, 
         if expected[rank_axis] != lora_rank:
             reason += f", and there are {expected[rank_axis] // lora_rank} experts"
     raise _refused(code, entry.name, reason, found=found, expected=str(list(expected)))
+
+
+def _num_labels(head: TensorEntry, config: AdapterConfig, layout: BaseLayout, limits: Limits) -> int:
+    num_labels, hidden_size = head.shape if len(head.shape) == 2 else (0, 0)
+    if num_labels == 0 or hidden_size != (layout.hidden_size or hidden_size):
+        found, expected = shown(list(head.shape)), f"[number of labels, {layout.hidden_size or 'hidden size'}]"
+        raise _refused(
+            "shape_mismatch", head.name, f"found {found}, expected {expected}", found=found, expected=expected
+        )
+    if num_labels > limits.max_labels:
+        found, expected = f"{num_labels} labels", f"at most {limits.max_labels}"
+        raise _refused("too_large", head.name, f"{found}, {expected} are accepted", found=found, expected=expected)
+    if config.labels and len(config.labels) != num_labels:
+        found, expected = f"{len(config.labels)} names", f"{num_labels}, one for each output of {head.name}"
+        reason = f"{CONFIG_NAME}: id2label: found {found}, expected {expected}"
+        raise AdapterError("invalid_field", reason, file=CONFIG_NAME, key="id2label", found=found, expected=expected)
+    return num_labels
+
+
+def _shown_labels(config: AdapterConfig, num_labels: int) -> str:
+    names = [shown_name(name) for name in config.labels[:_MAX_HINTS]]
+    listed = f": {', '.join(names)}{', …' * (num_labels > len(names))}" if names else ""
+    meaning = "" if config.problem_type is None else f" ({config.problem_type})"
+    return f"a classifier of {num_labels} {'label' if num_labels == 1 else 'labels'}{meaning}{listed}"
 
 
 def _check_base_copy(copy: BaseCopy, checks: Checks) -> None:

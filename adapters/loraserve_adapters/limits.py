@@ -15,6 +15,10 @@ class Limits:
     max_lora_rank: int = 512
     max_pattern_length: int = 512
     max_invocation_tokens: int = 64
+    max_labels: int = 4096
+    """Of a classifier."""
+    max_label_bytes: int = 16 * 1024
+    """Of all of their names, in UTF-8: they are in every revision of the adapter's document."""
     max_patterns: int = 2048
     """Entries of `rank_pattern` and `alpha_pattern` together."""
     max_pattern_steps: int = 2_000_000

@@ -14,7 +14,7 @@ from loraserve_adapters.dtypes import STORAGE, raw_bytes
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.judge import JudgedAdapter
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
-from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedTable
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedHead, PackedTable
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, packed_file_name, read_packed
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, open_weights
 from loraserve_adapters.source import SourceAdapter, read_adapter
@@ -79,7 +79,9 @@ class PackedAdapterWriter:
         ranks = [0 if module is None else module.target.lora_rank for module in present]
         has_bias = [module is not None and any(part.bias for part in module.parts) for module in present]
         has_magnitude = [module is not None and adapter.config.use_dora for module in present]
-        plan = plan_payload(layout.groups, ranks, layout.dtype, has_bias, has_magnitude)
+        head = adapter.head
+        num_head_values = 0 if head is None else head.num_elements
+        plan = plan_payload(layout.groups, ranks, layout.dtype, has_bias, has_magnitude, num_head_values)
         table = PackedTable(
             layout_fingerprint=layout.fingerprint,
             dtype=layout.dtype,
@@ -91,12 +93,13 @@ class PackedAdapterWriter:
             lora_rank=np.array(ranks, np.int32),
             scaling=np.array([0.0 if module is None else module.target.scaling for module in present], np.float32),
             invocation_token_ids=adapter.config.invocation_token_ids,
+            head=None if head is None else PackedHead(plan.offset_head, *head.shape),
         )
         self._size_bytes = plan.size_bytes
         self._file = PackedFileWriter(descriptor, table, plan.size_bytes)
         self._item_bytes = STORAGE[layout.dtype].itemsize
         self._as_is: dict[str, int] = {}
-        """First element of each A, bias and row of magnitudes; of the latter there is but one block."""
+        """First element of each A, bias, row of magnitudes and head."""
         self._transposed: dict[str, _PlaceOfB] = {}
         for index, module in enumerate(present):
             if module is None:
@@ -113,11 +116,13 @@ class PackedAdapterWriter:
                     self._as_is[part.bias.name] = int(plan.offset_bias[index])
                 if part.magnitude is not None:
                     self._as_is[part.magnitude.name] = int(plan.offset_magnitude[index])
+        if head is not None:
+            self._as_is[head.name] = plan.offset_head
 
     def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
         if entry.name in self._as_is:
-            offset = self._as_is[entry.name] + first_row * block.shape[1]
-            self._file.write(offset * self._item_bytes, raw_bytes(block))
+            start = self._as_is[entry.name] * self._item_bytes
+            self._file.write(start + first_row * block.shape[1] * block.itemsize, raw_bytes(block))
             return
         place = self._transposed[entry.name]
         columns = block.T.reshape(-1, place.num_experts, len(block)).swapaxes(0, 1).reshape(-1, len(block))
@@ -152,6 +157,8 @@ class PayloadPlan:
     """int64 [M]; -1 = absent."""
     member_a: tuple[int, ...]
     """[M]: each member's own A within its group's; -1 = absent."""
+    offset_head: int
+    """-1 = absent."""
     size_bytes: int
     """A multiple of `ALIGNMENT_BYTES`."""
 
@@ -162,8 +169,9 @@ def plan_payload(
     dtype: str,
     has_bias: Sequence[bool] = (),
     has_magnitude: Sequence[bool] = (),
+    num_head_values: int = 0,
 ) -> PayloadPlan:
-    """lora_ranks: [M], 0 = absent. has_bias, has_magnitude: [M], or empty for none."""
+    """lora_ranks: [M], 0 = absent. has_bias, has_magnitude: [M], or empty for none. num_head_values: 0 = no head."""
     item_bytes = STORAGE[dtype].itemsize
     aligned, per_float32 = ALIGNMENT_BYTES // item_bytes, STORAGE["float32"].itemsize // item_bytes
     offset_a: list[int] = []
@@ -188,12 +196,15 @@ def plan_payload(
             position = _round_up(position + is_biased * member.out_features, aligned)
             offset_magnitude.append(position if is_dora else -1)
             position = _round_up(position + is_dora * 2 * member.out_features * per_float32, aligned)
+    offset_head = position if num_head_values else -1
+    position = _round_up(position + num_head_values * per_float32, aligned)
     return PayloadPlan(
         np.array(offset_a, np.int64),
         np.array(offset_b, np.int64),
         np.array(offset_bias, np.int64),
         np.array(offset_magnitude, np.int64),
         tuple(member_a),
+        offset_head,
         position * item_bytes,
     )
 

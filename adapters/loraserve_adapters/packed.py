@@ -3,10 +3,11 @@
 Layout: for each group that the adapter touches, the A matrices of its present members, adjacent, `[rank, in_features]`
 row-major; then for each present member B as `[rank, out_features]` (transposed from PEFT's `[out_features, rank]`),
 and where the adapter has biases, the member's bias `[out_features]`; where it is DoRA, the member's magnitudes and as
-many zeros, `[2, out_features]`, in float32 whatever the dtype of the others. Of experts, A and B of all are adjacent:
+many zeros, `[2, out_features]`, in float32 whatever the dtype of the others. Last comes the head of a classifier,
+`[num_labels, hidden_size]`, in float32 too. Of experts, A and B of all are adjacent:
 `[num_experts * rank, in_features]` and `[num_experts * rank, out_features]`, those of an expert side by side.
-Every group's A and every member's B, bias and magnitudes start at a multiple of 256 bytes. Scaling is not applied to
-any of them.
+Every group's A, every member's B, bias and magnitudes, and the head start at a multiple of 256 bytes. Scaling is not
+applied to any of them.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +15,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 ALIGNMENT_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHead:
+    """Where the head of a classifier is."""
+
+    offset: int
+    """As those of `PackedTable`."""
+    num_labels: int
+    hidden_size: int
 
 
 @dataclass(slots=True)
@@ -37,6 +48,8 @@ class PackedTable:
     """float32 [M]: lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
     invocation_token_ids: tuple[int, ...] = field(default=(), kw_only=True)
     """Of an activated LoRA, as in `AdapterConfig`."""
+    head: PackedHead | None = field(default=None, kw_only=True)
+    """Of a classifier."""
 
 
 @dataclass(slots=True)

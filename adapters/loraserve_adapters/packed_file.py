@@ -11,6 +11,7 @@ import secrets
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import numpy as np
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.dtypes import STORAGE, raw_bytes
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.packed import PackedAdapter, PackedTable
+from loraserve_adapters.packed import PackedAdapter, PackedHead, PackedTable
 from loraserve_adapters.sync_file import sync_file, sync_folder
 
 FORMAT_VERSION = 2
 MAGNITUDES_VERSION = 3
 """In the prefix of files with magnitudes: readers that do not know these refuse it, and would compute plain LoRA."""
+HEAD_VERSION = 4
+"""Likewise with the head of a classifier, with or without magnitudes; to others it would be an adapter for text."""
 PAGE_BYTES = 4096
 
 _MAGIC = b"LORAPACK"
@@ -79,6 +82,7 @@ class PackedFileWriter:
         """The file is complete and synced. Reads the payload once more, for its sha256."""
         header = _header_bytes(self._table, digest, self._size_bytes, self._payload_sha256())
         version = MAGNITUDES_VERSION if _has_magnitudes(self._table) else FORMAT_VERSION
+        version = version if self._table.head is None else HEAD_VERSION
         prefix = _PREFIX.pack(_MAGIC, version, len(header), hashlib.sha256(header).digest())
         os.pwrite(self._descriptor, prefix + header, 0)
         sync_file(self._descriptor)
@@ -152,6 +156,7 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
         lora_rank=np.array(header["lora_rank"], np.int32),
         scaling=np.array(header["scaling"], np.float32),
         invocation_token_ids=tuple(header.get("invocation_token_ids", ())),
+        head=PackedHead(*header["head"]) if "head" in header else None,
         payload=payload,
     )
 
@@ -171,6 +176,7 @@ def _header_bytes(table: PackedTable, digest: str, size_bytes: int, payload_sha2
         "payload_sha256": payload_sha256,
         **({"offset_magnitude": table.offset_magnitude.tolist()} if _has_magnitudes(table) else {}),
         **({"invocation_token_ids": table.invocation_token_ids} if table.invocation_token_ids else {}),
+        **({"head": astuple(table.head)} if table.head is not None else {}),
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -185,8 +191,9 @@ def _read_header(file: Any, path: Path) -> tuple[dict[str, Any], int, int]:
     if len(prefix) != _PREFIX.size:
         raise _damaged(path, "too short")
     magic, version, length, sha256 = _PREFIX.unpack(prefix)
-    if magic != _MAGIC or version not in (FORMAT_VERSION, MAGNITUDES_VERSION) or length > _MAX_HEADER_BYTES:
-        raise _damaged(path, f"not a packed adapter of version {FORMAT_VERSION} or {MAGNITUDES_VERSION}")
+    is_known = FORMAT_VERSION <= version <= HEAD_VERSION
+    if magic != _MAGIC or not is_known or length > _MAX_HEADER_BYTES:
+        raise _damaged(path, f"not a packed adapter of version {FORMAT_VERSION} to {HEAD_VERSION}")
     header = file.read(length)
     if hashlib.sha256(header).digest() != sha256:
         raise _damaged(path, "the header differs from its sha256")

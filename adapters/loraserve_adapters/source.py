@@ -29,6 +29,8 @@ class AdapterSummary:
     num_parameters: int
     dtypes: tuple[str, ...]
     """Of the LoRA tensors, e.g. ("bfloat16",)."""
+    num_labels: int = 0
+    """Of a classifier; 0 = it is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,13 @@ def check_adapter(
 
 
 def summarise(adapter: JudgedAdapter) -> AdapterSummary:
-    entries = [entry for module in adapter.modules for entry in module.entries]
+    entries, head = [entry for module in adapter.modules for entry in module.entries], adapter.head
     return AdapterSummary(
         lora_ranks=tuple(sorted({module.target.lora_rank for module in adapter.modules})),
         target_modules=tuple(dict.fromkeys(_last_part(module.target.module) for module in adapter.modules)),
-        num_parameters=sum(entry.num_elements for entry in entries),
+        num_parameters=sum(entry.num_elements for entry in entries) + (head.num_elements if head is not None else 0),
         dtypes=tuple(sorted({FROM_SAFETENSORS[entry.dtype] for entry in entries})),
+        num_labels=0 if head is None else head.shape[0],
     )
 
 

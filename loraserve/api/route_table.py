@@ -9,6 +9,7 @@ from loraserve.api.routes import (
     audit,
     certificates,
     chat,
+    classify,
     completions,
     config,
     embeddings,
@@ -39,6 +40,7 @@ from loraserve.api.schemas.adapters import (
 )
 from loraserve.api.schemas.aliases import PutAliasRequest, RollbackRequest
 from loraserve.api.schemas.chat import ChatCompletionRequest
+from loraserve.api.schemas.classify import ClassifyRequest
 from loraserve.api.schemas.completions import CompletionRequest
 from loraserve.api.schemas.embeddings import EmbeddingRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
@@ -68,6 +70,8 @@ ROUTES: list[HTTPRouteHandler] = [
     messages.count_adapter_tokens,
     embeddings.create_embeddings,
     embeddings.create_adapter_embeddings,
+    classify.classify,
+    classify.classify_with_adapter,
     tokenize.tokenize,
     tokenize.detokenize,
     lorax.generate_as_asked,
@@ -141,6 +145,7 @@ BODIES: list[type[msgspec.Struct]] = [
     MessagesRequest,
     CountTokensRequest,
     EmbeddingRequest,
+    ClassifyRequest,
     TokenizeRequest,
     DetokenizeRequest,
     LoraxRequest,

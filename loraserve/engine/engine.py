@@ -438,6 +438,9 @@ class Engine:
         digest = request.adapter_digest
         if digest is not None and not self._users.can_enter(digest):
             raise EngineRequestError(f"adapter {digest[:12]} is not loaded", EngineErrorCode.ADAPTER_NOT_LOADED)
+        is_to_classify = request.pooling is not None and request.pooling.labels is not None
+        if is_to_classify and (digest is None or not self._users.is_classifier(digest)):
+            raise EngineRequestError("the request is to be classified, and has no adapter that is a classifier")
 
     def _adapter_start(self, request: EngineRequest) -> int:
         """See `RequestState`. Raises `EngineRequestError` where an activated LoRA would change nothing."""

@@ -97,6 +97,15 @@ class Pooling(StrEnum):
     MEAN = "mean"
 
 
+class LabelActivation(StrEnum):
+    """What becomes of the numbers that a classifier's head gives."""
+
+    NONE = "none"
+    SIGMOID = "sigmoid"
+    """Of each by itself."""
+    SOFTMAX = "softmax"
+
+
 @dataclass(frozen=True, slots=True)
 class PoolingParams:
     pooling: Pooling
@@ -104,6 +113,14 @@ class PoolingParams:
     """Keep the vector's first ones; None = all, which are the model's hidden size."""
     normalize: bool = True
     """To a Euclidean length of 1, after that."""
+    labels: LabelActivation | None = None
+    """The answer is what the head of the adapter, a classifier, makes of the vector, neither cut nor normalized: a
+    number for each label. None = it is the vector."""
+
+
+def to_classify(activation: LabelActivation) -> PoolingParams:
+    """As transformers' `…ForSequenceClassification`: by the state of the last token."""
+    return PoolingParams(Pooling.LAST, normalize=False, labels=activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +186,7 @@ class SequenceOutput:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """On the first output of index 0; the first prompt token has None."""
     pooled: bytes | None = None
-    """The prompt's vector, little-endian float32, where the request has `pooling`."""
+    """The prompt's vector, or its labels' numbers, little-endian float32, where the request has `pooling`."""
     num_predicted_tokens: int = 0
     """What was drafted of the choice so far because its request predicts it; 0 also in steps without a draft."""
     num_accepted_tokens: int = 0

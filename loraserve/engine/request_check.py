@@ -44,6 +44,8 @@ def check_request(request: EngineRequest, model: ModelDescription) -> None:
 def _check_pooling(request: EngineRequest, params: PoolingParams, hidden_size: int) -> None:
     if params.dimensions is not None and not 1 <= params.dimensions <= hidden_size:
         raise EngineRequestError(f"dimensions is {params.dimensions}; 1 to {hidden_size} are possible")
+    if params.labels is not None and (params.dimensions is not None or params.normalize):
+        raise EngineRequestError("a vector that is classified is neither cut nor normalized")
     if request.sampling.n != 1 or request.sampling.grammar is not None:
         raise EngineRequestError("a prompt that is pooled has one choice and no grammar")
 

@@ -49,7 +49,7 @@ Progress = Callable[[str, int, int], None]
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
-HEADLESS_NOTE = "it was saved without an lm_head: it answers /v1/embeddings and no others"
+HEADLESS_NOTE = "it was saved without an lm_head: it answers /v1/embeddings and /v1/classify, and no others"
 QUANTIZED_NOTE = "without our C kernels, which take bfloat16 and float32, each step makes weights whole again"
 SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (

@@ -235,6 +235,7 @@ def _describe_layout(model: PreTrainedModel, structure: ModelStructure) -> BaseL
         other_modules=tuple(name for name, _ in names),
         embedding_modules=tuple(name for name, module in names if isinstance(module, nn.Embedding)),
         unreached_linears=tuple(structure.unreached_linears),
+        hidden_size=model.config.get_text_config().hidden_size,
     )
 
 

@@ -20,7 +20,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_prompts: int = 64
     max_inputs: int = 2048
     """Of a request for embeddings, as OpenAI has it."""
-    max_embedding_values: int = 4_194_304
+    max_pooled_values: int = 4_194_304
     """Of all its vectors together: one takes up to 25 bytes in the answer."""
     max_stop_strings: int = 4
     max_stop_chars: int = 256

@@ -105,11 +105,25 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of its linears' names and shapes: what decides."""
 
 
+class ClassifierRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a classifier's head gives numbers for."""
+
+    num_labels: int
+    labels: list[str] = []
+    """Their names; empty = they have none."""
+    problem_type: str | None = None
+    """See `AdapterConfig`."""
+
+    def name_of(self, label: int) -> str:
+        """As transformers names those without a name."""
+        return self.labels[label] if self.labels else f"LABEL_{label}"
+
+
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One immutable content of an adapter.
 
-    NOTE: fields with their defaults are not written, so that a release that knows no activated LoRA can read adapters
-    that are none.
+    NOTE: fields with their defaults are not written, so that a release that knows no activated LoRA, or no classifiers,
+    can read adapters that are none.
     """
 
     n: int
@@ -129,6 +143,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The base models that the content was checked against; empty where that was not recorded."""
     invocation_token_ids: list[int] = []
     """Of an activated LoRA: it changes nothing before the last place of a prompt where they are. Empty = it is none."""
+    classifier: ClassifierRecord | None = None
+    """None = it answers with text, or is for embeddings."""
     deleted_at: float | None = None
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
+from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed, write_packed
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
@@ -31,7 +31,7 @@ from loraserve.engine.engine import Engine
 from loraserve.serving.engine_client import EngineClient
 from loraserve.store.upload_session import UploadState
 from tests.support.engines import make_engine
-from tests.support.tiny_adapters import save_adapters
+from tests.support.tiny_adapters import load_classifier, save_adapters
 from tests.support.tiny_models import save_tiny_model
 from tests.support.uploads import UploadBench
 from tests.zoo.artifacts import CONFIG, WEIGHTS
@@ -51,12 +51,17 @@ class Published:
         config: LoraConfig | None = None,
         *,
         is_headless: bool = False,
+        num_labels: int | None = None,
         dtype: str = "float32",
     ) -> None:
-        """config: None = the one of `adapter_configs`. is_headless: it is of the model without its head."""
+        """config: None = the one of `adapter_configs`. is_headless: it is of the model without its head. num_labels: of
+        a classifier."""
         model = save_tiny_model(architecture, folder / "model")
         configs = None if config is None else {adapter: config}
-        paths = save_adapters(model.base_model if is_headless else model, folder / "adapters", configs)
+        trained = model.base_model if is_headless else model
+        if num_labels is not None:
+            trained = load_classifier(folder / "model", num_labels)
+        paths = save_adapters(trained, folder / "adapters", configs)
         self.engine = EngineConfig(
             model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype=dtype, device="cpu"
         )
@@ -156,6 +161,23 @@ def test_one_of_the_model_without_its_head_agrees_with_peft_on_its_body(headless
     assert certificate.status is CertificateStatus.AGREES, certificate
     assert certificate.relative_difference is not None
     assert 0 < certificate.relative_difference < 1e-5
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [("llama", "float32"), ("qwen3", "bfloat16")])
+def test_a_classifier_agrees_with_peft(architecture: str, dtype: str, tmp_path: Path) -> None:
+    """And one whose head is not what PEFT saved would not."""
+    config = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="SEQ_CLS")
+    published = Published(tmp_path, "intent", architecture, config, num_labels=3, dtype=dtype)
+    certificate = measure(published.job())
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    assert certificate.num_positions == 4
+    packed = read_packed(published.packed)
+    assert packed.head is not None
+    payload = np.array(packed.payload)
+    start = packed.head.offset * torch.empty(0, dtype=getattr(torch, dtype)).itemsize
+    payload[start:].view(np.float32)[: packed.head.hidden_size] *= 1.2
+    write_packed(replace(packed, payload=payload), wrong := tmp_path / "wrong.packed")
+    assert measure(published.job(packed_path=str(wrong))).status is CertificateStatus.DIFFERS
 
 
 def test_an_activated_one_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

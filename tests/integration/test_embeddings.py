@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from loraserve.api.routes.embeddings import MAX_AT_ONCE
+from loraserve.api.routes.pooled import MAX_AT_ONCE
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, Pooling, PoolingParams
 from loraserve.serving.settings import Limits
 from tests.support.fake_engine_client import HIDDEN_SIZE, FakeEngine, make_model, make_tokenizer, vector_of
@@ -208,7 +208,7 @@ def test_a_model_without_a_head_answers_nothing_else(tmp_path: Path) -> None:
 
 
 def test_how_many_numbers_there_may_be_in_all(tmp_path: Path) -> None:
-    settings = make_settings(tmp_path, limits=Limits(max_embedding_values=3 * HIDDEN_SIZE))
+    settings = make_settings(tmp_path, limits=Limits(max_pooled_values=3 * HIDDEN_SIZE))
     with live_server(FakeEngine(), settings) as server:
         assert post(server, {"input": ["a"] * 3}).status_code == 200
         assert post(server, {"input": ["a"] * 6, "dimensions": 4}).status_code == 200

@@ -427,8 +427,8 @@ def test_a_folder_of_a_key_that_is_revoked_meanwhile_is_refused_as_any_request_o
         (folder / name).write_bytes(data)
 
     @asynccontextmanager
-    async def revoked_while_it_is_tried(digest: str, _invocation: Sequence[int]) -> AsyncIterator[None]:
-        bench.smoked.append(digest)
+    async def revoked_while_it_is_tried(content: Content) -> AsyncIterator[None]:
+        bench.smoked.append(content.digest)
         bench.publisher.refusal = ServingError(ErrorCode.INVALID_API_KEY, "The API key was revoked.")
         yield
 
@@ -496,7 +496,7 @@ def test_an_outcome_that_cannot_be_written_is_not_waited_for(
         save(session)
 
     @asynccontextmanager
-    async def fill(_digest: str, _invocation: Sequence[int]) -> AsyncIterator[None]:
+    async def fill(_: Content) -> AsyncIterator[None]:
         nonlocal is_full
         is_full = True
         yield
@@ -549,7 +549,7 @@ def test_a_sum_that_is_none_is_refused_before_anything_is_sent(bench: UploadBenc
     asyncio.run(run())
 
 
-def die(_digest: str, _invocation: Sequence[int] = ()) -> NoReturn:
+def die(_: object) -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("dead")
 
@@ -567,7 +567,7 @@ class DyingPublisher(MemoryPublisher):
         activate: bool = True,
         unpublished: Sequence[UploadSession] = (),
     ) -> Published:
-        die(content.digest)
+        die(content)
 
 
 def server_that_dies(data_dir: Path, moment: str) -> None:
@@ -580,7 +580,7 @@ def server_that_dies(data_dir: Path, moment: str) -> None:
         if moment == "validating":
             await bench.service.commit(ALICE, "request", session.id)
         if moment in ("open", "validating"):
-            die("")
+            die(session)
         await settled(bench, session.id)
 
     asyncio.run(run())

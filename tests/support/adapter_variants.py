@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -34,3 +35,18 @@ def variant(
 def twin(folder: Path, adapter: str) -> Path:
     """Answers like the original, but is content of its own: alpha differs by a thousandth."""
     return variant(folder, adapter, lambda config: config.update(lora_alpha=config["lora_alpha"] * 1.001))
+
+
+def classifier(folder: Path, adapter: str, labels: list[str]) -> Path:
+    """With a random head, by which the labels of different texts differ."""
+
+    def change_config(config: dict[str, Any]) -> None:
+        id2label = {str(number): label for number, label in enumerate(labels)}
+        config.update(task_type="SEQ_CLS", modules_to_save=["classifier", "score"], id2label=id2label)
+
+    def add_head(tensors: Tensors) -> None:
+        hidden_size = tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[1]
+        head = torch.randn(len(labels), hidden_size, generator=torch.Generator().manual_seed(0))
+        tensors["base_model.model.score.weight"] = head / hidden_size**0.5
+
+    return variant(folder, adapter, change_config, add_head)

@@ -23,7 +23,7 @@ from loraserve.control.names.labels import CatalogNames
 from loraserve.control.tenancy.principal import server_principal
 from loraserve.serving.runtime import Runtime, build_runtime
 from loraserve.serving.settings import ServingSettings
-from loraserve.store.records import SHARED_TENANT, Document, TenantDoc
+from loraserve.store.records import SHARED_TENANT, ClassifierRecord, Document, TenantDoc
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.valkey import Valkey, running_valkey
 
@@ -80,13 +80,28 @@ def digest_of(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-async def register(control: ControlPlane, engine: FakeEngine, name: str, tenant: str = SHARED_TENANT) -> None:
-    """A version that only a `FakeEngine` can load."""
-    digest = digest_of(name)
+async def register(
+    control: ControlPlane,
+    engine: FakeEngine,
+    name: str,
+    tenant: str = SHARED_TENANT,
+    *,
+    content: str | None = None,
+    classifier: ClassifierRecord | None = None,
+) -> None:
+    """A version that only a `FakeEngine` can load. content: what `digest_of` makes its digest of; None = the name."""
+    digest = digest_of(content or name)
     packed_dir = control.declared.settings.data_dir / "packed"
     (packed_dir / packed_file_name(digest, engine.model.layout)).write_bytes(b"packed")
-    content = Content(digest=digest, upload_id=f"upload of {name}", size_bytes=4096, max_rank=8, targets=["q_proj"])
-    await control.versions.publish(server_principal(tenant, "config"), "", name, content)
+    published = Content(
+        digest=digest,
+        upload_id=f"upload of {content or name}",
+        size_bytes=4096,
+        max_rank=8,
+        targets=["q_proj"],
+        classifier=classifier,
+    )
+    await control.versions.publish(server_principal(tenant, "config"), "", name, published)
 
 
 def tenant_of(control: ControlPlane, tenant: str) -> Document[TenantDoc]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -94,6 +94,14 @@ def dora_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
             alpha_pattern={"o_proj": 9},
         ),
     }
+
+
+def load_classifier(model: Path, num_labels: int) -> PreTrainedModel:
+    """Of a saved causal model, with a random head in place of its own."""
+    loaded = AutoModelForSequenceClassification.from_pretrained(
+        model, num_labels=num_labels, dtype=torch.float32, attn_implementation="eager"
+    )
+    return loaded.eval()
 
 
 def save_adapters(

@@ -162,8 +162,8 @@ class UploadBench:
         return self._service
 
     @asynccontextmanager
-    async def _smoke(self, digest: str, invocation_token_ids: Sequence[int]) -> AsyncIterator[None]:
-        self.smoked.append(digest)
+    async def _smoke(self, content: Content) -> AsyncIterator[None]:
+        self.smoked.append(content.digest)
         if self.smoke_error is not None:
             raise self.smoke_error
         yield

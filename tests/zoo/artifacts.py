@@ -156,7 +156,7 @@ CONFIG_LIES = [
     bad_field("ensure_weight_tying", True),
     bad_field("megatron_config", {"a": 1}),
     bad_field("runtime_config", {"ephemeral_gpu_offload": True}),
-    bad_field("task_type", "SEQ_CLS"),
+    bad_field("task_type", "TOKEN_CLS"),
     bad_field("enable_lora", [True]),
     bad_field("merge_weights", True),
     *(

@@ -46,6 +46,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/adapters/{adapter}/v1/classify": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * ClassifyWithAdapter
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["AdaptersV1ClassifyClassifyWithAdapter"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/adapters/{adapter}/v1/completions": {
         parameters: {
             query?: never;
@@ -184,6 +204,28 @@ export interface paths {
          * @description Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1ResponsesCreateAdapterResponse"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/classify": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Classify
+         * @description For each input what a classifier, an adapter with a head of its own, tells it is.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["ClassifyClassify"];
         delete?: never;
         options?: never;
         head?: never;
@@ -814,6 +856,28 @@ export interface paths {
          * @description Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["V1ChatCompletionsCreateChatCompletion"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/classify": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Classify
+         * @description For each input what a classifier, an adapter with a head of its own, tells it is.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["V1ClassifyClassify"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1531,6 +1595,8 @@ export interface components {
             version: number;
             /** @description Absent where it is no activated LoRA. */
             invocation?: components["schemas"]["InvocationItem"];
+            /** @description Absent where it is none. */
+            classifier?: components["schemas"]["ClassifierItem"];
         };
         /**
          * AdapterDetail
@@ -1867,9 +1933,9 @@ export interface components {
          */
         CertificateView: {
             state: components["schemas"]["CertificateState"];
-            /** @description Between two log-probabilities of any token, over all positions. */
+            /** @description Between two log-probabilities of any token, of a classifier two numbers of any label, over all positions. */
             max_logit_difference: number | null;
-            /** @description Positions at which the whole vocabulary was compared. */
+            /** @description Positions at which the whole vocabulary, or all labels, were compared. */
             num_tokens: number | null;
             /** @description Of one that was skipped, failed or is still pending. */
             reason: string | null;
@@ -1986,6 +2052,78 @@ export interface components {
             offset: number;
             /** @default upload.chunk */
             object: string;
+        };
+        /** Classification */
+        Classification: {
+            index: number;
+            /**
+             * @description With the largest of `probs`, and the first of several: its name in the adapter's `id2label`, else LABEL_0,
+             *     LABEL_1, …
+             */
+            label: string;
+            /** @description By label. */
+            probs: number[];
+            num_classes: number;
+        };
+        /**
+         * ClassifierItem
+         * @description What a classifier tells apart: it answers /v1/classify, and has no text to answer with.
+         */
+        ClassifierItem: {
+            num_labels: number;
+            /** @description Their names, in the order of an answer's `probs`; null where `id2label` of its config gives none. */
+            labels: string[] | null;
+            /** @description As its config says: "single_label_classification", "multi_label_classification" or "regression". */
+            problem_type: string | null;
+        };
+        /**
+         * ClassifyResponse
+         * @example {
+         *       "id": "classify-5f3a9f1e6b0c4b0d",
+         *       "object": "list",
+         *       "created": 1795301684,
+         *       "model": "intent",
+         *       "data": [
+         *         {
+         *           "index": 0,
+         *           "label": "billing",
+         *           "probs": [
+         *             0.955,
+         *             0.03,
+         *             0.015
+         *           ],
+         *           "num_classes": 3
+         *         },
+         *         {
+         *           "index": 1,
+         *           "label": "login",
+         *           "probs": [
+         *             0.02,
+         *             0.972,
+         *             0.008
+         *           ],
+         *           "num_classes": 3
+         *         }
+         *       ],
+         *       "usage": {
+         *         "prompt_tokens": 9,
+         *         "completion_tokens": 0,
+         *         "total_tokens": 9,
+         *         "prompt_tokens_details": {
+         *           "cached_tokens": 0
+         *         }
+         *       }
+         *     }
+         */
+        ClassifyResponse: {
+            id: string;
+            object: string;
+            /** @description Unix time. */
+            created: number;
+            model: string;
+            /** @description In the order of the inputs. */
+            data: components["schemas"]["Classification"][];
+            usage: components["schemas"]["Usage"];
         };
         /** CompletionChoice */
         CompletionChoice: {
@@ -2756,7 +2894,7 @@ export interface components {
             /** @description Null: the base model. */
             adapter: string | null;
             version: number | null;
-            /** @description "chat.completions", "completions", "embeddings", "generate", "messages" or "responses". */
+            /** @description "chat.completions", "classify", "completions", "embeddings", "generate", "messages" or "responses". */
             route: string;
             /** @description "running", or how it ended: "stop", "length", "abort", "error" or "lost" (its server was killed). */
             state: string;
@@ -3297,6 +3435,7 @@ export interface components {
          *         "v_proj"
          *       ],
          *       "invocation": null,
+         *       "classifier": null,
          *       "bases": [
          *         "llama-3.1-8b-instruct"
          *       ],
@@ -3328,6 +3467,8 @@ export interface components {
             targets: string[];
             /** @description Null where it is no activated LoRA. */
             invocation: components["schemas"]["InvocationItem"] | null;
+            /** @description Null where it is none. */
+            classifier: components["schemas"]["ClassifierItem"] | null;
             /** @description The base models that it was checked against, as they were called; empty where that was not recorded. */
             bases: string[];
             /** @description Whether this server's base model is one of them, as far as that is known; requests for others are refused. */
@@ -4708,6 +4849,33 @@ export interface components {
              */
             model: string | null;
             /**
+             * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
+             *     the model takes.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
+            /**
+             * @description Default: true.
+             * @default null
+             */
+            add_special_tokens: boolean | null;
+            /**
+             * @description Prefixes are shared only with requests of the same salt.
+             * @default null
+             */
+            cache_salt: string | null;
+            /**
+             * @description Only 0.
+             * @default null
+             */
+            priority: number | null;
+            /**
+             * @description Whom a canary of an adapter sticks to.
+             * @default null
+             */
+            user: string | null;
+            messages?: unknown;
+            /**
              * @description Numbers, or base64 of little-endian float32.
              * @default null
              */
@@ -4728,6 +4896,26 @@ export interface components {
              * @default null
              */
             normalize: boolean | null;
+        };
+        /**
+         * ClassifyRequest
+         * @description Names and meaning as in vLLM's API.
+         * @example {
+         *       "model": "intent",
+         *       "input": [
+         *         "My invoice is wrong",
+         *         "I cannot log in"
+         *       ]
+         *     }
+         */
+        ClassifyRequest: {
+            /** @description A text, several texts, token ids, or several lists of token ids. */
+            input: string | (string | number | number[])[];
+            /**
+             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @default null
+             */
+            model: string | null;
             /**
              * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
              *     the model takes.
@@ -4755,6 +4943,12 @@ export interface components {
              */
             user: string | null;
             messages?: unknown;
+            /**
+             * @description False = the numbers that the adapter's head gives. Default: true, probabilities: of all labels together where one
+             *     of them is right, of each by itself where there is one alone or several may be right.
+             * @default null
+             */
+            use_activation: boolean | null;
         };
         /**
          * TokenizeRequest
@@ -5340,6 +5534,149 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ChatCompletionResponse"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    AdaptersV1ClassifyClassifyWithAdapter: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                adapter: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ClassifyRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ClassifyResponse"];
                 };
             };
             /** @description The request is refused; `param` names the field. */
@@ -6334,6 +6671,147 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ResponseObject"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    ClassifyClassify: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ClassifyRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ClassifyResponse"];
                 };
             };
             /** @description The request is refused; `param` names the field. */
@@ -10293,6 +10771,147 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ChatCompletionResponse"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    V1ClassifyClassify: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ClassifyRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ClassifyResponse"];
                 };
             };
             /** @description The request is refused; `param` names the field. */

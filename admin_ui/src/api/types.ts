@@ -20,6 +20,8 @@ export type RequestItem = Schemas["RequestItem"];
 export type AuditItem = Schemas["AuditItem"];
 export type UsageReport = Schemas["UsageReport"];
 export type UsageRow = UsageReport["data"][number];
+export type ClassifyResponse = Schemas["ClassifyResponse"];
+export type ModelCard = Schemas["ModelCard"];
 export type ConfigItem = Schemas["ConfigItem"];
 export type CertificateView = Schemas["CertificateView"];
 

@@ -12,6 +12,7 @@ from litestar.types import Scope
 from loraserve.api.http.processing_time import received_s
 from loraserve.api.http.request_id import own_request_id
 from loraserve.api.inference.activation import check_activated
+from loraserve.api.inference.classifiers import check_kind
 from loraserve.control.contents.residency import Residency
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.names.labels import label_of
@@ -77,6 +78,7 @@ class InferenceCall:
     ) -> Generation:
         """Load the adapter if need be, and take the work in. Raises `ServingError`."""
         admitted, adapter = self.admitted, self.adapter
+        check_kind(adapter, prompts[0].pooling)
         if adapter is not None:
             await check_activated(adapter, prompts, self._calls.generation.tokenizer)
             began_s = time.monotonic()

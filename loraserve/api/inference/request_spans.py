@@ -29,6 +29,7 @@ SHORTEST_WAIT_S = 0.001
 """An adapter that was there is no phase."""
 OPERATIONS = {
     Route.CHAT: "chat",
+    Route.CLASSIFY: "classify",
     Route.COMPLETIONS: "text_completion",
     Route.EMBEDDINGS: "embeddings",
     Route.GENERATE: "text_completion",

@@ -106,7 +106,8 @@ class SamplingChecker:
     ) -> CheckedSampling:
         """What every API has. Raises `ServingError`."""
         if self._is_headless:
-            message = "The model was saved without an lm_head and has no text to answer with. POST /v1/embeddings."
+            message = "The model was saved without an lm_head and has no text to answer with."
+            message += " POST /v1/embeddings or /v1/classify."
             raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param="model")
         self._check_without_effect(request)
         if max_tokens is not None:

@@ -8,14 +8,14 @@ import msgspec
 
 from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, LiveVersion, PinItem
 from loraserve.api.schemas.aliases import AliasItem, CanaryItem
-from loraserve.api.schemas.versions import InvocationItem, VersionItem
+from loraserve.api.schemas.versions import ClassifierItem, InvocationItem, VersionItem
 from loraserve.control.adapters.pins import live_numbers, pin_at
 from loraserve.control.adapters.service import AdapterService
 from loraserve.control.contents.residency import DigestResidency, Residency
 from loraserve.control.documents.adapter_edits import live_version, versions_of
 from loraserve.control.tenancy.principal import Principal
 from loraserve.control.usage.traffic import AdapterTraffic
-from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Document, Tier, VersionRecord
+from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, ClassifierRecord, Document, Tier, VersionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class AdapterItems:
             max_rank=version.max_rank,
             targets=version.targets,
             invocation=InvocationItem(token_ids, self.text_of(token_ids) if fits else None) if token_ids else None,
+            classifier=None if version.classifier is None else classifier_item(version.classifier),
             bases=[base.name for base in version.bases],
             fits=fits,
             aliases=sorted(name for name, alias in adapter.aliases.items() if alias.version == version.n),
@@ -99,6 +100,10 @@ class AdapterItems:
             return self.residency.of(version.digest)
         is_pinned = pin_at(adapter, self.clock()) is not None and version.n in live_numbers(adapter)
         return self.residency.seen_by(viewer.acting_tenant, version.digest, is_pinned=is_pinned)
+
+
+def classifier_item(classifier: ClassifierRecord) -> ClassifierItem:
+    return ClassifierItem(classifier.num_labels, classifier.labels or None, classifier.problem_type)
 
 
 def alias_items(adapter: AdapterDoc) -> list[AliasItem]:

@@ -11,12 +11,14 @@ from msgspec import UNSET, UnsetType
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.needs import ANY_KEY
+from loraserve.api.management.adapter_items import classifier_item
 from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelList, ModelPermission
-from loraserve.api.schemas.versions import InvocationItem
+from loraserve.api.schemas.versions import ClassifierItem, InvocationItem
 from loraserve.control.documents.adapter_edits import live_version
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.serving.engine_errors import model_not_found
+from loraserve.store.records import ClassifierRecord
 
 OWNER = "loraserve"
 
@@ -34,6 +36,7 @@ async def list_models(request: Request, context: NamedDependency[AppContext]) ->
                 digest=version.digest,
                 version=version.n,
                 invocation=_invocation(context, version.invocation_token_ids),
+                classifier=_classifier(version.classifier),
             )
             cards.append(_card(context, document.doc.name, card, int(version.created_at)))
     return ModelList(cards)
@@ -108,6 +111,7 @@ def _adapter_card(context: AppContext, name: str, adapter: ResolvedAdapter) -> M
         digest=adapter.digest,
         version=adapter.version,
         invocation=_invocation(context, adapter.invocation_token_ids),
+        classifier=_classifier(adapter.classifier),
     )
     return _card(context, name, card, adapter.created)
 
@@ -115,6 +119,10 @@ def _adapter_card(context: AppContext, name: str, adapter: ResolvedAdapter) -> M
 def _invocation(context: AppContext, token_ids: Sequence[int]) -> InvocationItem | UnsetType:
     """Of a version that fits."""
     return InvocationItem([*token_ids], context.runtime.tokenizer.decode_few(token_ids)) if token_ids else UNSET
+
+
+def _classifier(classifier: ClassifierRecord | None) -> ClassifierItem | UnsetType:
+    return UNSET if classifier is None else classifier_item(classifier)
 
 
 def _card(context: AppContext, name: str, adapter: AdapterCard, created: int) -> ModelCard:

@@ -12,6 +12,7 @@ from loraserve.api.schemas.adapters import (
 )
 from loraserve.api.schemas.aliases import PutAliasRequest, RollbackRequest
 from loraserve.api.schemas.chat import ChatCompletionRequest
+from loraserve.api.schemas.classify import ClassifyRequest
 from loraserve.api.schemas.completions import CompletionRequest
 from loraserve.api.schemas.embeddings import EmbeddingRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
@@ -32,6 +33,7 @@ BODY_EXAMPLES: dict[type[msgspec.Struct], dict[str, Any]] = {
     MessagesRequest: {"model": "sql", "system": "Answer in SQL.", "messages": QUESTION, "max_tokens": 64},
     CountTokensRequest: {"model": "sql", "system": "Answer in SQL.", "messages": QUESTION},
     EmbeddingRequest: {"model": "search", "input": ["orders of yesterday", "refunds"], "dimensions": 256},
+    ClassifyRequest: {"model": "intent", "input": ["My invoice is wrong", "I cannot log in"]},
     TokenizeRequest: {"model": "sql", "messages": QUESTION},
     DetokenizeRequest: {"model": "sql", "tokens": [128000, 9906]},
     LoraxRequest: {"inputs": "All orders:", "parameters": {"adapter_id": "sql", "max_new_tokens": 64}},

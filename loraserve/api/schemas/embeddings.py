@@ -5,19 +5,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from loraserve.api.schemas.unsupported import ABSENT
+from loraserve.api.schemas.inputs import InputFields
 from loraserve.engine.request import Pooling
 
 ENCODINGS = ("float", "base64")
 
 
-class EmbeddingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EmbeddingRequest(InputFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Names and meaning as in OpenAI's API and vLLM's extensions of it."""
 
-    input: str | list[str | int | list[int]]
-    """A text, several texts, token ids, or several lists of token ids."""
-    model: str | None = None
-    """The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`."""
     encoding_format: Annotated[str, Meta(extra_json_schema={"enum": [*ENCODINGS]})] | None = None
     """Numbers, or base64 of little-endian float32."""
     dimensions: int | None = None
@@ -27,18 +23,6 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     `1_Pooling/config.json` says, else "last"."""
     normalize: bool | None = None
     """To a Euclidean length of 1. Default: true."""
-    truncate_prompt_tokens: int | None = None
-    """Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
-    the model takes."""
-    add_special_tokens: bool | None = None
-    """Default: true."""
-    cache_salt: str | None = None
-    """Prefixes are shared only with requests of the same salt."""
-    priority: int | None = None
-    """Only 0."""
-    user: str | None = None
-    """Whom a canary of an adapter sticks to."""
-    messages: msgspec.Raw = ABSENT
 
 
 class Embedding(msgspec.Struct, frozen=True):

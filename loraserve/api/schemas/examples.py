@@ -59,6 +59,7 @@ EXAMPLES: list[msgspec.Struct] = [
         max_rank=16,
         targets=["k_proj", "o_proj", "q_proj", "v_proj"],
         invocation=None,
+        classifier=None,
         bases=["llama-3.1-8b-instruct"],
         fits=True,
         aliases=["live"],

@@ -4,6 +4,7 @@ import msgspec
 
 from loraserve.api.schemas.audit import AuditItem
 from loraserve.api.schemas.chat import ChatChoice, ChatCompletionResponse, ResponseMessage
+from loraserve.api.schemas.classify import Classification, ClassifyResponse
 from loraserve.api.schemas.completions import CompletionChoice, CompletionResponse
 from loraserve.api.schemas.embeddings import Embedding, EmbeddingResponse, EmbeddingUsage
 from loraserve.api.schemas.lorax import LoraxError, LoraxResponse
@@ -63,6 +64,17 @@ INFERENCE_EXAMPLES: list[msgspec.Struct] = [
         data=[Embedding("embedding", 0, [0.018, -0.041, 0.007]), Embedding("embedding", 1, [-0.022, 0.013, 0.05])],
         model="search",
         usage=EmbeddingUsage(9, 9),
+    ),
+    ClassifyResponse(
+        id="classify-5f3a9f1e6b0c4b0d",
+        object="list",
+        created=ASKED_AT,
+        model="intent",
+        data=[
+            Classification(0, "billing", [0.955, 0.03, 0.015], 3),
+            Classification(1, "login", [0.02, 0.972, 0.008], 3),
+        ],
+        usage=Usage(9, 0, 9, PromptTokensDetails(0)),
     ),
     ResponseObject(
         id="resp_5f3a9f1e6b0c4b0d",

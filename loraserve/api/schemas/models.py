@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loraserve.api.schemas.versions import InvocationItem
+from loraserve.api.schemas.versions import ClassifierItem, InvocationItem
 
 
 class ModelPermission(msgspec.Struct, frozen=True):
@@ -29,6 +29,8 @@ class AdapterCard(msgspec.Struct, frozen=True):
     version: int
     invocation: InvocationItem | UnsetType = UNSET
     """Absent where it is no activated LoRA."""
+    classifier: ClassifierItem | UnsetType = UNSET
+    """Absent where it is none."""
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ class RequestItem(msgspec.Struct, frozen=True, kw_only=True):
     """Null: the base model."""
     version: int | None
     route: str
-    """ "chat.completions", "completions", "embeddings", "generate", "messages" or "responses"."""
+    """ "chat.completions", "classify", "completions", "embeddings", "generate", "messages" or "responses"."""
     state: str
     """ "running", or how it ended: "stop", "length", "abort", "error" or "lost" (its server was killed)."""
     error: str | None

@@ -62,7 +62,7 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "merged_adapters": (),
     "typical_p": (b"1", b"1.0"),
     "watermark": (b"false",),
-    # Of embeddings.
+    # Of embeddings and classifiers.
     "messages": (),
     # Of a chat's messages.
     "annotations": (b"[]",),

@@ -14,6 +14,16 @@ class InvocationItem(msgspec.Struct, frozen=True):
     """Null where the version is of another base model."""
 
 
+class ClassifierItem(msgspec.Struct, frozen=True):
+    """What a classifier tells apart: it answers /v1/classify, and has no text to answer with."""
+
+    num_labels: int
+    labels: list[str] | None
+    """Their names, in the order of an answer's `probs`; null where `id2label` of its config gives none."""
+    problem_type: str | None
+    """As its config says: "single_label_classification", "multi_label_classification" or "regression"."""
+
+
 class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     """One immutable content of an adapter."""
 
@@ -32,6 +42,8 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of modules it adapts."""
     invocation: InvocationItem | None
     """Null where it is no activated LoRA."""
+    classifier: ClassifierItem | None
+    """Null where it is none."""
     bases: list[str]
     """The base models that it was checked against, as they were called; empty where that was not recorded."""
     fits: bool

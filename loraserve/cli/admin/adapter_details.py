@@ -6,6 +6,8 @@ from loraserve.cli.admin.output import bytes_text, print_fields, print_table, ti
 
 Json = dict[str, Any]
 
+MAX_LABELS_SHOWN = 5
+
 
 def print_adapter(found: Json) -> None:
     print_fields(
@@ -30,8 +32,10 @@ def print_adapter(found: Json) -> None:
         ],
     )
     has_activated = any(version["invocation"] for version in found["versions"])
+    has_classifier = any(version["classifier"] for version in found["versions"])
+    more = (*has_activated * ("activated by",), *has_classifier * ("labels",))
     print_table(
-        ("version", "digest", "size", "rank", "base", "tier", "by", "created", *has_activated * ("activated by",)),
+        ("version", "digest", "size", "rank", "base", "tier", "by", "created", *more),
         [
             (
                 f"v{version['n']}",
@@ -43,6 +47,7 @@ def print_adapter(found: Json) -> None:
                 version["by"],
                 time_text(version["created_at"]),
                 *has_activated * (_invocation(version["invocation"]),),
+                *has_classifier * (_labels(version["classifier"]),),
             )
             for version in found["versions"]
         ],
@@ -51,6 +56,13 @@ def print_adapter(found: Json) -> None:
 
 def _invocation(invocation: Json | None) -> str | None:
     return None if invocation is None else repr(invocation["text"] or invocation["token_ids"])
+
+
+def _labels(classifier: Json | None) -> str | None:
+    if classifier is None:
+        return None
+    number, names = classifier["num_labels"], (classifier["labels"] or [])[:MAX_LABELS_SHOWN]
+    return f"{number}: {', '.join(names)}{', …' * (number > len(names))}" if names else str(number)
 
 
 def _canary(alias: Json) -> str | None:

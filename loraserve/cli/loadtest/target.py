@@ -22,8 +22,9 @@ class ModelCard(msgspec.Struct, frozen=True):
 
     @property
     def answers_any_prompt(self) -> bool:
-        """Not so an activated LoRA, which needs its invocation."""
-        return not (isinstance(self.adapter, dict) and self.adapter.get("invocation"))
+        """With text. Not so an activated LoRA, which needs its invocation, nor a classifier."""
+        particular = ("invocation", "classifier")
+        return not (isinstance(self.adapter, dict) and any(map(self.adapter.get, particular)))
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -43,8 +44,8 @@ class Target:
     kind: ServerKind
     base: str | None = None
     adapters: list[str] = field(default_factory=list)
-    """Those it lists, without activated ones, as the test's prompts have no invocation. LoRAX lists none: it loads
-    what a request names."""
+    """Those it lists, without activated ones, as the test's prompts have no invocation, and without classifiers. LoRAX
+    lists none: it loads what a request names."""
 
 
 async def find_target(client: aiohttp.ClientSession, url: str, wanted: ServerKind | None) -> Target:

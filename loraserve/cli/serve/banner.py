@@ -26,8 +26,8 @@ class Banner:
     model_name: str
     model: ModelDescription
     adapters: list[str]
-    activated: frozenset[str]
-    """Those of them that refuse a prompt without their invocation, as the examples' are."""
+    particular: frozenset[str]
+    """Those of them that do not answer the examples' prompts with text: activated LoRA, classifiers."""
     data_dir: Path
     is_demo: bool
     notes: list[str]
@@ -83,7 +83,7 @@ class Banner:
 
     def _example_models(self) -> tuple[str, str]:
         preferred = [name for name in ("uppercase", "reverse") if self.is_demo and name in self.adapters]
-        names = preferred or [name for name in self.adapters if name not in self.activated] or [self.model_name]
+        names = preferred or [name for name in self.adapters if name not in self.particular] or [self.model_name]
         return names[0], names[-1]
 
     def _curl(self, path: str, body: dict[str, object] | None = None) -> str:

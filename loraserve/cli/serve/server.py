@@ -170,7 +170,9 @@ class _Server:
             model_name=settings.model_names[0],
             model=started.engine.model,
             adapters=[*adapters],
-            activated=frozenset(name for name, version in adapters.items() if version.invocation_token_ids),
+            particular=frozenset(
+                name for name, version in adapters.items() if version.invocation_token_ids or version.classifier
+            ),
             data_dir=settings.data_path,
             is_demo=settings.is_demo,
             notes=started.notes,

@@ -22,6 +22,7 @@ from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
     from transformers import PreTrainedModel
 
 PROMPT_TOKENS = 24
@@ -29,6 +30,8 @@ NEW_TOKENS = 4
 KV_BYTES = 128 << 20
 PATTERN_S = 60
 """PEFT matches patterns with `re`, which a pattern that we match in bounded time can still keep busy for ever."""
+CLASSIFIERS_OWN = frozenset({"modules_to_save", "id2label", "problem_type"})
+"""Fields about the head, and about what its numbers mean."""
 
 
 class Skipped(Exception):
@@ -41,9 +44,28 @@ class Sample:
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
-    """Greedy."""
-    logprobs: "list[Tensor]" = field(default_factory=list)
-    """Of each token [vocab_size], float32."""
+    """Greedy; none of a classifier."""
+    rows: "list[Tensor]" = field(default_factory=list)
+    """Of each token its log-probabilities [vocab_size]; of a classifier the numbers [num_labels] of the last tokens of
+    the prompt. float32."""
+
+
+@dataclass(slots=True)
+class Reference:
+    """The whole model with the adapter in it, by PEFT."""
+
+    model: "PreTrainedModel"
+    body: "Module"
+    """A part of it: see `body_name`."""
+    head: "Tensor | None"
+    """[num_labels, hidden_size], float32; of a classifier."""
+
+    def numbers(self, token_ids: "Tensor", num_positions: int) -> "Tensor":
+        """Logits of the last positions, or their labels' numbers. token_ids: [1, n]."""
+        if self.head is None:
+            return self.model(input_ids=token_ids, use_cache=False).logits[0, -num_positions:].float()
+        hidden = self.body(input_ids=token_ids, use_cache=False).last_hidden_state[0, -num_positions:]
+        return hidden.float() @ self.head.T
 
 
 def main() -> int:
@@ -73,32 +95,33 @@ def measure(job: CertificateJob) -> Certificate:
     _check_memory(job)
     samples, dtype, body = _our_samples(job)
     gc.collect()
-    model = _model_with_adapter(job, dtype, body)
-    found = _compare(job, model, samples[0])
+    reference = _reference(job, dtype, body)
+    found = _compare(job, reference, samples[0])
     for sample in samples[1:]:
         if found.status is CertificateStatus.AGREES:
             break
-        found = _compare(job, model, sample)
+        found = _compare(job, reference, sample)
     return found
 
 
-def _compare(job: CertificateJob, model: "PreTrainedModel", sample: Sample) -> Certificate:
+def _compare(job: CertificateJob, reference: Reference, sample: Sample) -> Certificate:
     import peft
     import torch
 
     from loraserve.models.rounding import logits_tolerance
 
-    ours = torch.stack(sample.logprobs)
+    ours = torch.stack(sample.rows)
     num_positions, num_columns = ours.shape
     token_ids = torch.tensor([[*sample.prompt, *sample.tokens[:-1]]])
 
     def compute() -> "Tensor":
-        return model(input_ids=token_ids, use_cache=False).logits[0, -num_positions:].float()
+        return reference.numbers(token_ids, num_positions)
 
-    logits = compute()
-    tolerance = logits_tolerance(model, logits, compute)
-    theirs = logits[:, :num_columns]
-    difference = float((ours - torch.log_softmax(theirs, dim=-1)).abs().max())
+    numbers = compute()
+    tolerance = logits_tolerance(reference.model, numbers, compute)
+    theirs = numbers[:, :num_columns]
+    expected = torch.log_softmax(theirs, dim=-1) if reference.head is None else theirs
+    difference = float((ours - expected).abs().max())
     relative = difference / float(theirs.abs().max())
     return Certificate(
         status=CertificateStatus.AGREES if relative <= tolerance else CertificateStatus.DIFFERS,
@@ -136,14 +159,16 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
     """With the model's dtype and `body_name`. Of a model of experts there are several, of which one that agrees is
     enough, as in the check of the model."""
     import torch
+    from loraserve_adapters.config import SEQ_CLS
     from loraserve_adapters.headless import body_name
 
     from loraserve.engine.engine import Engine
-    from loraserve.engine.request import EngineRequest, SamplingParams
+    from loraserve.engine.request import EngineRequest, LabelActivation, PoolingParams, SamplingParams, to_classify
     from loraserve.models import loader
     from loraserve.models.self_check import NUM_PROBES_OF_EXPERTS
 
-    invocation = _config_fields(job)["alora_invocation_tokens"] or []
+    fields = _config_fields(job)
+    invocation = fields["alora_invocation_tokens"] or []
     config = replace(
         job.engine,
         max_model_len=PROMPT_TOKENS + len(invocation) + NEW_TOKENS + 4,
@@ -167,37 +192,54 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
         prompt[PROMPT_TOKENS // 2 : PROMPT_TOKENS // 2] = invocation
         samples.append(Sample(prompt))
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
+
+    def ask(index: int, prompt: list[int], pooling: PoolingParams | None) -> None:
+        engine.add_request(EngineRequest(str(index), prompt, sampling, adapter_digest=job.digest, pooling=pooling))
+        while engine.has_work():
+            for output in engine.step():
+                if output.error is not None:
+                    raise Skipped(f"the engine answered: {output.error}")
+                sample = samples[int(output.request_id)]
+                sample.tokens += output.token_ids
+                if output.pooled is not None:
+                    sample.rows.append(torch.frombuffer(bytearray(output.pooled), dtype=torch.float32))
+                for entry in output.logprobs or []:
+                    row = torch.empty(vocab_size)
+                    ids, values = zip(*entry.top, strict=True)
+                    row[list(ids)] = torch.tensor(values)
+                    sample.rows.append(row)
+
     for index, sample in enumerate(samples):
-        engine.add_request(EngineRequest(str(index), sample.prompt, sampling, adapter_digest=job.digest))
-    while engine.has_work():
-        for output in engine.step():
-            if output.error is not None:
-                raise Skipped(f"the engine answered: {output.error}")
-            sample = samples[int(output.request_id)]
-            sample.tokens += output.token_ids
-            for entry in output.logprobs or []:
-                row = torch.empty(vocab_size)
-                ids, values = zip(*entry.top, strict=True)
-                row[list(ids)] = torch.tensor(values)
-                sample.logprobs.append(row)
+        if fields["task_type"] != SEQ_CLS:
+            ask(index, sample.prompt, None)
+            continue
+        for length in range(len(sample.prompt) - NEW_TOKENS + 1, len(sample.prompt) + 1):
+            ask(index, sample.prompt[:length], to_classify(LabelActivation.NONE))
     return samples, loader.DTYPES[description.dtype], body_name(description.layout) or ""
 
 
-def _model_with_adapter(job: CertificateJob, dtype: Any, body: str) -> "PreTrainedModel":
-    """The whole model, in which PEFT has put the adapter where it was trained: on all of it, or on the body alone.
+def _reference(job: CertificateJob, dtype: Any, body: str) -> Reference:
+    """PEFT puts the adapter where it was trained: on the whole model, or on the body alone.
 
-    Called as PEFT's own where that is the whole model, which knows from which token on an activated LoRA counts.
+    The model is called as PEFT's own where that is the whole one, which knows from which token on an activated LoRA
+    counts. The head of a classifier is none of PEFT's: it is put behind the body.
     """
     import torch
-    from loraserve_adapters.config import FEATURE_EXTRACTION
+    from loraserve_adapters.config import FEATURE_EXTRACTION, SEQ_CLS
+    from loraserve_adapters.judge import HEAD_WEIGHT
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     # Written by us from checked fields; PEFT never reads a tenant's file.
     fields = _config_fields(job)
+    tensors = load_file(Path(job.blob) / WEIGHTS_FILE)
+    head = None
+    if fields["task_type"] == SEQ_CLS:
+        head = tensors[HEAD_WEIGHT].float()
+        fields = {name: value for name, value in fields.items() if name not in CLASSIFIERS_OWN} | {"task_type": None}
     weights = {
         name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
-        for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()
+        for name, tensor in tensors.items()
         if "lora_" in name  # copies of the base's, which may be rounded here
     }
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
@@ -216,7 +258,7 @@ def _model_with_adapter(job: CertificateJob, dtype: Any, body: str) -> "PreTrain
     if result.unexpected_keys:
         raise Skipped(f"PEFT does not know the tensor {result.unexpected_keys[0]}")
     peft_model.eval()
-    return model if place else cast("PreTrainedModel", peft_model)
+    return Reference(model if place else cast("PreTrainedModel", peft_model), model.get_submodule(body), head)
 
 
 def _config_fields(job: CertificateJob) -> dict[str, Any]:

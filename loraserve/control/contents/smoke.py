@@ -1,4 +1,4 @@
-"""A first generation with a new content on the live engine, before anybody can see it."""
+"""A first request with a new content to the live engine, before anybody can see it."""
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
@@ -8,8 +8,16 @@ from typing import Protocol
 from loraserve_adapters.checks import Check, CheckStatus
 from loraserve_adapters.remedies import remedy_for
 
+from loraserve.control.documents.adapter_edits import Content
 from loraserve.control.ingest.report import AdapterRejectedError, Report
-from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams
+from loraserve.engine.request import (
+    EngineErrorCode,
+    EngineRequest,
+    FinishReason,
+    LabelActivation,
+    SamplingParams,
+    to_classify,
+)
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.serving.engine_errors import engine_dead
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -32,22 +40,21 @@ class SmokeTest:
         self._residency = residency
 
     @asynccontextmanager
-    async def __call__(self, digest: str, invocation_token_ids: Sequence[int]) -> AsyncGenerator[None]:
+    async def __call__(self, content: Content) -> AsyncGenerator[None]:
         """Entered once it is passed. The engine has the content until it is left: what is published by then need not be
         loaded again. Raises `AdapterRejectedError` where the adapter is at fault, else `ServingError`.
-
-        invocation_token_ids: see `VersionRecord`.
         """
         model = self._engine.model
         request = EngineRequest(
             request_id=f"smoke-{secrets.token_hex(8)}",
-            prompt_token_ids=_prompt(model.vocab_size, model.max_model_len, invocation_token_ids),
+            prompt_token_ids=_prompt(model.vocab_size, model.max_model_len, content.invocation_token_ids),
             sampling=SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True),
-            adapter_digest=digest,
+            adapter_digest=content.digest,
+            pooling=None if content.classifier is None else to_classify(LabelActivation.NONE),
             # A prefix of its own: nothing cached before counts, and nothing after finds this.
             cache_salt=secrets.token_hex(16),
         )
-        async with self._residency.hold(digest):
+        async with self._residency.hold(content.digest):
             try:
                 async for outputs in self._engine.generate(request):
                     for output in outputs:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.blobs import SWEPT_WITHIN_S
-from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, BaseRecord, Canary, VersionRecord
+from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, BaseRecord, Canary, ClassifierRecord, VersionRecord
 
 RESTORABLE_S = 24 * 3600.0
 MAX_WEIGHT_BP = 10_000
@@ -27,6 +27,8 @@ class Content(msgspec.Struct, frozen=True):
     """Kinds of modules, sorted."""
     invocation_token_ids: list[int] = []
     """See `VersionRecord`."""
+    classifier: ClassifierRecord | None = None
+    """Likewise."""
 
 
 class CanaryShare(msgspec.Struct, frozen=True):
@@ -111,6 +113,7 @@ def add_version(
             targets=content.targets,
             bases=[base],
             invocation_token_ids=content.invocation_token_ids,
+            classifier=content.classifier,
         )
         # Else the document, and with it each of its revisions, would grow with every version there ever was.
         kept = [version for version in doc.versions if now < kept_until(doc, version)]

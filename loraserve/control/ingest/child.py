@@ -203,6 +203,7 @@ def _manifest(
         target_modules=sorted(summary.target_modules),
         dtypes=list(summary.dtypes),
         num_parameters=summary.num_parameters,
+        num_labels=summary.num_labels,
         packed_file=packed_file_name(digest, job.layout),
         packed_bytes=packed_bytes,
         report=Report(checks=checks.listed()),

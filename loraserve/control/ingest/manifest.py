@@ -3,6 +3,7 @@
 import msgspec
 
 from loraserve.control.ingest.report import Report
+from loraserve.store.records import ClassifierRecord
 
 MANIFEST_FORMAT = 1
 
@@ -25,6 +26,8 @@ class ModuleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class _CanonicalConfig(msgspec.Struct, frozen=True):
     invocation_token_ids: list[int] = []
+    labels: list[str] = []
+    problem_type: str | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of modules, such as "q_proj", sorted."""
     dtypes: list[str]
     num_parameters: int
+    num_labels: int = 0
+    """Of a classifier; 0 = it is none."""
     packed_file: str
     """Name of its packed form for that base."""
     packed_bytes: int
@@ -57,6 +62,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def invocation_token_ids(self) -> list[int]:
         """Of an activated LoRA; empty = it is none."""
         return msgspec.json.decode(self.config, type=_CanonicalConfig).invocation_token_ids
+
+    @property
+    def classifier(self) -> ClassifierRecord | None:
+        """None = it is none."""
+        if self.num_labels == 0:
+            return None
+        config = msgspec.json.decode(self.config, type=_CanonicalConfig)
+        return ClassifierRecord(num_labels=self.num_labels, labels=config.labels, problem_type=config.problem_type)
 
     @property
     def max_lora_rank(self) -> int:

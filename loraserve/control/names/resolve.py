@@ -17,6 +17,7 @@ from loraserve.store.records import (
     AdapterDoc,
     BaseRecord,
     Canary,
+    ClassifierRecord,
     Document,
     DocumentKind,
     adapter_id,
@@ -44,6 +45,8 @@ class ResolvedAdapter:
     """Of the version; Unix time."""
     invocation_token_ids: tuple[int, ...] = ()
     """See `VersionRecord`."""
+    classifier: ClassifierRecord | None = None
+    """Likewise."""
 
     @property
     def document_id(self) -> str:
@@ -205,4 +208,5 @@ def _resolved(document: Document[AdapterDoc], n: int, alias: str | None) -> Reso
         size_bytes=version.size_bytes,
         created=int(version.created_at),
         invocation_token_ids=tuple(version.invocation_token_ids),
+        classifier=version.classifier,
     )

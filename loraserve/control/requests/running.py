@@ -13,6 +13,7 @@ from loraserve.serving.errors import ServingError
 
 class Route(StrEnum):
     CHAT = "chat.completions"
+    CLASSIFY = "classify"
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
     GENERATE = "generate"

@@ -53,8 +53,8 @@ class Publisher(Protocol):
     ) -> Published: ...
 
 
-Smoke = Callable[[str, Sequence[int]], AbstractAsyncContextManager[None]]
-"""Generates with a digest and its invocation on the live engine, which has it until this is left. See `SmokeTest`."""
+Smoke = Callable[[Content], AbstractAsyncContextManager[None]]
+"""Asks the live engine with it, which has it until this is left. See `SmokeTest`."""
 Certify = Callable[[str], None]
 """Queues the parity certificate of a digest; never raises."""
 
@@ -154,8 +154,9 @@ class UploadCommits:
             max_rank=manifest.max_lora_rank,
             targets=manifest.target_modules,
             invocation_token_ids=manifest.invocation_token_ids,
+            classifier=manifest.classifier,
         )
-        async with self._smoke(manifest.digest, content.invocation_token_ids):
+        async with self._smoke(content):
             published = await self._publisher.publish(
                 principal,
                 request_id,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.file_state import FileState, file_state
-from loraserve_adapters.packed import PackedAdapter
+from loraserve_adapters.packed import PackedAdapter, PackedHead
 from loraserve_adapters.packed_file import read_packed
 
 
@@ -18,6 +18,8 @@ class AdapterFile:
     """Of the payload."""
     invocation_token_ids: tuple[int, ...] = ()
     """Of an activated LoRA; empty = it is none."""
+    head: PackedHead | None = None
+    """Of a classifier."""
 
 
 class AdapterFiles:

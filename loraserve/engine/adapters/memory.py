@@ -134,7 +134,7 @@ class AdapterMemory:
                 "rank_too_large",
                 f"adapter {digest[:12]} has rank {packed.max_lora_rank}, at most {MAX_LORA_RANK} is accepted",
             )
-        known = AdapterFile(path, packed.size_bytes, packed.invocation_token_ids)
+        known = AdapterFile(path, packed.size_bytes, packed.invocation_token_ids, packed.head)
         self._files.add(digest, known)
         if self._transit is not None:
             self._transit.prefill(digest, packed, file, lambda: self._files.payload(digest, known))
@@ -142,6 +142,19 @@ class AdapterMemory:
     def invocation_of(self, digest: str) -> tuple[int, ...]:
         """Of an adapter that it `knows`: see `AdapterFile`."""
         return self._files[digest].invocation_token_ids
+
+    def is_classifier(self, digest: str) -> bool:
+        """Of an adapter that it `knows`: whether it has a head of its own."""
+        return self._files[digest].head is not None
+
+    def head_of(self, digest: str) -> Tensor:
+        """Of a classifier that is referenced: float32 [num_labels, hidden_size], there once a step that waits for its
+        `arrivals` has run."""
+        head = self._files[digest].head
+        assert head is not None, f"adapter {digest[:12]} is no classifier"
+        start = self._arena.residents[digest].start + head.offset
+        size = head.num_labels * head.hidden_size * torch.float32.itemsize // self._element_bytes
+        return self.table.arena[start : start + size].view(torch.float32).view(head.num_labels, head.hidden_size)
 
     def remove(self, digest: str) -> None:
         """Forget an unreferenced adapter and free its extent."""

@@ -42,6 +42,11 @@ class AdapterUsers:
         assert self._adapters is not None
         return self._adapters.invocation_of(digest)
 
+    def is_classifier(self, digest: str) -> bool:
+        """See `AdapterMemory.is_classifier`; `can_enter` holds."""
+        assert self._adapters is not None
+        return self._adapters.is_classifier(digest)
+
     def enter(self, digest: str) -> None:
         """A request that uses it begins; `can_enter` holds."""
         assert self._adapters is not None

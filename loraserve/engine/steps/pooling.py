@@ -1,29 +1,42 @@
-"""From the hidden states of prompts to one vector each."""
+"""From the hidden states of prompts to one vector each, or a number for each label of a classifier."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from loraserve.engine.request import PoolingParams
+from loraserve.engine.request import LabelActivation, PoolingParams
 from loraserve.engine.scheduling.plan import ScheduledSequence
 from loraserve.engine.scheduling.sequence import Sequence
+
+_ACTIVATIONS: dict[LabelActivation, Callable[[Tensor], Tensor]] = {
+    LabelActivation.NONE: lambda numbers: numbers,
+    LabelActivation.SIGMOID: torch.sigmoid,
+    LabelActivation.SOFTMAX: lambda numbers: torch.softmax(numbers, dim=0),
+}
 
 
 class PooledPrompt(NamedTuple):
     sequence: Sequence
     vector: bytes
-    """float32 [dimensions]."""
+    """float32 [dimensions], of a classifier [num_labels]."""
     is_finite: bool
 
 
+class Heads(Protocol):
+    """See `AdapterMemory`."""
+
+    def head_of(self, digest: str) -> Tensor: ...
+
+
 @torch.inference_mode()
-def pool(scheduled: Seq[ScheduledSequence], hidden: Tensor) -> list[PooledPrompt]:
+def pool(scheduled: Seq[ScheduledSequence], hidden: Tensor, heads: Heads | None = None) -> list[PooledPrompt]:
     """The prompts that end with a step, before its rows are noted as computed. Waits for the device.
 
-    hidden: [P, hidden_size], of the step's pooled rows.
+    hidden: [P, hidden_size], of the step's pooled rows. heads: of the classifiers among the adapters.
     """
     pooled: list[PooledPrompt] = []
     end_row = 0
@@ -40,9 +53,16 @@ def pool(scheduled: Seq[ScheduledSequence], hidden: Tensor) -> list[PooledPrompt
         if item.num_rows < sequence.num_uncomputed_tokens:
             continue
         vector = rows[-1] if state.hidden_sum is None else state.hidden_sum / sequence.num_tokens
-        vector = vector.cpu()
-        is_finite = bool(vector.isfinite().all())  # also where it is cut: its blocks are found by others
-        pooled.append(PooledPrompt(sequence, _shortened(vector, params).numpy().astype("<f4").tobytes(), is_finite))
+        answer = vector
+        if params.labels is not None:
+            digest = sequence.request.adapter_digest
+            assert heads is not None
+            assert digest is not None
+            answer = _ACTIVATIONS[params.labels](heads.head_of(digest) @ vector)
+        vector, answer = vector.cpu(), answer.cpu()
+        # Of the whole vector, whatever becomes of it: its blocks are found by others.
+        is_finite = bool(vector.isfinite().all() and answer.isfinite().all())
+        pooled.append(PooledPrompt(sequence, _shortened(answer, params).numpy().astype("<f4").tobytes(), is_finite))
     return pooled
 
 

@@ -90,7 +90,7 @@ class StepQueue:
         batch.draws = self._sampler.draws_of(known_rows)
         output = self._runner.forward(batch, arrivals)
         logits, best = output.logits, output.best
-        pooled = [] if output.hidden is None else pool(plan.scheduled, output.hidden)
+        pooled = [] if output.hidden is None else pool(plan.scheduled, output.hidden, self._adapters)
         sequences: list[Sequence] = []
         items: list[ScheduledSequence] = []
         rows: list[int] = []

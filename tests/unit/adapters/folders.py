@@ -53,6 +53,7 @@ def tiny_layout(dtype: str = "float32", num_layers: int = 2) -> BaseLayout:
         fingerprint=layout_fingerprint(tuple(groups), dtype),
         dtype=dtype,
         groups=tuple(groups),
+        hidden_size=HIDDEN,
         other_modules=("model", "model.embed_tokens", "model.layers", *containers, "model.norm"),
         embedding_modules=("model.embed_tokens",),
     )

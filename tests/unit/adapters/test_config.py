@@ -94,7 +94,7 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
         ("ensure_weight_tying", True),
         ("megatron_config", {"a": 1}),
         ("runtime_config", {"ephemeral_gpu_offload": True}),
-        ("task_type", "SEQ_CLS"),
+        ("task_type", "TOKEN_CLS"),
         ("enable_lora", [True, False]),
         ("merge_weights", True),
         ("use_qalora", 0),

@@ -51,6 +51,9 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
     );
   }
 
+  const answersLive = adapter.versions.find((version) => version.n === live?.version);
+  const tried = answersLive?.classifier ? { columns: adapter.name, mode: "classify" } : { columns: `,${adapter.name}` };
+
   function enable(enabled: boolean): Promise<unknown> {
     return call("PATCH", path, { headers, body: { enabled } });
   }
@@ -73,7 +76,7 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
           <Icon name="undo" /> Roll back to v{live.previous}
         </button>
       )}
-      <a class="button" href={href(["playground"], { columns: `,${adapter.name}`, tenant: otherTenant(adapter.tenant) })}>
+      <a class="button" href={href(["playground"], { ...tried, tenant: otherTenant(adapter.tenant) })}>
         <Icon name="play" /> Try it
       </a>
       <a class="button" href={href(["upload"], { name: adapter.name, tenant: otherTenant(adapter.tenant) })}>

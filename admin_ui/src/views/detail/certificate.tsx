@@ -1,5 +1,5 @@
 import { ApiError, call } from "../../api/client";
-import type { CertificateView } from "../../api/types";
+import type { CertificateView, VersionItem } from "../../api/types";
 import { Chip } from "../../parts/basics";
 import { usePolled } from "../../state/polled";
 import { tenantHeaders } from "../../state/session";
@@ -8,13 +8,13 @@ import { adapterPath } from "./adapter-api";
 const REFRESH_MS = 5000;
 const WORDS: Record<string, string> = { pending: "Not measured yet", skipped: "Not measured" };
 
-/** How far this version's logits were from PEFT's own, computed once beside the running server. */
-export function Certificate({ name, tenant, version }: { name: string; tenant: string; version: number }) {
+/** How far this version's numbers were from PEFT's own, computed once beside the running server. */
+export function Certificate({ name, tenant, version }: { name: string; tenant: string; version: VersionItem }) {
   const certificate = usePolled(
-    `${tenant}/${name}/${version}/certificate`,
+    `${tenant}/${name}/${version.n}/certificate`,
     async (signal) => {
       try {
-        const path = adapterPath(name, `/versions/${version}/certificate`);
+        const path = adapterPath(name, `/versions/${version.n}/certificate`);
         return (await call<CertificateView>("GET", path, { signal, headers: tenantHeaders(tenant) })).data;
       } catch (error) {
         if (error instanceof ApiError && error.status === 404) return null;
@@ -33,7 +33,8 @@ export function Certificate({ name, tenant, version }: { name: string; tenant: s
           <Chip tone="ok" icon="check">
             same as PEFT
           </Chip>{" "}
-          At {found.num_tokens} positions and over the whole vocabulary, log-probabilities differ from PEFT's by{" "}
+          At {found.num_tokens} positions {version.classifier ? "the labels' numbers" : "and over the whole vocabulary, log-probabilities"} differ from PEFT's
+          by{" "}
           <span class="num strong">{found.max_logit_difference.toPrecision(2)}</span> at most: what rounding explains.
         </p>
       ) : (

@@ -10,6 +10,16 @@ export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: V
   const live = adapter.versions.find(({ aliases }) => aliases.includes("live"));
   // What activates it has to be in the prompt, and a chat's template need not put it there.
   const prompt = live?.invocation ? `Hello${live.invocation.text ?? ""}` : null;
+  if (live?.classifier) {
+    return (
+      <div class="stack">
+        <Snippet title="curl" code={curl(adapter, "/v1/classify", { input: ["Hello"] })} />
+        <Snippet title="Python" code={pythonClassify(adapter)} />
+        <Snippet title="A base URL of its own, below which it answers /classify" code={`${serverUrl}/adapters/${adapter.name}/v1`} />
+        <Names names={names} />
+      </div>
+    );
+  }
   const asked = prompt === null ? { messages: [{ role: "user", content: "Hello" }], max_tokens: 64 } : { prompt, max_tokens: 64 };
   return (
     <div class="stack">
@@ -17,16 +27,22 @@ export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: V
       <Snippet title="Python" code={python(adapter, prompt)} />
       <Snippet title="Embeddings, where it was trained for them" code={curl(adapter, "/v1/embeddings", { input: [prompt ?? "Hello"] })} />
       <Snippet title="A base URL of its own, for clients that cannot choose a model" code={`${serverUrl}/adapters/${adapter.name}/v1`} />
-      <p class="muted">
-        As the model, <code>{names[0]}</code> means what is live{names[1] && (
-          <>
-            {" "}
-            and <code>{names[1]}</code> always this version
-          </>
-        )}
-        .
-      </p>
+      <Names names={names} />
     </div>
+  );
+}
+
+function Names({ names }: { names: string[] }) {
+  return (
+    <p class="muted">
+      As the model, <code>{names[0]}</code> means what is live{names[1] && (
+        <>
+          {" "}
+          and <code>{names[1]}</code> always this version
+        </>
+      )}
+      .
+    </p>
   );
 }
 
@@ -51,21 +67,36 @@ function curl({ name, tenant }: AdapterDetail, path: string, asked: object): str
 
 /** prompt: of a completion; null = a chat. */
 function python({ name, tenant }: AdapterDetail, prompt: string | null): string {
-  const keyed = !session.value?.open;
-  const acting = curlHeaders(tenant).some((header) => header.startsWith("X-Tenant"));
-  const headers = acting ? `, default_headers={"X-Tenant": "${tenant}"}` : "";
-  const key = keyed ? 'os.environ["LORASERVE_API_KEY"]' : '"none"';
   const [route, asked, answer] =
     prompt === null
       ? ["chat.completions", 'messages=[{"role": "user", "content": "Hello"}]', "message.content"]
       : ["completions", `prompt=${JSON.stringify(prompt)}`, "text"];
-  return `${keyed ? "import os\n\n" : ""}from openai import OpenAI
-
-client = OpenAI(base_url="${serverUrl}/v1", api_key=${key}${headers})
+  return `${client(tenant)}
 answer = client.${route}.create(
     model="${name}",
     ${asked},
     max_tokens=64,
 )
 print(answer.choices[0].${answer})`;
+}
+
+function pythonClassify({ name, tenant }: AdapterDetail): string {
+  return `${client(tenant)}
+answer = client.post(
+    "/classify",
+    cast_to=object,
+    body={"model": "${name}", "input": ["Hello"]},
+)
+print(answer["data"][0]["label"])`;
+}
+
+/** A client of OpenAI's, in Python; tenant: the adapter's. */
+function client(tenant: string): string {
+  const keyed = !session.value?.open;
+  const acting = curlHeaders(tenant).some((header) => header.startsWith("X-Tenant"));
+  const headers = acting ? `, default_headers={"X-Tenant": "${tenant}"}` : "";
+  const key = keyed ? 'os.environ["LORASERVE_API_KEY"]' : '"none"';
+  return `${keyed ? "import os\n\n" : ""}from openai import OpenAI
+
+client = OpenAI(base_url="${serverUrl}/v1", api_key=${key}${headers})`;
 }

@@ -24,7 +24,7 @@ export function VersionFacts({ adapter, version, onChange }: { adapter: AdapterD
         <VersionPanel adapter={adapter} version={version} onChange={onChange} />
         {kept && (
           <div class="stack">
-            <Certificate name={adapter.name} tenant={adapter.tenant} version={version.n} />
+            <Certificate name={adapter.name} tenant={adapter.tenant} version={version} />
             {may("operator") && <Files adapter={adapter} version={version.n} />}
           </div>
         )}

@@ -13,6 +13,8 @@ import { mayChange, otherTenant, tenantHeaders } from "../../state/session";
 import { adapterPath, removeAlias, restoreAlias } from "./adapter-api";
 import { MoveAlias } from "./move-alias";
 
+const MAX_LABELS = 12;
+
 interface VersionPanelProps {
   adapter: AdapterDetail;
   version: VersionItem;
@@ -123,6 +125,19 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
           </dd>
         </>
       )}
+      {version.classifier !== null && (
+        <>
+          <dt>Labels</dt>
+          <dd class="cluster" data-testid="labels">
+            {(version.classifier.labels ?? []).slice(0, MAX_LABELS).map((label, index) => (
+              <span key={index} class="chip" dir="auto">
+                {label}
+              </span>
+            ))}
+            <span class="muted">{howMany(version.classifier)}</span>
+          </dd>
+        </>
+      )}
       {version.bases.length > 0 && (
         <>
           <dt>Made for</dt>
@@ -147,6 +162,14 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
       </dd>
     </dl>
   );
+}
+
+/** What the names before it leave unsaid. */
+function howMany({ num_labels, labels, problem_type }: NonNullable<VersionItem["classifier"]>): string {
+  const more = num_labels - Math.min(MAX_LABELS, labels?.length ?? 0);
+  const number = labels === null ? `${num_labels} without names` : more > 0 ? `and ${more} more` : "";
+  const meaning = problem_type === null ? "" : `(${problem_type.replaceAll("_", " ")})`;
+  return `${number} ${meaning}`.trim();
 }
 
 async function drop(adapter: AdapterDetail, alias: string, onChange: () => void): Promise<void> {

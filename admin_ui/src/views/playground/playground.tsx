@@ -12,7 +12,7 @@ import { answerFormat, FormatField, SchemaField, schemaProblem } from "./answer-
 import { Column } from "./column";
 import { ColumnRun } from "./column-run";
 import { useModelNames } from "./model-names";
-import type { PlaygroundSettings } from "./request";
+import { MODES, type PlaygroundSettings } from "./request";
 import { words } from "./words";
 
 const MAX_COLUMNS = 4;
@@ -35,7 +35,7 @@ export function Playground() {
   const names = useModelNames(tenant);
   const differences = useSignal(false);
   const settings: PlaygroundSettings = { tenant, ...askedSettings(place.value.query), ...words.value };
-  const ready = settings.prompt.trim() !== "" && schemaProblem(settings) === null;
+  const ready = settings.prompt.trim() !== "" && (settings.mode === "classify" || schemaProblem(settings) === null);
   const running = runs.some((run) => run.state.value === "waiting" || run.state.value === "streaming");
   const base = session.value?.model ?? "";
 
@@ -94,16 +94,20 @@ export function Playground() {
       <form class="playground-form panel" onSubmit={send}>
         <div class="playground-top">
           <div class="segmented" role="group" aria-label="Kind of request">
-            {(["chat", "completion"] as const).map((mode) => (
+            {MODES.map((mode) => (
               <button key={mode} type="button" aria-pressed={settings.mode === mode} onClick={() => change({ mode })}>
                 {mode}
               </button>
             ))}
           </div>
-          <FormatField value={settings.format} onChange={(format) => change({ format })} />
-          <NumberField label="Max tokens" value={settings.maxTokens} min={1} max={MAX_TOKENS} onChange={(maxTokens) => change({ maxTokens })} />
-          <NumberField label="Temperature" value={settings.temperature} min={0} max={MAX_TEMPERATURE} step={0.1} onChange={(temperature) => change({ temperature })} />
-          <NumberField label="Seed" value={settings.seed} min={0} max={MAX_SEED} onChange={(seed) => change({ seed })} />
+          {settings.mode !== "classify" && (
+            <>
+              <FormatField value={settings.format} onChange={(format) => change({ format })} />
+              <NumberField label="Max tokens" value={settings.maxTokens} min={1} max={MAX_TOKENS} onChange={(maxTokens) => change({ maxTokens })} />
+              <NumberField label="Temperature" value={settings.temperature} min={0} max={MAX_TEMPERATURE} step={0.1} onChange={(temperature) => change({ temperature })} />
+              <NumberField label="Seed" value={settings.seed} min={0} max={MAX_SEED} onChange={(seed) => change({ seed })} />
+            </>
+          )}
         </div>
         {settings.mode === "chat" && (
           <Field label="System">
@@ -124,7 +128,7 @@ export function Playground() {
             }}
           />
         </Field>
-        {settings.format === "schema" && <SchemaField settings={settings} onChange={(schema) => (words.value = { ...words.value, schema })} />}
+        {settings.mode !== "classify" && settings.format === "schema" && <SchemaField settings={settings} onChange={(schema) => (words.value = { ...words.value, schema })} />}
         <div class="cluster">
           {/* With keys: one element that turns from Stop into Send during its click would send at once. */}
           {running ? (
@@ -165,7 +169,7 @@ export function Playground() {
 function askedSettings(query: URLSearchParams): AskedSettings {
   const number = (name: keyof AskedSettings, min: number, max: number, otherwise: number) => clamp(Number.parseFloat(query.get(name) ?? ""), min, max, otherwise);
   return {
-    mode: query.get("mode") === "completion" ? "completion" : "chat",
+    mode: MODES.find((mode) => mode === query.get("mode")) ?? "chat",
     maxTokens: Math.round(number("maxTokens", 1, MAX_TOKENS, DEFAULTS.maxTokens)),
     temperature: number("temperature", 0, MAX_TEMPERATURE, DEFAULTS.temperature),
     seed: Math.round(number("seed", 0, MAX_SEED, DEFAULTS.seed)),

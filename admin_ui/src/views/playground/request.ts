@@ -4,8 +4,13 @@ import { shellWord } from "../../parts/commands";
 import { session, tenantHeaders } from "../../state/session";
 import { type AnswerSettings, responseFormat } from "./answer-format";
 
+export const MODES = ["chat", "completion", "classify"] as const;
+export type Mode = (typeof MODES)[number];
+
+const PATHS: Record<Mode, string> = { chat: "/v1/chat/completions", completion: "/v1/completions", classify: "/v1/classify" };
+
 export interface PlaygroundSettings extends AnswerSettings {
-  mode: "chat" | "completion";
+  mode: Mode;
   /** Whose adapters the columns name; null = of the tenant shown. */
   tenant: string | null;
   prompt: string;
@@ -17,11 +22,12 @@ export interface PlaygroundSettings extends AnswerSettings {
 }
 
 export function requestPath({ mode }: PlaygroundSettings): string {
-  return mode === "chat" ? "/v1/chat/completions" : "/v1/completions";
+  return PATHS[mode];
 }
 
 export function requestBody(model: string, settings: PlaygroundSettings): Record<string, unknown> {
   const { mode, prompt, system, maxTokens, temperature, seed } = settings;
+  if (mode === "classify") return { model, input: prompt };
   const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt }];
   return {
     model,

@@ -58,16 +58,23 @@ export function SessionEnd({ session }: { session: UploadItem }) {
   );
 }
 
+/** A classifier: nothing else has labels, nor has it text. */
+function isClassifier(session: UploadItem): boolean {
+  return session.report?.checks.some((check) => check.name === "weights.labels") ?? false;
+}
+
 function Ready({ session, result }: { session: UploadItem; result: NonNullable<UploadItem["result"]> }) {
   const live = session.activate || result.version === 1;
+  const name = `${session.adapter}@v${result.version}`;
+  const asked = isClassifier(session) ? { columns: name, mode: "classify" } : { columns: `,${name}` };
   return (
     <div class="upload-end is-ok" role="status" data-testid="upload-ready">
       <Icon name="check" />
       <div>
         <h2>{result.created ? `Version ${result.version} is ${live ? "live" : "ready"}` : `This content is version ${result.version} already`}</h2>
         <div class="cluster">
-          <a class="button is-primary" href={href(["playground"], { columns: `,${session.adapter}@v${result.version}`, tenant: otherTenant(session.tenant) })}>
-            <Icon name="play" /> Try it beside the base model
+          <a class="button is-primary" href={href(["playground"], { ...asked, tenant: otherTenant(session.tenant) })}>
+            <Icon name="play" /> {isClassifier(session) ? "Try it" : "Try it beside the base model"}
           </a>
           <a class="button" href={href(["adapters", session.adapter], { tenant: otherTenant(session.tenant), v: String(result.version) })}>
             Open {session.adapter}

@@ -36,7 +36,7 @@ MODEL = ModelDescription(
 def banner(
     *,
     adapters: list[str],
-    activated: frozenset[str] = frozenset(),
+    particular: frozenset[str] = frozenset(),
     uds: Path | None = None,
     needs_key: bool = False,
     is_demo: bool = False,
@@ -56,7 +56,7 @@ def banner(
             model_name="base",
             model=model,
             adapters=adapters,
-            activated=activated,
+            particular=particular,
             data_dir=Path("/data"),
             is_demo=is_demo,
             notes=notes or [],
@@ -91,11 +91,11 @@ def test_without_adapters_the_base_is_asked() -> None:
 
 
 def test_adapters_that_need_an_invocation_are_shown_and_not_asked() -> None:
-    text = banner(adapters=["judge", "sql", "turn"], activated=frozenset({"judge", "turn"}))
+    text = banner(adapters=["judge", "sql", "turn"], particular=frozenset({"judge", "turn"}))
     assert "adapters  judge, sql, turn" in text
     assert all('"model": "sql"' in command[-1] for command in curls(text)[1:])
     for model in (MODEL, dataclasses.replace(MODEL, is_headless=True)):
-        text = banner(adapters=["judge"], activated=frozenset({"judge"}), model=model)
+        text = banner(adapters=["judge"], particular=frozenset({"judge"}), model=model)
         assert all('"model": "base"' in command[-1] for command in curls(text)[1:])
 
 

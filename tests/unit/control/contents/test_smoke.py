@@ -1,9 +1,12 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from loraserve.control.contents.smoke import PROMPT_TOKENS, SmokeTest
+from loraserve.engine.request import LabelActivation, to_classify
 from loraserve.serving.errors import ServingError
+from loraserve.store.records import ClassifierRecord
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, Node, content, eventually, run, running_node, with_tenants
 
@@ -11,7 +14,7 @@ __all__ = ["valkey"]
 
 
 async def publish_tried(node: Node, digest: str) -> None:
-    async with SmokeTest(node.engine, node.residency)(digest, []):
+    async with SmokeTest(node.engine, node.residency)(content(digest)):
         await node.versions.publish(ACME, "r", "sql", content(digest))
 
 
@@ -32,11 +35,26 @@ def test_an_activated_adapter_is_tried_behind_its_invocation(valkey: Valkey, tmp
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             digest = node.put_blob("one")
-            async with SmokeTest(node.engine, node.residency)(digest, [5, 3]):
+            activated = replace(content(digest), invocation_token_ids=[5, 3])
+            async with SmokeTest(node.engine, node.residency)(activated):
                 pass
             (request,) = node.engine.requests
+            assert request.pooling is None
             assert request.prompt_token_ids[:2] == [5, 3]
             assert len(request.prompt_token_ids) == 2 + PROMPT_TOKENS
+
+    run(scenario)
+
+
+def test_a_classifier_is_tried_as_one(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            digest = node.put_blob("one")
+            classifier = replace(content(digest), classifier=ClassifierRecord(num_labels=3))
+            async with SmokeTest(node.engine, node.residency)(classifier):
+                pass
+            (request,) = node.engine.requests
+            assert request.pooling == to_classify(LabelActivation.NONE)
 
     run(scenario)
 

@@ -2,14 +2,21 @@ import numpy as np
 import pytest
 import torch
 
-from loraserve.engine.request import EngineRequest, Pooling, PoolingParams, SamplingParams
+from loraserve.engine.request import (
+    EngineRequest,
+    LabelActivation,
+    Pooling,
+    PoolingParams,
+    SamplingParams,
+    to_classify,
+)
 from loraserve.engine.scheduling.plan import ScheduledSequence
 from loraserve.engine.scheduling.sequence import RequestState, Sequence
 from loraserve.engine.steps.pooling import pool
 
 
 def scheduled(params: PoolingParams, num_rows: int, num_prompt_tokens: int) -> ScheduledSequence:
-    request = EngineRequest("r", [1] * num_prompt_tokens, SamplingParams(1), pooling=params)
+    request = EngineRequest("r", [1] * num_prompt_tokens, SamplingParams(1), adapter_digest="d", pooling=params)
     sequence = Sequence(RequestState(request, 0.0, b""), 0, [1] * num_prompt_tokens, num_prompt_tokens)
     num_pooled_rows = num_rows if params.pooling is Pooling.MEAN else int(num_rows == num_prompt_tokens)
     return ScheduledSequence(sequence, num_rows, 0, num_pooled_rows)
@@ -21,6 +28,41 @@ def test_values_that_are_cut_off_must_be_finite_too(pooling: Pooling) -> None:
     items = [scheduled(PoolingParams(pooling, dimensions=2, normalize=normalize), 1, 1) for normalize in (True, False)]
     hidden = torch.tensor([[0.0, 0.0, torch.nan], [3.0, 4.0, 7.0]])
     assert [prompt.is_finite for prompt in pool(items, hidden)] == [False, True]
+
+
+class OneHead:
+    """Of every adapter."""
+
+    def __init__(self, head: torch.Tensor) -> None:
+        self._head = head
+
+    def head_of(self, digest: str) -> torch.Tensor:
+        assert digest == "d"
+        return self._head
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [
+        (LabelActivation.NONE, [2.0, 6.0, 0.0]),
+        (LabelActivation.SIGMOID, [0.8807971, 0.9975274, 0.5]),
+        (LabelActivation.SOFTMAX, [0.01794253, 0.97962922, 0.00242826]),
+    ],
+)
+def test_a_head_gives_each_label_a_number(activation: LabelActivation, expected: list[float]) -> None:
+    heads = OneHead(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]))
+    vector, labels = PoolingParams(Pooling.LAST, normalize=False), to_classify(activation)
+    pooled = pool([scheduled(params, 1, 1) for params in (vector, labels)], torch.tensor([[2.0, 3.0]] * 2), heads)
+    found = [np.frombuffer(prompt.vector, "<f4").tolist() for prompt in pooled]
+    assert found == [[2.0, 3.0], pytest.approx(expected)]
+    assert [prompt.is_finite for prompt in pooled] == [True, True]
+
+
+@pytest.mark.parametrize(("head", "hidden"), [(1e30, 1e30), (0.0, torch.inf)])
+def test_numbers_of_labels_must_be_finite_as_what_they_are_of(head: float, hidden: float) -> None:
+    items = [scheduled(to_classify(LabelActivation.NONE), 1, 1)]
+    (prompt,) = pool(items, torch.tensor([[hidden, 0.0]]), OneHead(torch.tensor([[head, 0.0]])))
+    assert not prompt.is_finite
 
 
 def test_each_prompt_has_its_own_rows() -> None:

@@ -8,11 +8,13 @@ from loraserve.engine.request import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    LabelActivation,
     Pooling,
     PoolingParams,
     SamplingParams,
     SequenceOutput,
     TokenLogprob,
+    to_classify,
 )
 from loraserve.serving.process.framing import MAX_FRAME_BYTES, FrameBuffer, FramingError, encode_frame
 from loraserve.serving.process.messages import (
@@ -52,13 +54,22 @@ MODEL = ModelDescription(
     LAYOUT,
 )
 REQUEST = EngineRequest("r", [1, 2], SamplingParams(max_tokens=4, logit_bias={3: -1.5}, stop_token_ids=(7,)), "digest")
+TO_CLASSIFY = EngineRequest("c", [1], SamplingParams(max_tokens=1), pooling=to_classify(LabelActivation.SIGMOID))
 TO_POOL = EngineRequest("p", [1, 2], SamplingParams(max_tokens=1), pooling=PoolingParams(Pooling.MEAN, 3))
 POOLED = SequenceOutput("p", 0, [], finish_reason=FinishReason.STOP, pooled=bytes(range(12)))
 OUTPUT = SequenceOutput("r", 0, [5], [TokenLogprob(5, -0.5, 1, [(5, -0.5)])], FinishReason.STOP, prompt_logprobs=[None])
 
 
 @pytest.mark.parametrize(
-    "message", [AddRequest(REQUEST), AddRequest(TO_POOL), Abort("r"), Abort("s", 2), LoadAdapter("d", "/p")]
+    "message",
+    [
+        AddRequest(REQUEST),
+        AddRequest(TO_POOL),
+        AddRequest(TO_CLASSIFY),
+        Abort("r"),
+        Abort("s", 2),
+        LoadAdapter("d", "/p"),
+    ],
 )
 def test_messages_to_the_engine_survive_the_trip(message: ToEngine) -> None:
     buffer = FrameBuffer()

@@ -1,0 +1,30 @@
+import { call } from "../../api/client";
+import type { ClassifyResponse, ModelCard } from "../../api/types";
+import { tenantHeaders } from "../../state/session";
+import { type PlaygroundSettings, requestBody, requestPath } from "./request";
+
+export interface Label {
+  name: string;
+  /** A probability, unless the classifier's numbers are none. */
+  number: number;
+}
+
+export interface Classified {
+  /** The largest number first. */
+  labels: Label[];
+  usage: ClassifyResponse["usage"];
+  version: string | null;
+}
+
+/** What a classifier says of the prompt, with all of its labels' names. Throws `ApiError`. */
+export async function classify(model: string, settings: PlaygroundSettings, signal: AbortSignal): Promise<Classified> {
+  const headers = tenantHeaders(settings.tenant);
+  const answer = await call<ClassifyResponse>("POST", requestPath(settings), { body: requestBody(model, settings), headers, signal });
+  const version = answer.headers.get("x-adapter-version");
+  // Of the version that answered: an alias may lead to another one by now.
+  const name = `${model.split("@")[0]}@v${version}`;
+  const card = await call<ModelCard>("GET", `/v1/models/${encodeURIComponent(name)}`, { headers, signal });
+  const names = card.data.adapter?.classifier?.labels;
+  const labels = (answer.data.data[0]?.probs ?? []).map((number, index) => ({ name: names?.[index] ?? `LABEL_${index}`, number }));
+  return { labels: labels.sort((one, other) => other.number - one.number), usage: answer.data.usage, version };
+}

@@ -1,0 +1,38 @@
+"""Classifiers: adapters with a head of their own, which answers with a number for each label, and with no text."""
+
+from loraserve.control.names.resolve import ResolvedAdapter
+from loraserve.engine.request import LabelActivation, PoolingParams
+from loraserve.serving.errors import invalid_value
+from loraserve.store.records import ClassifierRecord
+
+_ACTIVATIONS = {
+    "single_label_classification": LabelActivation.SOFTMAX,
+    "multi_label_classification": LabelActivation.SIGMOID,
+    "regression": LabelActivation.NONE,
+}
+
+
+def check_kind(adapter: ResolvedAdapter | None, pooling: PoolingParams | None) -> None:
+    """Raises `ServingError` where text is asked of a classifier, or labels of what is none. Each gives vectors."""
+    if pooling is None and adapter is not None and adapter.classifier is not None:
+        message = f"names '{adapter.name}' (version {adapter.version}), a classifier, which has no text to answer with."
+        raise invalid_value("model", f"{message} POST /v1/classify.")
+    if pooling is not None and pooling.labels is not None:
+        classifier_of(adapter)
+
+
+def classifier_of(adapter: ResolvedAdapter | None) -> ClassifierRecord:
+    """Raises `ServingError` where it is none."""
+    if adapter is None:
+        raise invalid_value("model", "names the base model, which is no classifier: name an adapter that is.")
+    if adapter.classifier is None:
+        message = f"names '{adapter.name}' (version {adapter.version}), which is no classifier (task_type SEQ_CLS)."
+        raise invalid_value("model", message)
+    return adapter.classifier
+
+
+def activation_of(classifier: ClassifierRecord) -> LabelActivation:
+    """What makes probabilities of its numbers; nothing does where they are none."""
+    if classifier.problem_type is not None:
+        return _ACTIVATIONS[classifier.problem_type]
+    return LabelActivation.SIGMOID if classifier.num_labels == 1 else LabelActivation.SOFTMAX

@@ -1,0 +1,89 @@
+"""POST /v1/classify, which vLLM calls /classify."""
+
+import time
+from array import array
+from typing import cast
+
+import msgspec
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.needs import INFERENCE
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.inference.classifiers import activation_of, classifier_of
+from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.routes.pooled import VectorKind, answer_with_vectors
+from loraserve.api.schemas.classify import Classification, ClassifyRequest, ClassifyResponse
+from loraserve.api.schemas.usage import usage_of
+from loraserve.control.names.resolve import ResolvedAdapter
+from loraserve.control.requests.running import Route
+from loraserve.engine.request import LabelActivation, to_classify
+from loraserve.serving.generation import Generation, PromptRun
+from loraserve.store.records import ClassifierRecord
+
+DECODER = msgspec.json.Decoder(ClassifyRequest, strict=True)
+OPERATION = json_body(ClassifyRequest)
+RESPONSES = answered_with(ClassifyResponse, may_stream=False)
+
+
+@post(
+    ["/v1/classify", "/classify"],
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    tags=["inference"],
+)
+async def classify(request: Request, context: NamedDependency[AppContext]) -> Response[ClassifyResponse]:
+    """For each input what a classifier, an adapter with a head of its own, tells it is."""
+    return await _classify(request, context, None)
+
+
+@post(
+    "/adapters/{adapter:str}/v1/classify",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    tags=["inference"],
+)
+async def classify_with_adapter(
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
+) -> Response[ClassifyResponse]:
+    return await _classify(request, context, adapter)
+
+
+async def _classify(request: Request, context: AppContext, path_adapter: str | None) -> Response[ClassifyResponse]:
+    asked = await decode_body(request, DECODER)
+
+    def kind_of(adapter: ResolvedAdapter | None) -> VectorKind:
+        classifier = classifier_of(adapter)
+        activation = LabelActivation.NONE if asked.use_activation is False else activation_of(classifier)
+        return VectorKind(to_classify(activation), classifier.num_labels, "Send fewer at once.")
+
+    def response(name: str, adapter: ResolvedAdapter | None, generation: Generation) -> ClassifyResponse:
+        classifier = classifier_of(adapter)
+        data = [_classification(prompt, classifier) for prompt in generation.prompts]
+        answer_id = f"classify-{request_id_of(request.scope)}"
+        return ClassifyResponse(answer_id, "list", int(time.time()), name, data, usage_of(generation.usage()))
+
+    return await answer_with_vectors(
+        request,
+        context,
+        asked,
+        path_adapter,
+        Route.CLASSIFY,
+        kind_of,
+        lambda name, call, generation: response(name, call.adapter, generation),
+    )
+
+
+def _classification(prompt: PromptRun, classifier: ClassifierRecord) -> Classification:
+    numbers = array("f", prompt.vector)
+    label = numbers.index(max(numbers))
+    # Written down already: as Python's numbers, all of a request's at once would take 32 bytes each.
+    probs = cast(list[float], msgspec.Raw(msgspec.json.encode(numbers.tolist())))
+    return Classification(prompt.index, classifier.name_of(label), probs, len(numbers))

@@ -1,0 +1,63 @@
+"""Classifiers in the console: what they tell apart, and trying them."""
+
+import re
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from tests.browser.conftest import NewConsole
+from tests.browser.console import START_MS, Console
+from tests.browser.tenant import Tenant
+from tests.support.adapter_variants import classifier
+
+LABELS = ["billing", "login", "<img src=x onerror=alert(1)>"]
+
+
+def test_what_was_uploaded_is_tried_as_what_it_is(console: Console, tenant: Tenant, tmp_path: Path):
+    console.upload("intent", classifier(tmp_path / "intent", "reverse", LABELS))
+    end = console.see_upload_end("ready")
+    console.page.get_by_text("checks passed").click()
+    expect(console.page.get_by_text("a classifier of 3 labels: billing, login")).to_be_visible()
+    end.get_by_role("link", name="Try it").click()
+    page = console.page
+    expect(page).to_have_url(re.compile(r"#/playground\?columns=intent(@|%40)v1&mode=classify$"))
+    page.get_by_test_id("prompt").fill("My invoice is wrong")
+    page.get_by_role("button", name="Send").click()
+    column = page.get_by_test_id("column-0")
+    expect(column).to_have_attribute("data-state", "done", timeout=START_MS)
+    labels = column.get_by_test_id("labels").get_by_role("listitem")
+    expect(labels).to_have_count(3)
+    expect(column).to_contain_text("v1")
+    (item,) = tenant.http.post("/v1/classify", json={"model": "intent", "input": "My invoice is wrong"}).json()["data"]
+    expect(labels.first).to_contain_text(item["label"])
+    expect(labels.first).to_contain_text(f"{100 * max(item['probs']):.0f}")
+    names = {label.split("\n")[0] for label in labels.all_inner_texts()}
+    assert names == {*LABELS}
+
+
+def test_its_page_names_its_labels_and_how_to_ask_it(console: Console, tenant: Tenant, tmp_path: Path):
+    tenant.add("intent", classifier(tmp_path / "intent", "reverse", LABELS))
+    page = console.open("#/adapters/intent")
+    expect(page.get_by_test_id("labels").locator(".chip")).to_have_text(LABELS)
+    page.get_by_role("link", name="Use it").click()
+    expect(page.locator(".snippet").first).to_contain_text("/v1/classify")
+    expect(page.locator(".snippet").nth(1)).to_contain_text('client.post(\n    "/classify"')
+    page.get_by_role("link", name="Try it").click()
+    expect(page).to_have_url(re.compile(r"#/playground\?columns=intent&mode=classify$"))
+
+
+def test_text_and_labels_are_told_apart_where_the_other_is_asked(
+    new_console: NewConsole, tenant: Tenant, tmp_path: Path
+):
+    tenant.add("intent", classifier(tmp_path / "intent", "reverse", LABELS))
+    console = new_console(width=390, theme="dark")
+    console.start_session(tenant.operator_key)
+    console.watch.expect_status(400)
+    page = console.open("#/playground?columns=,intent")
+    page.get_by_test_id("prompt").fill("hello")
+    for mode, index, said in (("chat", 1, "no text to answer with"), ("classify", 0, "which is no classifier")):
+        page.get_by_role("button", name=mode, exact=True).click()
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_test_id(f"column-{index}")).to_have_attribute("data-state", "failed", timeout=START_MS)
+        expect(page.get_by_test_id(f"column-{index}").get_by_role("alert")).to_contain_text(said)
+        expect(page.get_by_test_id(f"column-{1 - index}")).to_have_attribute("data-state", "done", timeout=START_MS)

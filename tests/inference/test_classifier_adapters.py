@@ -1,0 +1,95 @@
+"""Classifiers as PEFT trains and saves them, each with a head of its own, against PEFT on transformers' class."""
+
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel
+
+from loraserve.engine.engine import Engine
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.request import LabelActivation
+from tests.support.engines import add_adapters, greedy, make_engine, run, to_pool
+from tests.support.tiny_adapters import load_classifier, save_adapters
+from tests.support.tiny_models import save_tiny_model
+
+TOLERANCE = 1e-4
+"""Of the largest |number|."""
+ATTENTION = ["q_proj", "v_proj"]
+ADAPTERS: dict[str, tuple[int, dict[str, Any]]] = {
+    "two": (2, {"r": 4, "target_modules": ATTENTION}),
+    "many": (300, {"r": 8, "lora_alpha": 24, "target_modules": "all-linear", "use_rslora": True}),
+    "reward": (1, {"r": 1, "target_modules": ["down_proj", "lm_head"]}),
+    "dora": (3, {"r": 3, "target_modules": [*ATTENTION, "o_proj"], "use_dora": True}),
+    "embedding": (5, {"r": 5, "target_modules": ["embed_tokens", "q_proj"]}),
+    "untyped": (4, {"r": 2, "target_modules": r".*\.q_proj", "task_type": None, "modules_to_save": ["score"]}),
+}
+"""(labels, config). `lm_head` is no module of theirs."""
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "mixtral", "olmo2")
+"""The `lm_head` of Qwen3 and Gemma is their embedding."""
+
+
+def save_classifiers(model: Path, folder: Path, names: list[str]) -> dict[str, Path]:
+    paths = {}
+    for seed, name in enumerate(names):
+        num_labels, fields = ADAPTERS[name]
+        config = LoraConfig(**{"task_type": "SEQ_CLS", **fields})
+        paths |= save_adapters(load_classifier(model, num_labels), folder, {name: config}, seed)
+    return paths
+
+
+def peft_numbers(model: Path, name: str, folder: Path, prompt: list[int]) -> torch.Tensor:
+    peft_model = PeftModel.from_pretrained(load_classifier(model, ADAPTERS[name][0]), str(folder)).eval()
+    with torch.inference_mode():
+        return peft_model(input_ids=torch.tensor([prompt])).logits[0]
+
+
+def numbers_of(engine: Engine, prompts: dict[str, list[int]], digests: dict[str, str]) -> dict[str, torch.Tensor]:
+    """Beside a prompt that is answered by text, and one by a vector."""
+    requests = [to_pool(name, prompt, digests[name], labels=LabelActivation.NONE) for name, prompt in prompts.items()]
+    others = [greedy("text", prompts["two"], 3), to_pool("vector", prompts["two"], digests["two"])]
+    answers = run(engine, [*requests, *others])
+    assert all(answer.error is None for answer in answers.values())
+    return {name: torch.tensor(array("f", answers[name, 0].pooled or b"")) for name in prompts}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_numbers_are_pefts_whatever_else_is_in_the_batch(architecture: str, tmp_path: Path) -> None:
+    model, names = tmp_path / "model", [*ADAPTERS]
+    if architecture == "mixtral":  # whose experts are no linears
+        names = ["two", "embedding"]
+    save_tiny_model(architecture, model)
+    adapters = save_classifiers(model, tmp_path / "adapters", names)
+    rng = random.Random(0)
+    prompts = {name: [rng.randrange(1, 256) for _ in range(rng.randrange(5, 40))] for name in names}
+    expected = {name: peft_numbers(model, name, adapters[name], prompts[name]) for name in names}
+
+    def checked(**settings: object) -> Engine:
+        """Twice: then from the cache."""
+        engine = make_engine(model, **settings)
+        digests = add_adapters(engine, adapters, tmp_path / "packed")
+        for _ in range(2):
+            for name, numbers in numbers_of(engine, prompts, digests).items():
+                difference = float((numbers - expected[name]).abs().max() / expected[name].abs().max())
+                assert difference < TOLERANCE, (settings, name)
+        return engine
+
+    assert checked().stats().num_adapter_evictions == 0
+    checked(backend="reference")
+    checked(max_num_batched_tokens=16)
+    largest = max(path.stat().st_size for path in (tmp_path / "packed").iterdir())
+    assert checked(adapter_memory_bytes=largest).stats().num_adapter_evictions > 0
+
+
+def test_labels_are_asked_of_classifiers_alone(tmp_path: Path) -> None:
+    model = save_tiny_model("llama", tmp_path / "model")
+    adapters = save_adapters(model, tmp_path / "adapters", {"text": LoraConfig(r=2, target_modules=ATTENTION)})
+    engine = make_engine(tmp_path / "model")
+    for digest in (None, *add_adapters(engine, adapters, tmp_path / "packed").values()):
+        with pytest.raises(EngineRequestError, match="no adapter that is a classifier"):
+            engine.add_request(to_pool("p", [1, 2], digest, labels=LabelActivation.NONE))
+    with pytest.raises(EngineRequestError, match="neither cut nor normalized"):
+        engine.add_request(to_pool("p", [1, 2], digest, labels=LabelActivation.NONE, normalize=True))

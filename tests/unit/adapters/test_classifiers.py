@@ -1,0 +1,214 @@
+"""Classifiers: adapters that PEFT saves with a head of their own, in place of the base's."""
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from loraserve_adapters.clean_files import clean_config
+from loraserve_adapters.config import parse_config, read_config
+from loraserve_adapters.digest import adapter_digest
+from loraserve_adapters.dtypes import STORAGE
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.pack import load_and_pack, pack
+from loraserve_adapters.packed_file import read_packed
+from loraserve_adapters.source import read_adapter
+from peft import LoraConfig
+
+from tests.unit.adapters.folders import (
+    HIDDEN,
+    RawTensor,
+    config_of,
+    lora_tensors,
+    raw_tensor,
+    tiny_layout,
+    values_of,
+    write_folder,
+)
+
+HEAD = "base_model.model.score.weight"
+SAVED = ["classifier", "score"]
+NUM_LABELS = 3
+
+
+def head_of(num_labels: int = NUM_LABELS, dtype: str = "float32", hidden_size: int = HIDDEN) -> RawTensor:
+    values = np.random.default_rng(num_labels).standard_normal((num_labels, hidden_size), np.float32)
+    return raw_tensor(values, dtype)
+
+
+def classifier(
+    folder: Path, head: RawTensor | None = None, more: Mapping[str, RawTensor] | None = None, **fields: Any
+) -> Path:
+    config = config_of(**{"task_type": "SEQ_CLS", "modules_to_save": SAVED, **fields})
+    tensors = lora_tensors(tiny_layout(), ["q_proj"]) | {HEAD: head or head_of()} | (more or {})
+    return write_folder(folder, config, tensors)
+
+
+def refusal(folder: Path) -> AdapterError:
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(folder, tiny_layout())
+    return refused.value
+
+
+def names(*labels: str) -> dict[str, str]:
+    return {str(index): label for index, label in enumerate(labels)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"modules_to_save": None},
+        {"modules_to_save": ["score"], "task_type": None},
+        {"id2label": None, "problem_type": None, "label2id": None},
+    ],
+)
+def test_its_task_or_what_it_saves_makes_it_one(fields: dict[str, Any], tmp_path: Path) -> None:
+    source = read_adapter(classifier(tmp_path, **fields), tiny_layout())
+    assert source.config.is_classifier
+    assert (source.config.labels, source.config.problem_type) == ((), None)
+    assert source.judged.head is not None
+    assert source.judged.head.shape == (NUM_LABELS, HIDDEN)
+    assert source.summary.num_labels == NUM_LABELS
+    assert source.summary.target_modules == ("q_proj",)
+    assert source.summary.dtypes == ("float32",)
+    assert source.summary.num_parameters == 2 * (4 * HIDDEN + 4 * HIDDEN) + NUM_LABELS * HIDDEN
+
+
+def test_its_labels_have_names_and_a_meaning(tmp_path: Path) -> None:
+    labels = {"2": "réclamation", "0": "billing", "1": "log in"}
+    folder = classifier(tmp_path, id2label=labels, problem_type="multi_label_classification", label2id={"billing": 0})
+    config = read_config(folder)
+    assert config.labels == ("billing", "log in", "réclamation")
+    assert config.problem_type == "multi_label_classification"
+
+
+def test_lm_head_is_no_module_of_it(tmp_path: Path) -> None:
+    """As in PEFT, which finds nothing of that name in the model that it trains."""
+    source = read_adapter(classifier(tmp_path, target_modules=["q_proj", "lm_head"]), tiny_layout())
+    assert {module.target.module.name for module in source.modules} == {
+        f"model.layers.{layer}.self_attn.q_proj" for layer in range(2)
+    }
+
+
+@pytest.mark.parametrize("fields", [{"id2label": names("a", "b", "c")}, {"problem_type": "regression"}])
+def test_what_is_said_of_labels_has_no_meaning_without_a_head(fields: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, config_of(**fields), lora_tensors(tiny_layout(), ["q_proj"]))
+    error = refusal(folder)
+    assert (error.code, error.key) == ("invalid_field", next(iter(fields)))
+    assert "SEQ_CLS" in error.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code", "named"),
+    [
+        ("id2label", ["a", "b", "c"], "invalid_field", '"0"'),
+        ("id2label", {"0": "a", "2": "b", "3": "c"}, "invalid_field", "by their numbers"),
+        ("id2label", {"0": "a", "1": "b", "2": 3}, "invalid_field", "by their numbers"),
+        ("id2label", names("a", "b"), "invalid_field", "found 2 names, expected 3"),
+        ("id2label", names("a", "b", "c" * 17_000), "too_large", "at most 16384"),
+        ("problem_type", "token", "invalid_field", "single_label_classification"),
+        ("problem_type", 1, "invalid_field", "regression"),
+        ("label2id", ["a"], "invalid_field", "dict"),
+        ("modules_to_save", ["score", "embed_tokens"], "unsupported_option", "embed_tokens"),
+        ("modules_to_save", "score", "invalid_field", "a list of names"),
+        ("task_type", "CAUSAL_LM", "unsupported_option", "score"),
+    ],
+)
+def test_refuses_what_it_cannot_follow_by_name(
+    field: str, value: object, code: str, named: str, tmp_path: Path
+) -> None:
+    error = refusal(classifier(tmp_path, **{field: value}))
+    assert error.code == code
+    assert error.key in (field, "modules_to_save")
+    assert named in error.message
+
+
+@pytest.mark.parametrize(
+    ("head", "code", "named"),
+    [
+        (head_of(hidden_size=HIDDEN + 1), "shape_mismatch", "found [3, 33], expected [number of labels, 32]"),
+        (("F32", [HIDDEN], bytes(4 * HIDDEN)), "shape_mismatch", "found [32]"),
+        (("F32", [0, HIDDEN], b""), "shape_mismatch", "found [0, 32]"),
+        (("I32", [2, HIDDEN], bytes(8 * HIDDEN)), "bad_dtype", "I32"),
+        (head_of(4097), "too_large", "4097 labels, at most 4096"),
+        (raw_tensor(np.full((2, HIDDEN), np.nan, np.float32)), "not_finite", "NaN"),
+    ],
+)
+def test_refuses_heads_by_name(head: RawTensor, code: str, named: str, tmp_path: Path) -> None:
+    error = refusal(classifier(tmp_path, head))
+    assert (error.code, error.key) == (code, HEAD)
+    assert named in error.message
+
+
+def test_a_head_and_its_task_belong_together(tmp_path: Path) -> None:
+    tensors = lora_tensors(tiny_layout(), ["q_proj"])
+    error = refusal(write_folder(tmp_path / "missing", config_of(task_type="SEQ_CLS"), tensors))
+    assert (error.code, error.key) == ("missing_tensor", HEAD)
+    error = refusal(write_folder(tmp_path / "more", config_of(), tensors | {HEAD: head_of()}))
+    assert (error.code, error.key) == ("unexpected_tensor", HEAD)
+    assert "SEQ_CLS" in error.message
+    error = refusal(classifier(tmp_path / "bias", more={"base_model.model.score.bias": raw_tensor(np.ones(3, "f4"))}))
+    assert (error.code, error.key) == ("unexpected_tensor", "base_model.model.score.bias")
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("saved", ["float32", "float16", "bfloat16"])
+def test_its_head_is_packed_in_float32_whatever_the_dtype(dtype: str, saved: str, tmp_path: Path) -> None:
+    layout, head = tiny_layout(dtype), head_of(5, saved)
+    packed = load_and_pack(classifier(tmp_path / "adapter", head), layout, tmp_path)
+    assert packed.head is not None
+    assert (packed.head.num_labels, packed.head.hidden_size) == (5, HIDDEN)
+    start = packed.head.offset * STORAGE[dtype].itemsize
+    assert start % 256 == packed.size_bytes % 256 == 0
+    values = np.array(packed.payload)[start : start + 4 * 5 * HIDDEN].view(np.float32).reshape(5, HIDDEN)
+    assert np.array_equal(values, values_of(head))
+    assert packed.size_bytes == start + 3 * 256  # 640 bytes, in whole pieces of 256
+    plain = write_folder(tmp_path / "plain", config_of(), lora_tensors(tiny_layout(), ["q_proj"]))
+    assert load_and_pack(plain, layout, tmp_path).head is None
+
+
+def test_large_heads_are_packed_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = tiny_layout("bfloat16")
+    folder = classifier(tmp_path / "adapter", head_of(100, "float16"))
+    pack(read_adapter(folder, layout), layout, tmp_path / "whole")
+    monkeypatch.setattr("loraserve_adapters.safetensors_file._BLOCK_BYTES", 200)
+    pack(read_adapter(folder, layout), layout, tmp_path / "in_blocks")
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "in_blocks").read_bytes()
+
+
+def test_releases_that_know_no_heads_refuse_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = tiny_layout()
+    pack(read_adapter(classifier(tmp_path / "adapter"), layout), layout, path := tmp_path / "file.packed")
+    assert read_packed(path).head is not None
+    monkeypatch.setattr("loraserve_adapters.packed_file.HEAD_VERSION", 3)
+    with pytest.raises(AdapterError, match="not a packed adapter of version"):
+        read_packed(path)
+
+
+def test_what_its_answers_depend_on_is_in_its_digest(tmp_path: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {},
+        {"head": head_of(4)},
+        {"id2label": names("a", "b", "c")},
+        {"id2label": names("a", "c", "b")},
+        {"problem_type": "regression"},
+        {"problem_type": "multi_label_classification"},
+    ]
+    folders = [classifier(tmp_path / str(index), **fields) for index, fields in enumerate(options)]
+    assert len({read_adapter(folder, tiny_layout()).digest for folder in folders}) == len(options)
+
+
+@pytest.mark.parametrize("fields", [{}, {"id2label": names("a", "b", "c"), "problem_type": "regression"}])
+def test_peft_reads_its_clean_config_which_means_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
+    config = read_config(classifier(tmp_path, **fields))
+    data = clean_config(config)
+    assert adapter_digest(parse_config(data), []) == adapter_digest(config, [])
+    (tmp_path / "adapter_config.json").write_bytes(data)
+    with pytest.warns(UserWarning, match="id2label") if fields else nullcontext():
+        read = LoraConfig.from_pretrained(str(tmp_path))
+    assert (str(read.task_type), read.modules_to_save) == ("SEQ_CLS", SAVED)
+    assert json.loads(data)["task_type"] == "SEQ_CLS"
