@@ -33,6 +33,7 @@ from loraserve.models.quantized_checkpoint import (
     whole_config,
 )
 from loraserve.models.stored_experts import StoredWeights, read_stored
+from loraserve.models.unpacked_weights import UNPACKED, read_whole
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -135,13 +136,17 @@ def load_model(
     if method is not None:
         bare = _without_weights(config)
         require_undone(model, method, has_experts=any(map(is_experts, bare.modules())))
+        tensors = None
         if keeps_mxfp4:
-            model_class = type(bare)
             tensors, stored = read_stored(model, revision, dtype, dict(bare.named_parameters()))
+        elif method in UNPACKED:
+            tensors = read_whole(model, revision, config.quantization_config, dtype)
+        if tensors is not None:
+            model_class = type(bare)
             source = {"config": whole_config(config), "state_dict": tensors}
     try:
         found = model_class.from_pretrained(
-            None if keeps_mxfp4 else model,
+            None if "state_dict" in source else model,
             **source,
             dtype=dtype,
             attn_implementation="eager",

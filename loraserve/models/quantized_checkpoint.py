@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are stored in fewer bits, which transformers makes whole again as it loads them.
+"""Checkpoints whose weights are stored in fewer bits, made whole again as they are loaded, mostly by transformers.
 
 It takes what it does not understand for weights too: float8 without its scales, for example. So what is not certain is
 refused here.
@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.model_files import weight_files
+from loraserve.models.unpacked_weights import UNPACKED, what_is_not_read
 
 MXFP4, _FP8, _COMPRESSED = "mxfp4", "fp8", "compressed-tensors"
 _PACKAGES = {MXFP4: (), _FP8: ("accelerate",), _COMPRESSED: ("accelerate", "compressed_tensors")}
@@ -48,7 +49,10 @@ def quantization_method(config: PreTrainedConfig) -> str | None:
 
 
 def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> None:
-    """Have transformers load its weights so, in the dtype that the model is loaded in. Raises `ModelRefusedError`."""
+    """Have transformers load its weights so, in the dtype that the model is loaded in; those of `UNPACKED` are not its.
+
+    Raises `ModelRefusedError`.
+    """
     stored = getattr(config, "quantization_config", None)
     if stored is None and getattr(config.get_text_config(), "quantization_config", None) is not None:
         raise ModelRefusedError(f"{model} has a quantization_config for its text alone, which is not supported")
@@ -57,8 +61,12 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
         _require_whole(model, modules)
         return
     method = quantization_method(config)
+    if method in UNPACKED:
+        if (unread := what_is_not_read(stored)) is not None:
+            raise ModelRefusedError(f"{model} cannot be made whole: its {unread} is not supported, {_UNQUANTIZED}")
+        return
     if method not in _PACKAGES:
-        supported = ", ".join(_PACKAGES)
+        supported = ", ".join((*_PACKAGES, *UNPACKED))
         raise ModelRefusedError(
             f"{model} is quantized with {method}, which is not supported: {supported} are; or {_UNQUANTIZED}"
         )

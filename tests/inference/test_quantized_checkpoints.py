@@ -111,7 +111,10 @@ def test_what_transformers_does_not_read_of_a_weight_is_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("stated", "reason"),
     [
-        ({"quant_method": "awq"}, "is quantized with awq, which is not supported: mxfp4, fp8, compressed-tensors are"),
+        (
+            {"quant_method": "hqq"},
+            "is quantized with hqq, which is not supported: mxfp4, fp8, compressed-tensors, gptq",
+        ),
         ({"config_groups": {"a": {}, "b": {}}}, r"transformers does not undo its 2 schemes \(a, b\)"),
         ({"transform_config": {"config_groups": {}}}, "does not undo its transform_config"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, r"its sparsity_config \(sparse-24-bitmask\)"),

@@ -289,7 +289,7 @@ def test_is_skipped_where_peft_scales_otherwise_than_the_adapter_was_trained(tmp
     engine = EngineConfig(model="m")
     job = CertificateJob(digest="d", blob=str(tmp_path), packed_path="", base_fingerprint="", engine=engine)
     with pytest.raises(certificate_child.Skipped, match="rsLoRA"):
-        certificate_child._model_with_adapter(job, torch.float32, "model")
+        certificate_child._reference(job, torch.float32, "model")
 
 
 def test_is_skipped_where_memory_does_not_suffice(published: Published) -> None:

@@ -1,7 +1,7 @@
 """Tiny models saved as quantized checkpoints, and the whole weights that these stand for, in float32."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -148,6 +148,137 @@ def _calibrated(linear: nn.Linear) -> Tensor:
     return stored if of_all is None else stored.bfloat16().float()
 
 
+NF4 = torch.linspace(-1, 1, 16) ** 3
+"""Any 16 numbers: a checkpoint has its own."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def save_gptq(
+    folder: Path, model: PreTrainedModel | None = None, bits: int = 4, layout: str = "gptq", in_order: bool = True
+) -> PreTrainedModel:
+    """layout: of zero points, which "gptq" stores less one. in_order: a group's rows follow each other."""
+
+    def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        rows = weight.T
+        group_of_row = torch.arange(len(rows)) // GROUP
+        if not in_order:
+            group_of_row = group_of_row[torch.randperm(len(rows), generator=torch.Generator().manual_seed(len(rows)))]
+        codes, scales, zeros = rounded(rows, group_of_row, bits)
+        stored_zeros = zeros - 1 if layout == "gptq" else zeros
+        tensors = {
+            "qweight": in_words(codes, bits, range(32 // bits), 0),
+            "qzeros": in_words(stored_zeros, bits, range(32 // bits), 1),
+            "scales": scales,
+        }
+        if not in_order:
+            tensors["g_idx"] = group_of_row.int()
+        return tensors, ((codes - zeros[group_of_row]) * scales.float()[group_of_row]).T
+
+    stated = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "checkpoint_format": layout}
+    return save_packed(folder, model or llama(), packed, stated | {"desc_act": not in_order})
+
+
+def save_awq(folder: Path, model: PreTrainedModel | None = None) -> PreTrainedModel:
+    def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        group_of_row = torch.arange(weight.shape[1]) // GROUP
+        codes, scales, zeros = rounded(weight.T, group_of_row, 4)
+        tensors = {"qweight": in_words(codes, 4, AWQ_ORDER, 1), "qzeros": in_words(zeros, 4, AWQ_ORDER, 1)}
+        return tensors | {"scales": scales}, ((codes - zeros[group_of_row]) * scales.float()[group_of_row]).T
+
+    stated = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+    return save_packed(folder, model or llama(), packed, stated)
+
+
+def rounded(rows: Tensor, group_of_row: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes [K, N], and of each group scales in float16 and zero points [G, N], none of which is 0."""
+    most = 2**bits - 1
+    groups = [rows[group_of_row == group] for group in range(int(group_of_row.max()) + 1)]
+    spans = torch.stack([group.amax(0) - group.amin(0) for group in groups])
+    scales = (spans / most).half()
+    least = torch.stack([group.amin(0) for group in groups])
+    zeros = (-least / scales.float()).round().clamp(1, most).int()
+    codes = (rows / scales.float()[group_of_row] + zeros[group_of_row]).round().clamp(0, most).int()
+    return codes, scales, zeros
+
+
+def in_words(codes: Tensor, bits: int, order: Sequence[int], axis: int) -> Tensor:
+    """Several along the axis in one int32; order: which of them is how many times `bits` from the lowest."""
+    codes = codes if axis == 1 else codes.T
+    words = torch.zeros(codes.shape[0], codes.shape[1] // len(order), dtype=torch.int64)
+    for place, of_column in enumerate(order):
+        words |= codes[:, of_column :: len(order)].long() << (place * bits)
+    words = torch.where(words >= 2**31, words - 2**32, words).int()
+    return words if axis == 1 else words.T
+
+
+def save_nf4(folder: Path, is_nested: bool = True) -> PreTrainedModel:
+    """As bitsandbytes, with blocks of 64 over all rows, whose scales are in eight bits too, or not."""
+    nested_size, offset = 256, 0.25
+
+    def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        blocks = weight.reshape(-1, 64)
+        largest = blocks.abs().amax(1)
+        tensors = {"weight.absmax": largest}
+        state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
+        if is_nested:
+            table = torch.linspace(-1, 1, 256)
+            of_blocks = torch.stack([part.sub(offset).abs().amax() for part in largest.split(nested_size)])
+            multiples = (largest - offset) / of_blocks.repeat_interleave(nested_size)[: len(largest)]
+            codes = (multiples[:, None] - table).abs().argmin(1)
+            largest = table[codes] * of_blocks.repeat_interleave(nested_size)[: len(largest)] + offset
+            tensors = {
+                "weight.absmax": codes.to(torch.uint8),
+                "weight.nested_absmax": of_blocks,
+                "weight.nested_quant_map": table,
+            }
+            state |= {"nested_blocksize": nested_size, "nested_dtype": "float32", "nested_offset": offset}
+        codes = (blocks[..., None] / largest[:, None, None] - NF4).abs().argmin(-1)
+        pairs = codes.view(-1, 2)
+        tensors |= {
+            "weight": (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8),
+            "weight.quant_map": NF4.clone(),
+            "weight.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8),
+        }
+        return tensors, (NF4[codes] * largest[:, None]).bfloat16().float().view(weight.shape)
+
+    stated = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    return save_packed(folder, llama(), packed, stated)
+
+
+def save_int8(folder: Path) -> PreTrainedModel:
+    """As bitsandbytes: a scale for each row."""
+
+    def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        largest = weight.abs().amax(1)
+        codes = (weight / largest[:, None] * 127).round().to(torch.int8)
+        tensors = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+        return tensors, codes.float() * (largest / 127)[:, None]
+
+    return save_packed(folder, llama(), packed, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+
+
+def save_packed(
+    folder: Path,
+    model: PreTrainedModel,
+    packed: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]],
+    stated: dict[str, object],
+) -> PreTrainedModel:
+    """packed: of the weight of each linear in a layer, but routers', the tensors it is stored as, by what follows the
+    module's name, and the weight that these stand for."""
+    save_model(model, folder)
+    tensors, whole = read_weights(folder), read_weights(folder)
+    for name, weight in read_weights(folder).items():
+        if weight.dim() == 2 and ".layers." in name and ".gate.weight" not in name:
+            parts, whole[name] = packed(weight)
+            del tensors[name]
+            tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
+    write_weights(folder, whole)
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    write_weights(folder, tensors)
+    state(folder, stated)
+    return expected
+
+
 def state(folder: Path, stated: dict[str, object]) -> None:
     """In its config, beside what is stated there already."""
     config = json.loads((folder / "config.json").read_bytes())
@@ -171,3 +302,18 @@ SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     **{scheme: partial(save_compressed, scheme=scheme) for scheme in SCHEMES},
 }
 """By the name of what is tested: each saves a model to a folder, and returns it with its whole weights."""
+
+UNPACKED_SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
+    "gptq": save_gptq,
+    "gptq-act-order": partial(save_gptq, in_order=False),
+    "gptq-v2": partial(save_gptq, layout="gptq_v2", in_order=False),
+    "gptq-2": partial(save_gptq, bits=2, layout="gptq_v2"),
+    "gptq-8": partial(save_gptq, bits=8),
+    "gptq-experts": lambda folder: save_gptq(folder, mixtral()),
+    "awq": save_awq,
+    "awq-experts": lambda folder: save_awq(folder, mixtral()),
+    "nf4": save_nf4,
+    "nf4-plain": partial(save_nf4, is_nested=False),
+    "int8": save_int8,
+}
+"""Likewise, of those that transformers does not make whole."""
