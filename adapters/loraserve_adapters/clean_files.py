@@ -45,7 +45,7 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
         fields["id2label"] = dict(enumerate(config.labels))
     if config.problem_type:
         fields["problem_type"] = config.problem_type
-    return json.dumps(fields, indent=2).encode() + b"\n"
+    return json.dumps(fields, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def has_clean_weights(first_bytes: bytes, tensors: Iterable[TensorEntry]) -> bool:

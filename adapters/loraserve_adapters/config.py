@@ -4,6 +4,7 @@ The fields are those of `LoraConfig` in PEFT 0.21, older PEFT's included. A newe
 adapter, so those whose value asks for nothing are named in a warning. Nothing in it is ever imported or evaluated.
 """
 
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,7 +218,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
     checks.attempt("config.values", lambda: _check_parameters(config))
     checks.attempt("config.values", lambda: _check_invocation(config))
     checks.attempt("config.values", lambda: _check_dora(config))
-    checks.attempt("config.values", lambda: _check_labels(config))
+    checks.attempt("config.values", lambda: _check_labels(config, fields.get("label2id")))
     checks.attempt("config.values", lambda: _check_num_patterns(len(ranks) + len(alphas), limits))
     return None if checks.failed("config.values") else config
 
@@ -257,10 +258,12 @@ def _check_dora(config: AdapterConfig) -> None:
             raise _refused("invalid_field", f"cannot be combined with {name}, as in PEFT", "use_dora")
 
 
-def _check_labels(config: AdapterConfig) -> None:
+def _check_labels(config: AdapterConfig, label2id: Any) -> None:
     for name, value in {"id2label": config.labels, "problem_type": config.problem_type}.items():
         if value and not config.is_classifier:
             raise _refused("invalid_field", f"has no meaning without a task_type of {SEQ_CLS}", name)
+    if label2id and label2id != {label: number for number, label in enumerate(config.labels)}:
+        raise _invalid("label2id", label2id, "null, or what id2label says the other way round")
 
 
 def _check_num_patterns(count: int, limits: Limits) -> None:
@@ -288,6 +291,7 @@ _HONOURED = frozenset(
         "modules_to_save",
         # Not PEFT's, which ignores them: what a classifier's labels are called, and how they are meant.
         "id2label",
+        "label2id",
         "problem_type",
     }
 )
@@ -309,8 +313,6 @@ _WITHOUT_EFFECT: dict[str, tuple[type, ...]] = {
     "revision": (str,),
     "auto_mapping": (dict,),
     "peft_version": (str,),
-    # What `id2label` says.
-    "label2id": (dict,),
 }
 """Accepted with any value of these types or null."""
 
@@ -337,6 +339,9 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "merge_weights": ((False, None), "merged weights of PEFT before 0.3 are not supported"),
 }
 """Accepted with these values only, which change nothing; the text says why any other is refused."""
+
+_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""What makes text read in another direction than it is in."""
 
 _NOTHING = (None, False, {}, [])
 
@@ -483,6 +488,8 @@ def _saves_head_of(task_type: Any) -> Callable[[str, Any], bool]:
         others = sorted({*saved}.difference(SAVED_WITH_HEAD if is_classifier else ()))
         if others:
             reason = "fully trained modules would replace parts of the shared base model"
+            if HEAD in others:
+                reason += f"; the head of a classifier needs a task_type of {SEQ_CLS}"
             raise _unsupported(name, others, list(SAVED_WITH_HEAD) if is_classifier else None, reason)
         return is_classifier
 
@@ -493,18 +500,30 @@ def _labels_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
     def parse(name: str, value: Any) -> tuple[str, ...]:
         if value is None or value == {}:
             return ()
-        labels = value if isinstance(value, dict) else {}
-        names = tuple(labels.get(str(index)) for index in range(len(labels)))
-        if not names or not all(isinstance(label, str) for label in names):
+        given = value if isinstance(value, dict) else {}
+        labels = [label for index in range(len(given)) if isinstance(label := given.get(str(index)), str)]
+        if not labels or len(labels) < len(given):
             raise _invalid(name, value, 'the names of all labels by their numbers, as {"0": …, "1": …}')
-        num_bytes = sum(len(label.encode("utf-8", "surrogatepass")) for label in names if label is not None)
-        if num_bytes > limits.max_label_bytes:
-            found, expected = f"{num_bytes} bytes", f"at most {limits.max_label_bytes}"
+        for label in labels:
+            _check_label(name, label, limits)
+        num_bytes = sum(len(label.encode()) for label in labels)
+        if num_bytes > limits.max_labels_bytes:
+            found, expected = f"{num_bytes} bytes", f"at most {limits.max_labels_bytes}"
             reason = f"names of {found} together, {expected} are accepted"
             raise _refused("too_large", reason, name, found=found, expected=expected)
-        return tuple(label for label in names if label is not None)
+        return tuple(labels)
 
     return parse
+
+
+def _check_label(name: str, label: str, limits: Limits) -> None:
+    num_bytes = len(label.encode())
+    if not 1 <= num_bytes <= limits.max_label_bytes:
+        found, expected = f"{shown(label)} of {num_bytes} bytes", f"1 to {limits.max_label_bytes}"
+        raise _refused("invalid_field", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+    if any(unicodedata.category(character) == "Cc" or character in _DIRECTIONS for character in label):
+        reason = f"{shown(label)} has characters that control how text is shown"
+        raise _refused("invalid_field", reason, name, found=shown(label), expected="a name that shows as it is")
 
 
 def _problem_type(name: str, value: Any) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    max_config_bytes: int = 64 * 1024
+    max_config_bytes: int = 256 * 1024
     max_json_nesting: int = 32
     max_header_bytes: int = 16 * 1024 * 1024
     max_tensors: int = 65_536
@@ -17,8 +17,10 @@ class Limits:
     max_invocation_tokens: int = 64
     max_labels: int = 4096
     """Of a classifier."""
-    max_label_bytes: int = 16 * 1024
-    """Of all of their names, in UTF-8: they are in every revision of the adapter's document."""
+    max_label_bytes: int = 256
+    """Of the name of one, in UTF-8: each input's answer has one."""
+    max_labels_bytes: int = 8 * 1024
+    """Of all of their names: they are in every revision of the adapter's document."""
     max_patterns: int = 2048
     """Entries of `rank_pattern` and `alpha_pattern` together."""
     max_pattern_steps: int = 2_000_000

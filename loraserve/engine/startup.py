@@ -143,7 +143,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         backend=backend.name,
         max_model_len=plan.max_model_len,
         vocab_size=vocab_size,
-        hidden_size=model_config.get_text_config().hidden_size,
+        hidden_size=model.layout.hidden_size or model_config.get_text_config().hidden_size,
         eos_token_ids=eos_token_ids,
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(tokenizer),

@@ -226,7 +226,7 @@ def _lora_groups(layout: BaseLayout) -> list[LoraGroup]:
 def _describe_layout(model: PreTrainedModel, structure: ModelStructure) -> BaseLayout:
     groups = tuple(_describe_groups(model, structure))
     in_groups = {module.name for group in groups for module in group}
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype, head = str(model.dtype).removeprefix("torch."), model.get_output_embeddings()
     names = [(name, module) for name, module in model.named_modules() if name and name not in in_groups]
     return BaseLayout(
         fingerprint=layout_fingerprint(groups, dtype),
@@ -235,7 +235,7 @@ def _describe_layout(model: PreTrainedModel, structure: ModelStructure) -> BaseL
         other_modules=tuple(name for name, _ in names),
         embedding_modules=tuple(name for name, module in names if isinstance(module, nn.Embedding)),
         unreached_linears=tuple(structure.unreached_linears),
-        hidden_size=model.config.get_text_config().hidden_size,
+        hidden_size=None if head is None else head.weight.shape[1],
     )
 
 

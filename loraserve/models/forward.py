@@ -35,13 +35,19 @@ class TransformersForward:
     def __call__(self, batch: StepBatch) -> ModelOutput:
         if batch.pooled_rows is None:
             return ModelOutput(self._logits(batch))
-        hidden: list[Tensor] = []  # [T, hidden_size], of the model without its head
-        hook = self._model.base_model.register_forward_hook(lambda _module, _args, output: hidden.append(output[0][0]))
+        hidden: list[Tensor] = []  # [T, hidden_size], the last one of the model without its head
+        # OPT's causal model calls no more of that than the decoder, which gives the same.
+        modules = {self._model.base_model, self._model.get_decoder()} - {self._model}
+        hooks = [
+            module.register_forward_hook(lambda _module, _args, output: hidden.append(output[0][0]))
+            for module in modules
+        ]
         try:
             logits = self._logits(batch)
         finally:
-            hook.remove()
-        return ModelOutput(logits, hidden=hidden[0].index_select(0, batch.pooled_rows))
+            for hook in hooks:
+                hook.remove()
+        return ModelOutput(logits, hidden=hidden[-1].index_select(0, batch.pooled_rows))
 
     def _logits(self, batch: StepBatch) -> Tensor:
         output = self._model(

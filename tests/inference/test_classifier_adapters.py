@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
+from transformers import OPTConfig
 
 from loraserve.engine.engine import Engine
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.request import LabelActivation
 from tests.support.engines import add_adapters, greedy, make_engine, run, to_pool
 from tests.support.tiny_adapters import load_classifier, save_adapters
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import COMMON, random_model, save_model, save_tiny_model
 
 TOLERANCE = 1e-4
 """Of the largest |number|."""
@@ -22,14 +23,15 @@ ATTENTION = ["q_proj", "v_proj"]
 ADAPTERS: dict[str, tuple[int, dict[str, Any]]] = {
     "two": (2, {"r": 4, "target_modules": ATTENTION}),
     "many": (300, {"r": 8, "lora_alpha": 24, "target_modules": "all-linear", "use_rslora": True}),
-    "reward": (1, {"r": 1, "target_modules": ["down_proj", "lm_head"]}),
+    "reward": (1, {"r": 1, "target_modules": ["k_proj", "lm_head"]}),
     "dora": (3, {"r": 3, "target_modules": [*ATTENTION, "o_proj"], "use_dora": True}),
     "embedding": (5, {"r": 5, "target_modules": ["embed_tokens", "q_proj"]}),
     "untyped": (4, {"r": 2, "target_modules": r".*\.q_proj", "task_type": None, "modules_to_save": ["score"]}),
 }
 """(labels, config). `lm_head` is no module of theirs."""
-ARCHITECTURES = ("llama", "qwen3", "gemma2", "mixtral", "olmo2")
-"""The `lm_head` of Qwen3 and Gemma is their embedding."""
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "mixtral", "olmo2", "opt")
+"""The `lm_head` of Qwen3 and Gemma is their embedding; OPT's causal model calls a part of what `AutoModel` loads, and
+the states that its head reads are smaller than its layers'."""
 
 
 def save_classifiers(model: Path, folder: Path, names: list[str]) -> dict[str, Path]:
@@ -61,7 +63,11 @@ def test_numbers_are_pefts_whatever_else_is_in_the_batch(architecture: str, tmp_
     model, names = tmp_path / "model", [*ADAPTERS]
     if architecture == "mixtral":  # whose experts are no linears
         names = ["two", "embedding"]
-    save_tiny_model(architecture, model)
+    if architecture == "opt":
+        names = ["two", "reward", "untyped"]
+        save_model(random_model(OPTConfig(**COMMON, ffn_dim=112, word_embed_proj_dim=32)), model)
+    else:
+        save_tiny_model(architecture, model)
     adapters = save_classifiers(model, tmp_path / "adapters", names)
     rng = random.Random(0)
     prompts = {name: [rng.randrange(1, 256) for _ in range(rng.randrange(5, 40))] for name in names}

@@ -16,7 +16,6 @@ import torch
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed, write_packed
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
 from loraserve.api.routes import certificates
 from loraserve.api.schemas.certificates import CertificateState
@@ -163,21 +162,28 @@ def test_one_of_the_model_without_its_head_agrees_with_peft_on_its_body(headless
     assert 0 < certificate.relative_difference < 1e-5
 
 
-@pytest.mark.parametrize(("architecture", "dtype"), [("llama", "float32"), ("qwen3", "bfloat16")])
-def test_a_classifier_agrees_with_peft(architecture: str, dtype: str, tmp_path: Path) -> None:
-    """And one whose head is not what PEFT saved would not."""
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "num_labels"),
+    [("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("llama", "float32", 9)],
+)
+def test_a_classifier_agrees_with_peft(architecture: str, dtype: str, num_labels: int, tmp_path: Path) -> None:
+    """And one whose head is not what PEFT saved would not, nor one whose LoRA is another."""
     config = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="SEQ_CLS")
-    published = Published(tmp_path, "intent", architecture, config, num_labels=3, dtype=dtype)
+    published = Published(tmp_path, "intent", architecture, config, num_labels=num_labels, dtype=dtype)
     certificate = measure(published.job())
     assert certificate.status is CertificateStatus.AGREES, certificate
     assert certificate.num_positions == 4
     packed = read_packed(published.packed)
     assert packed.head is not None
-    payload = np.array(packed.payload)
     start = packed.head.offset * torch.empty(0, dtype=getattr(torch, dtype)).itemsize
-    payload[start:].view(np.float32)[: packed.head.hidden_size] *= 1.2
-    write_packed(replace(packed, payload=payload), wrong := tmp_path / "wrong.packed")
-    assert measure(published.job(packed_path=str(wrong))).status is CertificateStatus.DIFFERS
+    end = start + 4 * num_labels * packed.head.hidden_size
+    for name, changed in {"head": slice(start, end), "lora": slice(0, start)}.items():
+        payload = np.array(packed.payload)
+        of_dtype = np.float32 if name == "head" or dtype == "float32" else np.uint16
+        values = payload[changed].view(of_dtype)
+        values[:] = np.roll(values, 1) if of_dtype is np.uint16 else values * 1.05
+        write_packed(replace(packed, payload=payload), wrong := tmp_path / f"{name}.packed")
+        assert measure(published.job(packed_path=str(wrong))).status is CertificateStatus.DIFFERS, name
 
 
 def test_an_activated_one_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,11 +261,13 @@ def send_to_other_experts(job: CertificateJob, monkeypatch: pytest.MonkeyPatch) 
     """As if rounding had sent a token of the first prompt to other experts."""
     compare, prompts = certificate_child._compare, []
 
-    def compare_changed(job: CertificateJob, model: PreTrainedModel, sample: certificate_child.Sample) -> Certificate:
+    def compare_changed(
+        job: CertificateJob, reference: certificate_child.Reference, sample: certificate_child.Sample
+    ) -> Certificate:
         prompts.append(sample.prompt)
         if len(prompts) == 1:
-            sample.logprobs = [row.roll(1) for row in sample.logprobs]
-        return compare(job, model, sample)
+            sample.rows = [row.roll(1) for row in sample.rows]
+        return compare(job, reference, sample)
 
     with monkeypatch.context() as changed:
         changed.setattr(certificate_child, "_compare", compare_changed)

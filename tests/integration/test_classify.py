@@ -23,6 +23,8 @@ CLASSIFIERS = {
     "stars": ClassifierRecord(num_labels=HIDDEN_SIZE, problem_type="regression"),
     "single": ClassifierRecord(num_labels=HIDDEN_SIZE, problem_type="single_label_classification"),
     "spam": ClassifierRecord(num_labels=1),
+    "one": ClassifierRecord(num_labels=1, problem_type="single_label_classification"),
+    "reward": ClassifierRecord(num_labels=1, problem_type="regression"),
 }
 TEXT_BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
@@ -91,6 +93,8 @@ def test_every_path_and_name_of_an_adapter_asks_it(server: LiveServer) -> None:
         ("single", LabelActivation.SOFTMAX),
         ("topics", LabelActivation.SIGMOID),
         ("spam", LabelActivation.SIGMOID),
+        ("one", LabelActivation.SIGMOID),
+        ("reward", LabelActivation.NONE),
         ("stars", LabelActivation.NONE),
     ],
 )
@@ -149,7 +153,7 @@ def test_a_classifier_has_vectors(server: LiveServer) -> None:
 def test_what_it_tells_apart_is_listed(server: LiveServer) -> None:
     cards = {card["id"]: card for card in httpx.get(f"{server.url}/v1/models").json()["data"]}
     expected = {"num_labels": HIDDEN_SIZE, "labels": LABELS, "problem_type": None}
-    assert cards["intent"]["adapter"]["classifier"] == expected
+    assert cards["intent"]["adapter"]["classifier"] == {"num_labels": HIDDEN_SIZE, "problem_type": None}
     assert cards["topics"]["adapter"]["classifier"]["problem_type"] == "multi_label_classification"
     assert "classifier" not in cards["sql"]["adapter"]
     assert httpx.get(f"{server.url}/v1/models/intent").json()["adapter"]["classifier"] == expected
@@ -175,6 +179,23 @@ def test_a_version_that_comes_meanwhile_has_its_own_labels(server: LiveServer, m
     assert newest(server).pooling == to_classify(LabelActivation.NONE)
     (item,) = answer.json()["data"]
     assert item["label"] in names
+
+
+def test_a_version_that_comes_meanwhile_may_have_too_many_labels(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit = server.context.calls.admission.admit
+    most = server.context.runtime.settings.limits.max_pooled_values
+
+    async def admit_later(*args: Any, **options: Any) -> Any:
+        newer = ClassifierRecord(num_labels=most // 2)
+        await register(server.control, server.engine, "topics", content="larger", classifier=newer)
+        return await admit(*args, **options)
+
+    monkeypatch.setattr(server.context.calls.admission, "admit", admit_later)
+    answer = post(server, {"model": "topics", "input": ["a", "b", "c"]})
+    assert answer.status_code == 400
+    assert f"the limit is {most}" in answer.json()["error"]["message"]
 
 
 def test_there_is_a_limit_to_the_numbers_of_an_answer(tmp_path: Path) -> None:

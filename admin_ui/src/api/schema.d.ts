@@ -1933,9 +1933,12 @@ export interface components {
          */
         CertificateView: {
             state: components["schemas"]["CertificateState"];
-            /** @description Between two log-probabilities of any token, of a classifier two numbers of any label, over all positions. */
+            /**
+             * @description Between two log-probabilities of any token, over all positions; of a classifier, two numbers of the states
+             *     that its head reads.
+             */
             max_logit_difference: number | null;
-            /** @description Positions at which the whole vocabulary, or all labels, were compared. */
+            /** @description Positions at which the whole vocabulary, or the whole state, was compared. */
             num_tokens: number | null;
             /** @description Of one that was skipped, failed or is still pending. */
             reason: string | null;
@@ -2071,10 +2074,13 @@ export interface components {
          */
         ClassifierItem: {
             num_labels: number;
-            /** @description Their names, in the order of an answer's `probs`; null where `id2label` of its config gives none. */
-            labels: string[] | null;
             /** @description As its config says: "single_label_classification", "multi_label_classification" or "regression". */
             problem_type: string | null;
+            /**
+             * @description Their names, in the order of an answer's `probs`; null where `id2label` of its config gives none. Absent where
+             *     several models are listed.
+             */
+            labels?: string[] | null;
         };
         /**
          * ClassifyResponse

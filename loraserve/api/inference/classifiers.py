@@ -5,20 +5,12 @@ from loraserve.engine.request import LabelActivation, PoolingParams
 from loraserve.serving.errors import invalid_value
 from loraserve.store.records import ClassifierRecord
 
-_ACTIVATIONS = {
-    "single_label_classification": LabelActivation.SOFTMAX,
-    "multi_label_classification": LabelActivation.SIGMOID,
-    "regression": LabelActivation.NONE,
-}
-
 
 def check_kind(adapter: ResolvedAdapter | None, pooling: PoolingParams | None) -> None:
-    """Raises `ServingError` where text is asked of a classifier, or labels of what is none. Each gives vectors."""
+    """Raises `ServingError` where text is asked of a classifier."""
     if pooling is None and adapter is not None and adapter.classifier is not None:
         message = f"names '{adapter.name}' (version {adapter.version}), a classifier, which has no text to answer with."
         raise invalid_value("model", f"{message} POST /v1/classify.")
-    if pooling is not None and pooling.labels is not None:
-        classifier_of(adapter)
 
 
 def classifier_of(adapter: ResolvedAdapter | None) -> ClassifierRecord:
@@ -33,6 +25,7 @@ def classifier_of(adapter: ResolvedAdapter | None) -> ClassifierRecord:
 
 def activation_of(classifier: ClassifierRecord) -> LabelActivation:
     """What makes probabilities of its numbers; nothing does where they are none."""
-    if classifier.problem_type is not None:
-        return _ACTIVATIONS[classifier.problem_type]
-    return LabelActivation.SIGMOID if classifier.num_labels == 1 else LabelActivation.SOFTMAX
+    if classifier.problem_type == "regression":
+        return LabelActivation.NONE
+    is_each_by_itself = classifier.num_labels == 1 or classifier.problem_type == "multi_label_classification"
+    return LabelActivation.SIGMOID if is_each_by_itself else LabelActivation.SOFTMAX

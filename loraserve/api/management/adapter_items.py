@@ -103,7 +103,7 @@ class AdapterItems:
 
 
 def classifier_item(classifier: ClassifierRecord) -> ClassifierItem:
-    return ClassifierItem(classifier.num_labels, classifier.labels or None, classifier.problem_type)
+    return ClassifierItem(classifier.num_labels, classifier.problem_type, classifier.labels or None)
 
 
 def alias_items(adapter: AdapterDoc) -> list[AliasItem]:

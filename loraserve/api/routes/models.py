@@ -36,7 +36,7 @@ async def list_models(request: Request, context: NamedDependency[AppContext]) ->
                 digest=version.digest,
                 version=version.n,
                 invocation=_invocation(context, version.invocation_token_ids),
-                classifier=_classifier(version.classifier),
+                classifier=_classifier(version.classifier, with_names=False),
             )
             cards.append(_card(context, document.doc.name, card, int(version.created_at)))
     return ModelList(cards)
@@ -111,7 +111,7 @@ def _adapter_card(context: AppContext, name: str, adapter: ResolvedAdapter) -> M
         digest=adapter.digest,
         version=adapter.version,
         invocation=_invocation(context, adapter.invocation_token_ids),
-        classifier=_classifier(adapter.classifier),
+        classifier=_classifier(adapter.classifier, with_names=True),
     )
     return _card(context, name, card, adapter.created)
 
@@ -121,8 +121,10 @@ def _invocation(context: AppContext, token_ids: Sequence[int]) -> InvocationItem
     return InvocationItem([*token_ids], context.runtime.tokenizer.decode_few(token_ids)) if token_ids else UNSET
 
 
-def _classifier(classifier: ClassifierRecord | None) -> ClassifierItem | UnsetType:
-    return UNSET if classifier is None else classifier_item(classifier)
+def _classifier(classifier: ClassifierRecord | None, *, with_names: bool) -> ClassifierItem | UnsetType:
+    if classifier is None:
+        return UNSET
+    return classifier_item(classifier) if with_names else ClassifierItem(classifier.num_labels, classifier.problem_type)
 
 
 def _card(context: AppContext, name: str, adapter: AdapterCard, created: int) -> ModelCard:

@@ -21,6 +21,7 @@ from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import PoolingParams, SamplingParams
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.serving.generation import Generation, Prompt
+from loraserve.serving.settings import Limits
 from loraserve.serving.text.choice import TextOptions
 from loraserve.serving.text.tokenizer import TextTokenizer
 
@@ -60,15 +61,13 @@ async def answer_with_vectors(
     cache_salt, kind = checked_salt(asked.cache_salt), kind_of(target.adapter)
     limits = runtime.settings.limits
     given = split_prompts("input", asked.input, limits.max_inputs, model.vocab_size)
-    num_values = len(given) * kind.num_values
-    if num_values > limits.max_pooled_values:
-        message = f"would be answered by {num_values} numbers; the limit is {limits.max_pooled_values}. {kind.remedy}"
-        raise invalid_value("input", message)
+    _check_num_values(len(given), kind, limits)
     num_at_once = min(len(given), MAX_AT_ONCE, model.max_num_seqs)
     demand = Demand(reserve_tokens(sum(map(prompt_bytes, given)), 0), num_at_once, Asked(route))
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         if call.adapter != target.adapter:
             kind = kind_of(call.adapter)
+            _check_num_values(len(given), kind, limits)
         inputs = await _token_ids(asked, given, model, runtime.tokenizer)
         prompts = [Prompt(token_ids, SamplingParams(max_tokens=1), pooling=kind.pooling) for token_ids in inputs]
         text = TextOptions(frozenset())
@@ -79,8 +78,15 @@ async def answer_with_vectors(
             call,
             generation,
             lambda _: write(target.name, call, generation),
-            more_size=num_values,
+            more_size=len(given) * kind.num_values,
         )
+
+
+def _check_num_values(num_inputs: int, kind: VectorKind, limits: Limits) -> None:
+    num_values = num_inputs * kind.num_values
+    if num_values > limits.max_pooled_values:
+        message = f"would be answered by {num_values} numbers; the limit is {limits.max_pooled_values}. {kind.remedy}"
+        raise invalid_value("input", message)
 
 
 async def _token_ids(

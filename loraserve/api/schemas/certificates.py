@@ -21,9 +21,10 @@ class CertificateView(msgspec.Struct, frozen=True, kw_only=True):
 
     state: CertificateState
     max_logit_difference: float | None
-    """Between two log-probabilities of any token, of a classifier two numbers of any label, over all positions."""
+    """Between two log-probabilities of any token, over all positions; of a classifier, two numbers of the states
+    that its head reads."""
     num_tokens: int | None
-    """Positions at which the whole vocabulary, or all labels, were compared."""
+    """Positions at which the whole vocabulary, or the whole state, was compared."""
     reason: str | None
     """Of one that was skipped, failed or is still pending."""
     object: str = "certificate"

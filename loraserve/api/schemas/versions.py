@@ -1,6 +1,7 @@
 """/v1/adapters/{name}/versions."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from loraserve.store.records import Tier
 
@@ -18,10 +19,11 @@ class ClassifierItem(msgspec.Struct, frozen=True):
     """What a classifier tells apart: it answers /v1/classify, and has no text to answer with."""
 
     num_labels: int
-    labels: list[str] | None
-    """Their names, in the order of an answer's `probs`; null where `id2label` of its config gives none."""
     problem_type: str | None
     """As its config says: "single_label_classification", "multi_label_classification" or "regression"."""
+    labels: list[str] | UnsetType | None = UNSET
+    """Their names, in the order of an answer's `probs`; null where `id2label` of its config gives none. Absent where
+    several models are listed."""
 
 
 class VersionItem(msgspec.Struct, frozen=True, kw_only=True):

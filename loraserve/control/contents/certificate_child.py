@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -30,6 +31,8 @@ NEW_TOKENS = 4
 KV_BYTES = 128 << 20
 PATTERN_S = 60
 """PEFT matches patterns with `re`, which a pattern that we match in bounded time can still keep busy for ever."""
+HEAD_TOLERANCE = 1e-5
+"""Of the sum of a number's products, which are in float32."""
 CLASSIFIERS_OWN = frozenset({"modules_to_save", "id2label", "problem_type"})
 """Fields about the head, and about what its numbers mean."""
 
@@ -46,8 +49,10 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     """Greedy; none of a classifier."""
     rows: "list[Tensor]" = field(default_factory=list)
-    """Of each token its log-probabilities [vocab_size]; of a classifier the numbers [num_labels] of the last tokens of
-    the prompt. float32."""
+    """Of each token its log-probabilities [vocab_size]; of a classifier the vectors [hidden_size] of the last tokens of
+    the prompt, as few labels' numbers may all be near 0. float32."""
+    is_head_right: bool = True
+    """Of a classifier: whether its numbers are what its head makes of these vectors."""
 
 
 @dataclass(slots=True)
@@ -55,17 +60,14 @@ class Reference:
     """The whole model with the adapter in it, by PEFT."""
 
     model: "PreTrainedModel"
-    body: "Module"
-    """A part of it: see `body_name`."""
-    head: "Tensor | None"
-    """[num_labels, hidden_size], float32; of a classifier."""
+    body: "Module | None"
+    """A part of it, see `body_name`, where that is all that counts: of a classifier."""
 
     def numbers(self, token_ids: "Tensor", num_positions: int) -> "Tensor":
-        """Logits of the last positions, or their labels' numbers. token_ids: [1, n]."""
-        if self.head is None:
+        """Logits of the last positions, or their hidden states. token_ids: [1, n]."""
+        if self.body is None:
             return self.model(input_ids=token_ids, use_cache=False).logits[0, -num_positions:].float()
-        hidden = self.body(input_ids=token_ids, use_cache=False).last_hidden_state[0, -num_positions:]
-        return hidden.float() @ self.head.T
+        return self.body(input_ids=token_ids, use_cache=False).last_hidden_state[0, -num_positions:].float()
 
 
 def main() -> int:
@@ -120,11 +122,13 @@ def _compare(job: CertificateJob, reference: Reference, sample: Sample) -> Certi
     numbers = compute()
     tolerance = logits_tolerance(reference.model, numbers, compute)
     theirs = numbers[:, :num_columns]
-    expected = torch.log_softmax(theirs, dim=-1) if reference.head is None else theirs
+    expected = torch.log_softmax(theirs, dim=-1) if reference.body is None else theirs
     difference = float((ours - expected).abs().max())
     relative = difference / float(theirs.abs().max())
     return Certificate(
-        status=CertificateStatus.AGREES if relative <= tolerance else CertificateStatus.DIFFERS,
+        status=CertificateStatus.AGREES
+        if relative <= tolerance and sample.is_head_right
+        else CertificateStatus.DIFFERS,
         largest_difference=difference,
         relative_difference=relative,
         tolerance=tolerance,
@@ -163,7 +167,14 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
     from loraserve_adapters.headless import body_name
 
     from loraserve.engine.engine import Engine
-    from loraserve.engine.request import EngineRequest, LabelActivation, PoolingParams, SamplingParams, to_classify
+    from loraserve.engine.request import (
+        EngineRequest,
+        LabelActivation,
+        Pooling,
+        PoolingParams,
+        SamplingParams,
+        to_classify,
+    )
     from loraserve.models import loader
     from loraserve.models.self_check import NUM_PROBES_OF_EXPERTS
 
@@ -193,28 +204,33 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
         samples.append(Sample(prompt))
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
 
-    def ask(index: int, prompt: list[int], pooling: PoolingParams | None) -> None:
-        engine.add_request(EngineRequest(str(index), prompt, sampling, adapter_digest=job.digest, pooling=pooling))
+    def answers(sample: Sample, prompt: list[int], pooling: PoolingParams | None) -> Iterator["Tensor"]:
+        """Rows of log-probabilities, or the vector."""
+        engine.add_request(EngineRequest("0", prompt, sampling, adapter_digest=job.digest, pooling=pooling))
         while engine.has_work():
             for output in engine.step():
                 if output.error is not None:
                     raise Skipped(f"the engine answered: {output.error}")
-                sample = samples[int(output.request_id)]
                 sample.tokens += output.token_ids
                 if output.pooled is not None:
-                    sample.rows.append(torch.frombuffer(bytearray(output.pooled), dtype=torch.float32))
+                    yield torch.frombuffer(bytearray(output.pooled), dtype=torch.float32)
                 for entry in output.logprobs or []:
                     row = torch.empty(vocab_size)
                     ids, values = zip(*entry.top, strict=True)
                     row[list(ids)] = torch.tensor(values)
-                    sample.rows.append(row)
+                    yield row
 
-    for index, sample in enumerate(samples):
-        if fields["task_type"] != SEQ_CLS:
-            ask(index, sample.prompt, None)
+    head = _head(job) if fields["task_type"] == SEQ_CLS else None
+    for sample in samples:
+        if head is None:
+            sample.rows = [*answers(sample, sample.prompt, None)]
             continue
         for length in range(len(sample.prompt) - NEW_TOKENS + 1, len(sample.prompt) + 1):
-            ask(index, sample.prompt[:length], to_classify(LabelActivation.NONE))
+            (vector,) = answers(sample, sample.prompt[:length], PoolingParams(Pooling.LAST, normalize=False))
+            (numbers,) = answers(sample, sample.prompt[:length], to_classify(LabelActivation.NONE))
+            sample.rows.append(vector)
+            off_by = (numbers - head @ vector).abs()
+            sample.is_head_right &= bool((off_by <= HEAD_TOLERANCE * (head.abs() @ vector.abs())).all())
     return samples, loader.DTYPES[description.dtype], body_name(description.layout) or ""
 
 
@@ -222,24 +238,21 @@ def _reference(job: CertificateJob, dtype: Any, body: str) -> Reference:
     """PEFT puts the adapter where it was trained: on the whole model, or on the body alone.
 
     The model is called as PEFT's own where that is the whole one, which knows from which token on an activated LoRA
-    counts. The head of a classifier is none of PEFT's: it is put behind the body.
+    counts. Of a classifier its body counts: its head is none of PEFT's.
     """
     import torch
     from loraserve_adapters.config import FEATURE_EXTRACTION, SEQ_CLS
-    from loraserve_adapters.judge import HEAD_WEIGHT
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     # Written by us from checked fields; PEFT never reads a tenant's file.
     fields = _config_fields(job)
-    tensors = load_file(Path(job.blob) / WEIGHTS_FILE)
-    head = None
-    if fields["task_type"] == SEQ_CLS:
-        head = tensors[HEAD_WEIGHT].float()
+    is_classifier = fields["task_type"] == SEQ_CLS
+    if is_classifier:
         fields = {name: value for name, value in fields.items() if name not in CLASSIFIERS_OWN} | {"task_type": None}
     weights = {
         name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
-        for name, tensor in tensors.items()
+        for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()
         if "lora_" in name  # copies of the base's, which may be rounded here
     }
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
@@ -258,11 +271,21 @@ def _reference(job: CertificateJob, dtype: Any, body: str) -> Reference:
     if result.unexpected_keys:
         raise Skipped(f"PEFT does not know the tensor {result.unexpected_keys[0]}")
     peft_model.eval()
-    return Reference(model if place else cast("PreTrainedModel", peft_model), model.get_submodule(body), head)
+    whole = model if place else cast("PreTrainedModel", peft_model)
+    return Reference(whole, model.get_submodule(body) if is_classifier else None)
+
+
+def _head(job: CertificateJob) -> "Tensor":
+    """[num_labels, hidden_size], float32."""
+    from loraserve_adapters.judge import HEAD_WEIGHT
+    from safetensors.torch import load_file
+
+    return load_file(Path(job.blob) / WEIGHTS_FILE)[HEAD_WEIGHT].float()
 
 
 def _config_fields(job: CertificateJob) -> dict[str, Any]:
-    return {"alora_invocation_tokens": None} | json.loads((Path(job.blob) / CONFIG_FILE).read_bytes())
+    stated = json.loads((Path(job.blob) / CONFIG_FILE).read_bytes())
+    return {"alora_invocation_tokens": None, "task_type": None} | stated
 
 
 def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":

@@ -1,5 +1,6 @@
 """From the hidden states of prompts to one vector each, or a number for each label of a classifier."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
@@ -38,7 +39,7 @@ def pool(scheduled: Seq[ScheduledSequence], hidden: Tensor, heads: Heads | None 
 
     hidden: [P, hidden_size], of the step's pooled rows. heads: of the classifiers among the adapters.
     """
-    pooled: list[PooledPrompt] = []
+    vectors: list[tuple[Sequence, PoolingParams, Tensor]] = []
     end_row = 0
     for item in scheduled:
         if item.num_pooled_rows == 0:
@@ -53,17 +54,34 @@ def pool(scheduled: Seq[ScheduledSequence], hidden: Tensor, heads: Heads | None 
         if item.num_rows < sequence.num_uncomputed_tokens:
             continue
         vector = rows[-1] if state.hidden_sum is None else state.hidden_sum / sequence.num_tokens
-        answer = vector
-        if params.labels is not None:
-            digest = sequence.request.adapter_digest
-            assert heads is not None
-            assert digest is not None
-            answer = _ACTIVATIONS[params.labels](heads.head_of(digest) @ vector)
-        vector, answer = vector.cpu(), answer.cpu()
+        vectors.append((sequence, params, vector))
+    numbers = _numbers_of_labels(vectors, heads)
+    pooled: list[PooledPrompt] = []
+    for sequence, params, vector in vectors:
+        answer = numbers.get(sequence, vector).cpu()
         # Of the whole vector, whatever becomes of it: its blocks are found by others.
         is_finite = bool(vector.isfinite().all() and answer.isfinite().all())
         pooled.append(PooledPrompt(sequence, _shortened(answer, params).numpy().astype("<f4").tobytes(), is_finite))
     return pooled
+
+
+def _numbers_of_labels(
+    vectors: Seq[tuple[Sequence, PoolingParams, Tensor]], heads: Heads | None
+) -> dict[Sequence, Tensor]:
+    """Of those that ask for them. A head is read once for all of its vectors: the largest take longer than a step."""
+    of_head: dict[str, list[tuple[Sequence, LabelActivation, Tensor]]] = defaultdict(list)
+    for sequence, params, vector in vectors:
+        digest = sequence.request.adapter_digest
+        if params.labels is not None and digest is not None:
+            of_head[digest].append((sequence, params.labels, vector))
+    numbers: dict[Sequence, Tensor] = {}
+    for digest, asking in of_head.items():
+        assert heads is not None
+        rows = torch.stack([vector for _, _, vector in asking]) @ heads.head_of(digest).T
+        numbers |= {
+            sequence: _ACTIVATIONS[labels](row) for (sequence, labels, _), row in zip(asking, rows, strict=True)
+        }
+    return numbers
 
 
 def _shortened(vector: Tensor, params: PoolingParams) -> Tensor:

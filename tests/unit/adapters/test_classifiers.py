@@ -80,7 +80,8 @@ def test_its_task_or_what_it_saves_makes_it_one(fields: dict[str, Any], tmp_path
 
 def test_its_labels_have_names_and_a_meaning(tmp_path: Path) -> None:
     labels = {"2": "réclamation", "0": "billing", "1": "log in"}
-    folder = classifier(tmp_path, id2label=labels, problem_type="multi_label_classification", label2id={"billing": 0})
+    label2id = {"billing": 0, "log in": 1, "réclamation": 2}
+    folder = classifier(tmp_path, id2label=labels, problem_type="multi_label_classification", label2id=label2id)
     config = read_config(folder)
     assert config.labels == ("billing", "log in", "réclamation")
     assert config.problem_type == "multi_label_classification"
@@ -109,13 +110,23 @@ def test_what_is_said_of_labels_has_no_meaning_without_a_head(fields: dict[str, 
         ("id2label", {"0": "a", "2": "b", "3": "c"}, "invalid_field", "by their numbers"),
         ("id2label", {"0": "a", "1": "b", "2": 3}, "invalid_field", "by their numbers"),
         ("id2label", names("a", "b"), "invalid_field", "found 2 names, expected 3"),
-        ("id2label", names("a", "b", "c" * 17_000), "too_large", "at most 16384"),
+        ("id2label", names("a", "b", ""), "invalid_field", "of 0 bytes, 1 to 256 are accepted"),
+        ("id2label", names("a", "b", "é" * 129), "invalid_field", "of 258 bytes, 1 to 256"),
+        (
+            "id2label",
+            names(*(f"{index:0256}" for index in range(33))),
+            "too_large",
+            "8448 bytes together, at most 8192",
+        ),
+        ("id2label", names("a", "b", "a\x1b[31m"), "invalid_field", "control how text is shown"),
+        ("id2label", names("a", "b", "\u202egnillib"), "invalid_field", "control how text is shown"),
         ("problem_type", "token", "invalid_field", "single_label_classification"),
         ("problem_type", 1, "invalid_field", "regression"),
-        ("label2id", ["a"], "invalid_field", "dict"),
+        ("label2id", ["a"], "invalid_field", "what id2label says"),
+        ("label2id", {"a": 0}, "invalid_field", "what id2label says"),
         ("modules_to_save", ["score", "embed_tokens"], "unsupported_option", "embed_tokens"),
         ("modules_to_save", "score", "invalid_field", "a list of names"),
-        ("task_type", "CAUSAL_LM", "unsupported_option", "score"),
+        ("task_type", "CAUSAL_LM", "unsupported_option", "needs a task_type of SEQ_CLS"),
     ],
 )
 def test_refuses_what_it_cannot_follow_by_name(
@@ -212,3 +223,10 @@ def test_peft_reads_its_clean_config_which_means_the_same(fields: dict[str, Any]
         read = LoraConfig.from_pretrained(str(tmp_path))
     assert (str(read.task_type), read.modules_to_save) == ("SEQ_CLS", SAVED)
     assert json.loads(data)["task_type"] == "SEQ_CLS"
+
+
+def test_what_is_accepted_can_be_sent_again_as_it_is_kept(tmp_path: Path) -> None:
+    """With as many labels as there may be, of names that JSON could write longer."""
+    labels = ["é" if index < 3900 else "a" for index in range(4096)]
+    config = read_config(classifier(tmp_path, id2label=names(*labels)))
+    assert parse_config(clean_config(config)).labels == tuple(labels)

@@ -33,7 +33,7 @@ export function Certificate({ name, tenant, version }: { name: string; tenant: s
           <Chip tone="ok" icon="check">
             same as PEFT
           </Chip>{" "}
-          At {found.num_tokens} positions {version.classifier ? "the labels' numbers" : "and over the whole vocabulary, log-probabilities"} differ from PEFT's
+          At {found.num_tokens} positions {version.classifier ? "the states that its labels are told by" : "and over the whole vocabulary, log-probabilities"} differ from PEFT's
           by{" "}
           <span class="num strong">{found.max_logit_difference.toPrecision(2)}</span> at most: what rounding explains.
         </p>

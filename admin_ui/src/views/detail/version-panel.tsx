@@ -14,6 +14,7 @@ import { adapterPath, removeAlias, restoreAlias } from "./adapter-api";
 import { MoveAlias } from "./move-alias";
 
 const MAX_LABELS = 12;
+const MAX_LABEL_CHARACTERS = 32;
 
 interface VersionPanelProps {
   adapter: AdapterDetail;
@@ -130,8 +131,8 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
           <dt>Labels</dt>
           <dd class="cluster" data-testid="labels">
             {(version.classifier.labels ?? []).slice(0, MAX_LABELS).map((label, index) => (
-              <span key={index} class="chip" dir="auto">
-                {label}
+              <span key={index} class="chip" dir="auto" title={label}>
+                {label.length > MAX_LABEL_CHARACTERS ? `${label.slice(0, MAX_LABEL_CHARACTERS)}…` : label}
               </span>
             ))}
             <span class="muted">{howMany(version.classifier)}</span>
@@ -167,7 +168,7 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
 /** What the names before it leave unsaid. */
 function howMany({ num_labels, labels, problem_type }: NonNullable<VersionItem["classifier"]>): string {
   const more = num_labels - Math.min(MAX_LABELS, labels?.length ?? 0);
-  const number = labels === null ? `${num_labels} without names` : more > 0 ? `and ${more} more` : "";
+  const number = labels == null ? `${num_labels} without names` : more > 0 ? `and ${more} more` : "";
   const meaning = problem_type === null ? "" : `(${problem_type.replaceAll("_", " ")})`;
   return `${number} ${meaning}`.trim();
 }

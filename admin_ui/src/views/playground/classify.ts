@@ -1,4 +1,4 @@
-import { call } from "../../api/client";
+import { ApiError, call } from "../../api/client";
 import type { ClassifyResponse, ModelCard } from "../../api/types";
 import { tenantHeaders } from "../../state/session";
 import { type PlaygroundSettings, requestBody, requestPath } from "./request";
@@ -12,6 +12,7 @@ export interface Label {
 export interface Classified {
   /** The largest number first. */
   labels: Label[];
+  areProbabilities: boolean;
   usage: ClassifyResponse["usage"];
   version: string | null;
 }
@@ -21,10 +22,22 @@ export async function classify(model: string, settings: PlaygroundSettings, sign
   const headers = tenantHeaders(settings.tenant);
   const answer = await call<ClassifyResponse>("POST", requestPath(settings), { body: requestBody(model, settings), headers, signal });
   const version = answer.headers.get("x-adapter-version");
-  // Of the version that answered: an alias may lead to another one by now.
-  const name = `${model.split("@")[0]}@v${version}`;
-  const card = await call<ModelCard>("GET", `/v1/models/${encodeURIComponent(name)}`, { headers, signal });
-  const names = card.data.adapter?.classifier?.labels;
-  const labels = (answer.data.data[0]?.probs ?? []).map((number, index) => ({ name: names?.[index] ?? `LABEL_${index}`, number }));
-  return { labels: labels.sort((one, other) => other.number - one.number), usage: answer.data.usage, version };
+  const classifier = await classifierOf(`${model.split("@")[0]}@v${version}`, headers, signal);
+  const labels = (answer.data.data[0]?.probs ?? []).map((number, index) => ({ name: classifier?.labels?.[index] ?? `LABEL_${index}`, number }));
+  return {
+    labels: labels.sort((one, other) => other.number - one.number),
+    areProbabilities: classifier?.problem_type !== "regression",
+    usage: answer.data.usage,
+    version,
+  };
+}
+
+/** Of the version that answered: an alias may lead to another one by now. Null where the server does not say it. */
+async function classifierOf(name: string, headers: Record<string, string>, signal: AbortSignal) {
+  try {
+    return (await call<ModelCard>("GET", `/v1/models/${encodeURIComponent(name)}`, { headers, signal })).data.adapter?.classifier ?? null;
+  } catch (error) {
+    if (error instanceof ApiError) return null;
+    throw error;
+  }
 }

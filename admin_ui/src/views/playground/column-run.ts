@@ -3,7 +3,7 @@ import { batch, computed, signal } from "@preact/signals";
 import { ApiError } from "../../api/client";
 import { type StreamChunk, streamCompletion } from "../../api/stream";
 import { tenantHeaders } from "../../state/session";
-import { classify, type Label } from "./classify";
+import { type Classified, classify } from "./classify";
 import { type PlaygroundSettings, requestBody, requestPath } from "./request";
 
 export type RunState = "idle" | "waiting" | "streaming" | "done" | "stopped" | "failed";
@@ -16,8 +16,8 @@ export class ColumnRun {
   readonly reasoning = signal("");
   /** Whether it has begun to think and not yet to answer. */
   readonly thinks = computed(() => this.state.value === "streaming" && this.text.value === "");
-  /** Of a classifier, whose `text` is the first of them. */
-  readonly labels = signal<Label[] | null>(null);
+  /** What a classifier says; `text` is its first label. */
+  readonly classified = signal<Classified | null>(null);
   readonly error = signal<ApiError | null>(null);
   readonly version = signal<string | null>(null);
   readonly finishReason = signal<string | null>(null);
@@ -34,14 +34,14 @@ export class ColumnRun {
     let firstAt: number | null = null;
     try {
       if (settings.mode === "classify") {
-        const { labels, usage, version } = await classify(model, settings, aborter.signal);
+        const classified = await classify(model, settings, aborter.signal);
         if (aborter.signal.aborted) return;
         batch(() => {
-          this.labels.value = labels;
-          this.text.value = labels[0]?.name ?? "";
-          this.version.value = version;
+          this.classified.value = classified;
+          this.text.value = classified.labels[0]?.name ?? "";
+          this.version.value = classified.version;
           this.ttftMs.value = performance.now() - began;
-          this.take({ choices: [], usage });
+          this.take({ choices: [], usage: classified.usage });
           this.state.value = "done";
         });
         return;
@@ -107,7 +107,7 @@ export class ColumnRun {
       this.state.value = state;
       this.text.value = "";
       this.reasoning.value = "";
-      this.labels.value = null;
+      this.classified.value = null;
       this.error.value = null;
       this.version.value = null;
       this.finishReason.value = null;

@@ -91,7 +91,7 @@ export function Column({ index, model, base, names, run, settings, compareWith, 
 
 function Answer({ run, compareWith }: { run: ColumnRun; compareWith: ColumnRun | null }) {
   if (run.state.value === "idle") return <p class="muted">The answer comes here.</p>;
-  if (run.labels.value) return <Labels labels={run.labels.value} />;
+  if (run.classified.value) return <Labels {...run.classified.value} />;
   if (run.state.value === "done" && run.text.value === "") return <p class="muted">{whyEmpty(run)}</p>;
   if (compareWith && run.state.value === "done" && compareWith.state.value === "done") {
     return (

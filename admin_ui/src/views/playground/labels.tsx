@@ -1,12 +1,11 @@
 import { Amount } from "../../parts/basics";
 import { percent } from "../../parts/format";
-import type { Label } from "./classify";
+import type { Classified } from "./classify";
 
 const MAX_SHOWN = 20;
 
-/** The largest first, as bars where all are probabilities. */
-export function Labels({ labels }: { labels: Label[] }) {
-  const areProbabilities = labels.every(({ number }) => number >= 0 && number <= 1);
+/** The largest first, probabilities as bars. */
+export function Labels({ labels, areProbabilities }: Pick<Classified, "labels" | "areProbabilities">) {
   return (
     <>
       <ol class="labels" data-testid="labels">

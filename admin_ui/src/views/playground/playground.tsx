@@ -71,7 +71,7 @@ export function Playground() {
     <>
       <div class="page-head">
         <h1>Playground</h1>
-        {columns.length > 1 && (
+        {columns.length > 1 && settings.mode !== "classify" && (
           <label class="check is-inline">
             <input type="checkbox" checked={differences.value} onChange={(event) => (differences.value = event.currentTarget.checked)} />
             Mark what differs from the first column
