@@ -24,6 +24,12 @@ class LivePublishLeases:
         name = self._names.publish_lease(tenant)
         return await self._connection.call("SET", name, token, "NX", "PX", PUBLISH_LEASE_MS) is not None
 
+    async def drop_all(self) -> None:
+        """For whoever is alone with this Redis: those who held one are gone."""
+        found = await self._connection.call("KEYS", self._names.publish_lease("*"))
+        if found:
+            await self._connection.call("DEL", *found)
+
     async def release(self, tenant: str, token: str) -> bool:
         """False: it had lapsed. Another's is left alone."""
         reply = await self._connection.run_script(self._release, [self._names.publish_lease(tenant)], [token])

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
+from loraserve.live.key_names import KeyNames
+from loraserve.live.publish_leases import PUBLISH_LEASE_MS
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import DocumentKind
 from loraserve.store.uploads import UploadStore
@@ -80,6 +83,22 @@ def test_twenty_kills_leave_all_or_nothing(tmp_path: Path) -> None:
         assert token_ids(complete(http, "left")) == [first_token(result["digest"])]
     assert min(expected.num_versions.values()) >= 2
     assert expected.chosen != {None}
+
+
+def test_uploads_after_a_kill_do_not_wait_for_who_is_gone(tmp_path: Path) -> None:
+    """As if it had been killed while it published."""
+    data_dir = tmp_path / "data"
+    key = offline_admin_key(data_dir)
+    with serve_fake(data_dir) as server:
+        path = (data_dir / "kv" / "socket.path").read_text().strip()
+        with redis.Redis(unix_socket_path=path) as kv:
+            assert kv.set(KeyNames().publish_lease("default"), "killed", px=PUBLISH_LEASE_MS)
+        server.signal(signal.SIGKILL)
+        server.wait()
+    with serve_fake(data_dir) as server, client(server, key) as http:
+        began_s = time.monotonic()
+        add_adapter(http, "left", fake_adapter(tmp_path / "left", 1))
+        assert time.monotonic() - began_s < PUBLISH_LEASE_MS / 1000 / 2
 
 
 def test_after_a_kill_the_counters_are_the_sum_of_the_logs(tmp_path: Path) -> None:

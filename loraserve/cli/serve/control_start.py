@@ -19,6 +19,9 @@ async def opened_declared(settings: ServeSettings) -> AsyncGenerator[Declared]:
         url = settings.redis_url or (await stack.enter_async_context(PrivateServer(settings.data_path))).url
         declared = await open_declared(_control_settings(settings, url))
         stack.push_async_callback(declared.live.close)
+        if settings.redis_url is None:
+            # A server that was killed while it published would keep its tenant's uploads waiting for 15 s.
+            await declared.live.publish_leases.drop_all()
         _check_reachable_only_with_admin(settings, declared)
         yield declared
 

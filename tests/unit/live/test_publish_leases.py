@@ -14,6 +14,20 @@ def test_one_holds_a_lease_until_it_releases_it(on_any_server: RunCheck) -> None
     on_any_server(check)
 
 
+def test_whoever_is_alone_drops_all_leases_and_nothing_else(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        leases = store.publish_leases
+        await leases.drop_all()
+        for tenant in ("acme", "globex"):
+            assert await leases.try_take(tenant, "killed")
+        await store.connection.call("SET", "{ls}:l:k:key", "another lease")
+        await leases.drop_all()
+        assert await leases.try_take("acme", "next")
+        assert await store.connection.call("GET", "{ls}:l:k:key") is not None
+
+    on_any_server(check)
+
+
 def test_a_lease_ends_by_itself_and_only_its_holder_ends_it_before(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         leases = store.publish_leases
