@@ -127,17 +127,23 @@ def test_an_adapter_that_is_served_right_agrees_with_peft(published: Published) 
 def test_weights_in_fewer_bits_are_measured_against_peft_on_the_rounded_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
-    """And one of the base as it was would not agree. Each form has a certificate of its own."""
+    """And one of the base as it was would not agree."""
     published = Published(tmp_path, "patterns64")
     job = published.job(engine=replace(published.engine, quantization=quantization))
     certificate = measure(job)
     assert certificate.status is CertificateStatus.AGREES, certificate
     monkeypatch.setattr("loraserve.models.quantized_weights.round_weights", lambda *_: None)
     assert measure(job).status is CertificateStatus.DIFFERS
+
+
+def test_each_form_of_the_weights_has_a_certificate_of_its_own(tmp_path: Path) -> None:
+    published = Published(tmp_path, "patterns64")
     plain = published.certify()
-    published.engine = replace(published.engine, quantization=quantization)
+    published.engine = replace(published.engine, quantization="int8")
     assert published.certifier().of(published.digest) is None
-    assert published.certify() != plain
+    rounded = published.certify()
+    assert rounded != plain
+    assert rounded.status is plain.status is CertificateStatus.AGREES
 
 
 def test_copies_that_peft_saved_of_weights_that_are_rounded_do_not_count(tmp_path: Path) -> None:
