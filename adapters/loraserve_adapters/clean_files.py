@@ -8,7 +8,8 @@ import json
 import os
 from collections.abc import Iterable
 
-from loraserve_adapters.config import CAUSAL_LM, FEATURE_EXTRACTION, SAVED_WITH_HEAD, SEQ_CLS, AdapterConfig
+from loraserve_adapters.config import CAUSAL_LM, FEATURE_EXTRACTION, AdapterConfig
+from loraserve_adapters.config_values import SAVED_WITH_HEAD, SEQ_CLS
 from loraserve_adapters.safetensors_file import LENGTH_BYTES, WEIGHTS_NAME, TensorEntry
 
 _COPY_BYTES = 4 * 1024 * 1024

@@ -4,29 +4,22 @@ The fields are those of `LoraConfig` in PEFT 0.21, older PEFT's included. A newe
 adapter, so those whose value asks for nothing are named in a warning. Nothing in it is ever imported or evaluated.
 """
 
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from loraserve_adapters import config_values as values
 from loraserve_adapters.checks import Checks
+from loraserve_adapters.config_values import CONFIG_NAME, SEQ_CLS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.files import open_regular, read_exactly
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.strict_json import parse_object
 
-CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 CAUSAL_LM = "CAUSAL_LM"
 FEATURE_EXTRACTION = "FEATURE_EXTRACTION"
-SEQ_CLS = "SEQ_CLS"
-HEAD = "score"
-"""What transformers calls the head of its `…ForSequenceClassification` with a decoder."""
-SAVED_WITH_HEAD = ("classifier", HEAD)
-"""What PEFT names where it saves the head, whichever of the two the model has."""
-PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
-"""As in a config of transformers."""
 
 T = TypeVar("T")
 
@@ -128,7 +121,7 @@ def _parse(data: bytes, limits: Limits) -> dict[str, Any]:
 
 def _check_size(size: int, limits: Limits) -> None:
     if size > limits.max_config_bytes:
-        raise _refused(
+        raise values.refused(
             "too_large",
             f"{size} bytes, at most {limits.max_config_bytes} are accepted",
             found=f"{size} bytes",
@@ -140,19 +133,19 @@ def _check_option(name: str, value: Any) -> None:
     """Refuses what is not plain LoRA, or not known. The values of honoured fields are judged by `_build`."""
     if name == "peft_type":
         if value != "LORA":
-            raise _unsupported(name, value, "LORA", "other kinds of adapters are not supported")
+            raise values.unsupported(name, value, "LORA", "other kinds of adapters are not supported")
     elif name == "init_lora_weights":
         _check_init(value)
     elif name in _HONOURED:
         return
     elif name in _WITHOUT_EFFECT:
-        _check_type(name, value, _WITHOUT_EFFECT[name])
+        values.check_type(name, value, _WITHOUT_EFFECT[name])
     elif name in _NEUTRAL:
         neutral, why = _NEUTRAL[name]
         if not any(_same(value, accepted) for accepted in neutral):
-            raise _unsupported(name, value, neutral[0], why)
+            raise values.unsupported(name, value, neutral[0], why)
     elif not _is_ignored(name, value):
-        raise _refused("unknown_field", "is not a field of PEFT's LoraConfig that loraserve knows", name)
+        raise values.refused("unknown_field", "is not a field of PEFT's LoraConfig that loraserve knows", name)
 
 
 def _is_ignored(name: str, value: Any) -> bool:
@@ -185,32 +178,32 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         parsed = checks.attempt("config.values", lambda: parse(name, fields.get(name, default)))
         return refused if parsed is None else parsed
 
-    parameters = value("target_parameters", _parameters_of(limits), ())
-    targets = value("target_modules", _targets_of(limits, may_be_empty=bool(parameters)), ())
-    ranks = value("rank_pattern", _table_of(limits, _rank_of(limits)), ())
-    alphas = value("alpha_pattern", _table_of(limits, _alpha), ())
-    layers = value("layers_to_transform", _layers, ())
-    layers_pattern = value("layers_pattern", _layers_pattern_of(limits), ())
+    parameters = value("target_parameters", values.parameters_of(limits), ())
+    targets = value("target_modules", values.targets_of(limits, may_be_empty=bool(parameters)), ())
+    ranks = value("rank_pattern", values.table_of(limits, values.rank_of(limits)), ())
+    alphas = value("alpha_pattern", values.table_of(limits, values.alpha), ())
+    layers = value("layers_to_transform", values.layers, ())
+    layers_pattern = value("layers_pattern", values.layers_pattern_of(limits), ())
     base_model_name, task_type = fields.get("base_model_name_or_path"), fields.get("task_type")
-    is_classifier = value("modules_to_save", _saves_head_of(task_type), False)
+    is_classifier = value("modules_to_save", values.saves_head_of(task_type), False)
     is_all_linear = isinstance(targets, str) and targets.lower() == ALL_LINEAR
     config = AdapterConfig(
-        lora_rank=value("r", _rank_of(limits), 1, default=8),
-        lora_alpha=value("lora_alpha", _alpha, 1.0, default=8),
-        use_rslora=value("use_rslora", _flag, False),
+        lora_rank=value("r", values.rank_of(limits), 1, default=8),
+        lora_alpha=value("lora_alpha", values.alpha, 1.0, default=8),
+        use_rslora=value("use_rslora", values.flag, False),
         target_modules=ALL_LINEAR if is_all_linear else targets,
-        exclude_modules=value("exclude_modules", lambda name, found: _names(name, found or [], limits), ()),
+        exclude_modules=value("exclude_modules", lambda name, found: values.names(name, found or [], limits), ()),
         layers_to_transform=layers,
         layers_pattern=layers_pattern if layers else (),
         rank_pattern=ranks,
         alpha_pattern=alphas,
-        lora_bias=value("lora_bias", _flag, False),
-        use_dora=value("use_dora", _flag, False),
-        invocation_token_ids=value("alora_invocation_tokens", _invocation_of(limits), ()),
+        lora_bias=value("lora_bias", values.flag, False),
+        use_dora=value("use_dora", values.flag, False),
+        invocation_token_ids=value("alora_invocation_tokens", values.invocation_of(limits), ()),
         target_parameters=parameters,
         is_classifier=is_classifier,
-        labels=value("id2label", _labels_of(limits), ()),
-        problem_type=value("problem_type", _problem_type, None),
+        labels=value("id2label", values.labels_of(limits), ()),
+        problem_type=value("problem_type", values.problem_type, None),
         base_model_name=base_model_name if isinstance(base_model_name, str) else None,
         task_type=task_type if isinstance(task_type, str) else None,
     )
@@ -227,24 +220,24 @@ def _check_layer_selection(fields: dict[str, Any], targets: tuple[str, ...] | st
     if isinstance(targets, str):
         for name in ("layers_to_transform", "layers_pattern"):
             if fields.get(name) is not None:
-                raise _refused("invalid_field", "cannot be combined with a target_modules that is a string", name)
+                raise values.refused("invalid_field", "cannot be combined with a target_modules that is a string", name)
     elif fields.get("layers_pattern") and fields.get("layers_to_transform") is None:
-        raise _refused("invalid_field", "has no meaning without layers_to_transform", "layers_pattern")
+        raise values.refused("invalid_field", "has no meaning without layers_to_transform", "layers_pattern")
 
 
 def _check_parameters(config: AdapterConfig) -> None:
     if config.target_parameters and config.lora_bias:
-        raise _refused("invalid_field", "cannot be combined with lora_bias, as in PEFT", "target_parameters")
+        raise values.refused("invalid_field", "cannot be combined with lora_bias, as in PEFT", "target_parameters")
 
 
 def _check_invocation(config: AdapterConfig) -> None:
     """Where PEFT would compute all tokens with it, or none."""
     name = "alora_invocation_tokens"
     if config.invocation_token_ids and config.target_parameters:
-        raise _refused("invalid_field", "cannot be combined with target_parameters", name)
+        raise values.refused("invalid_field", "cannot be combined with target_parameters", name)
     if config.invocation_token_ids and config.task_type not in (None, CAUSAL_LM):
         reason = f"needs a task_type of {CAUSAL_LM}, found {shown(config.task_type)}"
-        raise _refused("invalid_field", reason, name, found=shown(config.task_type), expected=CAUSAL_LM)
+        raise values.refused("invalid_field", reason, name, found=shown(config.task_type), expected=CAUSAL_LM)
 
 
 def _check_dora(config: AdapterConfig) -> None:
@@ -255,20 +248,20 @@ def _check_dora(config: AdapterConfig) -> None:
     }
     for name, value in others.items():
         if config.use_dora and value:
-            raise _refused("invalid_field", f"cannot be combined with {name}, as in PEFT", "use_dora")
+            raise values.refused("invalid_field", f"cannot be combined with {name}, as in PEFT", "use_dora")
 
 
 def _check_labels(config: AdapterConfig, label2id: Any) -> None:
     for name, value in {"id2label": config.labels, "problem_type": config.problem_type}.items():
         if value and not config.is_classifier:
-            raise _refused("invalid_field", f"has no meaning without a task_type of {SEQ_CLS}", name)
+            raise values.refused("invalid_field", f"has no meaning without a task_type of {SEQ_CLS}", name)
     if label2id and label2id != {label: number for number, label in enumerate(config.labels)}:
-        raise _invalid("label2id", label2id, "null, or what id2label says the other way round")
+        raise values.invalid("label2id", label2id, "null, or what id2label says the other way round")
 
 
 def _check_num_patterns(count: int, limits: Limits) -> None:
     if count > limits.max_patterns:
-        raise _refused("too_large", f"more than {limits.max_patterns} patterns", "rank_pattern")
+        raise values.refused("too_large", f"more than {limits.max_patterns} patterns", "rank_pattern")
 
 
 _HONOURED = frozenset(
@@ -340,9 +333,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """Accepted with these values only, which change nothing; the text says why any other is refused."""
 
-_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""What makes text read in another direction than it is in."""
-
 _NOTHING = (None, False, {}, [])
 
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
@@ -356,7 +346,7 @@ def _check_init(value: Any) -> None:
         return
     name, expected = "init_lora_weights", shown(list(_PLAIN_INITS))
     if isinstance(value, str) and value.lower().startswith(_INITS_THAT_CHANGE_THE_BASE):
-        raise _refused(
+        raise values.refused(
             "unsupported_option",
             f"{shown(value)} changes the base weights when the adapter is loaded",
             name,
@@ -364,7 +354,7 @@ def _check_init(value: Any) -> None:
             expected=f"one of {expected}",
             remedy="Convert it to plain LoRA: save with PEFT's path_initial_model_for_weight_conversion.",
         )
-    raise _refused(
+    raise values.refused(
         "unsupported_option",
         f"{shown(value)} is not supported",
         name,
@@ -373,215 +363,5 @@ def _check_init(value: Any) -> None:
     )
 
 
-def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
-    if value is not None and type(value) not in types:
-        raise _invalid(name, value, " or ".join(accepted.__name__ for accepted in types) + " or null")
-
-
 def _same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and value == other
-
-
-def _rank(name: str, value: Any, limits: Limits) -> int:
-    if type(value) is not int or value < 1:
-        raise _invalid(name, value, "a positive integer")
-    if value > limits.max_lora_rank:
-        raise _refused(
-            "rank_too_large",
-            f"found {shown(value)}, at most {limits.max_lora_rank} is accepted",
-            name,
-            found=shown(value),
-            expected=f"at most {limits.max_lora_rank}",
-        )
-    return value
-
-
-def _rank_of(limits: Limits) -> Callable[[str, Any], int]:
-    return lambda name, value: _rank(name, value, limits)
-
-
-def _alpha(name: str, value: Any) -> float:
-    # Beyond 1e30 the scaling would leave float32.
-    if type(value) not in (int, float) or not abs(value) <= 1e30:
-        raise _invalid(name, value, "a finite number")
-    return float(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if value is not None and type(value) is not bool:
-        raise _invalid(name, value, "true or false")
-    return bool(value)
-
-
-def _targets_of(limits: Limits, *, may_be_empty: bool) -> Callable[[str, Any], tuple[str, ...] | str]:
-    def parse(name: str, value: Any) -> tuple[str, ...] | str:
-        if may_be_empty and value in (None, []):
-            return ()
-        if value == []:
-            raise _invalid(name, value, "at least one module")
-        return _names(name, value, limits)
-
-    return parse
-
-
-def _parameters_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
-    def parse(name: str, value: Any) -> tuple[str, ...]:
-        names = _names(name, [] if value is None else value, limits)
-        if isinstance(names, str):
-            raise _invalid(name, value, "a list of names")
-        return names
-
-    return parse
-
-
-def _names(name: str, value: Any, limits: Limits) -> tuple[str, ...] | str:
-    """Lists are sets in PEFT, so they come back sorted and without repeats."""
-    if isinstance(value, str):
-        return _checked_length(name, value, limits)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _invalid(name, value, "a list of names or a pattern")
-    return tuple(sorted({_checked_length(name, item, limits) for item in value}))
-
-
-def _checked_length(name: str, pattern: str, limits: Limits) -> str:
-    if len(pattern) > limits.max_pattern_length:
-        raise _refused(
-            "too_large",
-            f"a pattern of {len(pattern)} characters, at most {limits.max_pattern_length} are accepted",
-            name,
-            found=f"{len(pattern)} characters",
-            expected=f"at most {limits.max_pattern_length}",
-        )
-    return pattern
-
-
-def _layers(name: str, value: Any) -> tuple[int, ...]:
-    numbers = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(type(number) is int and 0 <= number < 1_000_000 for number in numbers):
-        raise _invalid(name, value, "layer numbers")
-    return tuple(sorted(set(numbers)))
-
-
-def _invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
-    def parse(name: str, value: Any) -> tuple[int, ...]:
-        if value is None:
-            return ()
-        is_list = isinstance(value, list) and len(value) > 0
-        if not is_list or not all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in value):
-            raise _invalid(name, value, "null or a list of token ids")
-        if len(value) > limits.max_invocation_tokens:
-            found, expected = f"{len(value)} tokens", f"at most {limits.max_invocation_tokens}"
-            raise _refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
-        return tuple(value)
-
-    return parse
-
-
-def _saves_head_of(task_type: Any) -> Callable[[str, Any], bool]:
-    """Whether modules_to_save, and the task type, are those of a classifier."""
-
-    def parse(name: str, value: Any) -> bool:
-        saved = [] if value is None else value
-        if not isinstance(saved, list) or not all(isinstance(item, str) for item in saved):
-            raise _invalid(name, value, "null or a list of names")
-        is_classifier = task_type == SEQ_CLS or (task_type is None and HEAD in saved)
-        others = sorted({*saved}.difference(SAVED_WITH_HEAD if is_classifier else ()))
-        if others:
-            reason = "fully trained modules would replace parts of the shared base model"
-            if HEAD in others:
-                reason += f"; the head of a classifier needs a task_type of {SEQ_CLS}"
-            raise _unsupported(name, others, list(SAVED_WITH_HEAD) if is_classifier else None, reason)
-        return is_classifier
-
-    return parse
-
-
-def _labels_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
-    def parse(name: str, value: Any) -> tuple[str, ...]:
-        if value is None or value == {}:
-            return ()
-        given = value if isinstance(value, dict) else {}
-        labels = [label for index in range(len(given)) if isinstance(label := given.get(str(index)), str)]
-        if not labels or len(labels) < len(given):
-            raise _invalid(name, value, 'the names of all labels by their numbers, as {"0": …, "1": …}')
-        for label in labels:
-            _check_label(name, label, limits)
-        num_bytes = sum(len(label.encode()) for label in labels)
-        if num_bytes > limits.max_labels_bytes:
-            found, expected = f"{num_bytes} bytes", f"at most {limits.max_labels_bytes}"
-            reason = f"names of {found} together, {expected} are accepted"
-            raise _refused("too_large", reason, name, found=found, expected=expected)
-        return tuple(labels)
-
-    return parse
-
-
-def _check_label(name: str, label: str, limits: Limits) -> None:
-    num_bytes = len(label.encode())
-    if not 1 <= num_bytes <= limits.max_label_bytes:
-        found, expected = f"{shown(label)} of {num_bytes} bytes", f"1 to {limits.max_label_bytes}"
-        raise _refused("invalid_field", f"{found}, {expected} are accepted", name, found=found, expected=expected)
-    if any(unicodedata.category(character) == "Cc" or character in _DIRECTIONS for character in label):
-        reason = f"{shown(label)} has characters that control how text is shown"
-        raise _refused("invalid_field", reason, name, found=shown(label), expected="a name that shows as it is")
-
-
-def _problem_type(name: str, value: Any) -> str | None:
-    if value is not None and value not in PROBLEM_TYPES:
-        raise _invalid(name, value, f"null or one of {', '.join(PROBLEM_TYPES)}")
-    return value
-
-
-def _layers_pattern_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
-    def parse(name: str, value: Any) -> tuple[str, ...]:
-        patterns = [] if value is None or value == "" else [value] if isinstance(value, str) else value
-        if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
-            raise _invalid(name, value, "names such as layers")
-        return tuple(_checked_length(name, item, limits) for item in patterns)
-
-    return parse
-
-
-def _table_of(limits: Limits, parse_value: Callable[[str, Any], T]) -> Callable[[str, Any], tuple[tuple[str, T], ...]]:
-    def parse(name: str, value: Any) -> tuple[tuple[str, T], ...]:
-        if value is None:
-            return ()
-        if not isinstance(value, dict):
-            raise _invalid(name, value, "an object")
-        return tuple(
-            (_checked_length(name, pattern, limits), parse_value(f"{name}.{pattern}", item))
-            for pattern, item in value.items()
-        )
-
-    return parse
-
-
-def _invalid(name: str, value: Any, expected: str) -> AdapterError:
-    reason = f"found {shown(value)}, expected {expected}"
-    return _refused("invalid_field", reason, name, found=shown(value), expected=expected)
-
-
-def _unsupported(name: str, value: Any, expected: Any, why: str) -> AdapterError:
-    reason = f"found {shown(value)}, expected {shown(expected)}: {why}"
-    return _refused("unsupported_option", reason, name, found=shown(value), expected=shown(expected))
-
-
-def _refused(
-    code: str,
-    reason: str,
-    field: str | None = None,
-    *,
-    found: str | None = None,
-    expected: str | None = None,
-    remedy: str | None = None,
-) -> AdapterError:
-    where = CONFIG_NAME if field is None else f"{CONFIG_NAME}: {shown_name(field)}"
-    return AdapterError(
-        code,
-        f"{where}: {reason}",
-        file=CONFIG_NAME,
-        key=field,
-        found=found,
-        expected=expected,
-        remedy=remedy,
-    )

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.base_names import last_part
 from loraserve_adapters.checks import Checks
-from loraserve_adapters.config import CONFIG_NAME, HEAD, SEQ_CLS, AdapterConfig, check_config
+from loraserve_adapters.config import AdapterConfig, check_config
+from loraserve_adapters.config_values import CONFIG_NAME, HEAD, SEQ_CLS
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.headless import body_name, is_headless, with_whole_name, without_head, without_lm_head

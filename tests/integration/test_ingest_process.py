@@ -429,7 +429,7 @@ def test_a_config_that_is_longer_than_a_tenant_may_send_once_it_is_kept_is_packe
     """Sent on one line, and kept with a line for each of its names."""
     bench = UploadBench(tmp_path)
     config = json.loads(files()[CONFIG])
-    config["target_modules"] += [f"unused_{number}" for number in range(4000)]
+    config["target_modules"] += [f"unused_{number}" for number in range(16_000)]
 
     async def run() -> None:
         session = await bench.send(files(json.dumps(config, separators=(",", ":")).encode()))

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import msgspec
 import pytest
+from loraserve_adapters.limits import DEFAULT_LIMITS
 
 from loraserve.control.adapters.versions import Published
 from loraserve.control.documents.adapter_edits import Content
@@ -531,7 +532,7 @@ def test_an_outcome_that_cannot_be_written_is_not_waited_for(
 
 def test_announced_files_are_bounded(bench: UploadBench) -> None:
     async def run() -> None:
-        for name, size in ((CONFIG, 65 * 1024), (WEIGHTS, 5 << 30)):
+        for name, size in ((CONFIG, DEFAULT_LIMITS.max_config_bytes + 1), (WEIGHTS, 5 << 30)):
             sizes = {CONFIG: 100, WEIGHTS: 1000, name: size}
             with refused(ErrorCode.INVALID_VALUE, str(size)):
                 await bench.service.open(ALICE, "sql", [UploadFile(name=n, size_bytes=s) for n, s in sizes.items()])

@@ -1,0 +1,231 @@
+"""What values the fields of `adapter_config.json` may have. Parsers take a field's name and its value."""
+
+import unicodedata
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from loraserve_adapters.errors import AdapterError, shown, shown_name
+from loraserve_adapters.limits import Limits
+
+CONFIG_NAME = "adapter_config.json"
+SEQ_CLS = "SEQ_CLS"
+HEAD = "score"
+"""What transformers calls the head of its `…ForSequenceClassification` with a decoder."""
+SAVED_WITH_HEAD = ("classifier", HEAD)
+"""What PEFT names where it saves the head, whichever of the two the model has."""
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+"""As in a config of transformers."""
+_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""What makes text read in another direction than it is in."""
+
+T = TypeVar("T")
+
+
+def check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
+    if value is not None and type(value) not in types:
+        raise invalid(name, value, " or ".join(accepted.__name__ for accepted in types) + " or null")
+
+
+def _rank(name: str, value: Any, limits: Limits) -> int:
+    if type(value) is not int or value < 1:
+        raise invalid(name, value, "a positive integer")
+    if value > limits.max_lora_rank:
+        raise refused(
+            "rank_too_large",
+            f"found {shown(value)}, at most {limits.max_lora_rank} is accepted",
+            name,
+            found=shown(value),
+            expected=f"at most {limits.max_lora_rank}",
+        )
+    return value
+
+
+def rank_of(limits: Limits) -> Callable[[str, Any], int]:
+    return lambda name, value: _rank(name, value, limits)
+
+
+def alpha(name: str, value: Any) -> float:
+    # Beyond 1e30 the scaling would leave float32.
+    if type(value) not in (int, float) or not abs(value) <= 1e30:
+        raise invalid(name, value, "a finite number")
+    return float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    if value is not None and type(value) is not bool:
+        raise invalid(name, value, "true or false")
+    return bool(value)
+
+
+def targets_of(limits: Limits, *, may_be_empty: bool) -> Callable[[str, Any], tuple[str, ...] | str]:
+    def parse(name: str, value: Any) -> tuple[str, ...] | str:
+        if may_be_empty and value in (None, []):
+            return ()
+        if value == []:
+            raise invalid(name, value, "at least one module")
+        return names(name, value, limits)
+
+    return parse
+
+
+def parameters_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
+    def parse(name: str, value: Any) -> tuple[str, ...]:
+        parsed = names(name, [] if value is None else value, limits)
+        if isinstance(parsed, str):
+            raise invalid(name, value, "a list of names")
+        return parsed
+
+    return parse
+
+
+def names(name: str, value: Any, limits: Limits) -> tuple[str, ...] | str:
+    """Lists are sets in PEFT, so they come back sorted and without repeats."""
+    if isinstance(value, str):
+        return _checked_length(name, value, limits)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise invalid(name, value, "a list of names or a pattern")
+    return tuple(sorted({_checked_length(name, item, limits) for item in value}))
+
+
+def _checked_length(name: str, pattern: str, limits: Limits) -> str:
+    if len(pattern) > limits.max_pattern_length:
+        raise refused(
+            "too_large",
+            f"a pattern of {len(pattern)} characters, at most {limits.max_pattern_length} are accepted",
+            name,
+            found=f"{len(pattern)} characters",
+            expected=f"at most {limits.max_pattern_length}",
+        )
+    return pattern
+
+
+def layers(name: str, value: Any) -> tuple[int, ...]:
+    numbers = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(number) is int and 0 <= number < 1_000_000 for number in numbers):
+        raise invalid(name, value, "layer numbers")
+    return tuple(sorted(set(numbers)))
+
+
+def invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
+    def parse(name: str, value: Any) -> tuple[int, ...]:
+        if value is None:
+            return ()
+        is_list = isinstance(value, list) and len(value) > 0
+        if not is_list or not all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in value):
+            raise invalid(name, value, "null or a list of token ids")
+        if len(value) > limits.max_invocation_tokens:
+            found, expected = f"{len(value)} tokens", f"at most {limits.max_invocation_tokens}"
+            raise refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+        return tuple(value)
+
+    return parse
+
+
+def saves_head_of(task_type: Any) -> Callable[[str, Any], bool]:
+    """Whether modules_to_save, and the task type, are those of a classifier."""
+
+    def parse(name: str, value: Any) -> bool:
+        saved = [] if value is None else value
+        if not isinstance(saved, list) or not all(isinstance(item, str) for item in saved):
+            raise invalid(name, value, "null or a list of names")
+        is_classifier = task_type == SEQ_CLS or (task_type is None and HEAD in saved)
+        others = sorted({*saved}.difference(SAVED_WITH_HEAD if is_classifier else ()))
+        if others:
+            reason = "fully trained modules would replace parts of the shared base model"
+            if HEAD in others:
+                reason += f"; the head of a classifier needs a task_type of {SEQ_CLS}"
+            raise unsupported(name, others, list(SAVED_WITH_HEAD) if is_classifier else None, reason)
+        return is_classifier
+
+    return parse
+
+
+def labels_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
+    def parse(name: str, value: Any) -> tuple[str, ...]:
+        if value is None or value == {}:
+            return ()
+        given = value if isinstance(value, dict) else {}
+        labels = [label for index in range(len(given)) if isinstance(label := given.get(str(index)), str)]
+        if not labels or len(labels) < len(given):
+            raise invalid(name, value, 'the names of all labels by their numbers, as {"0": …, "1": …}')
+        for label in labels:
+            _check_label(name, label, limits)
+        num_bytes = sum(len(label.encode()) for label in labels)
+        if num_bytes > limits.max_labels_bytes:
+            found, expected = f"{num_bytes} bytes", f"at most {limits.max_labels_bytes}"
+            reason = f"names of {found} together, {expected} are accepted"
+            raise refused("too_large", reason, name, found=found, expected=expected)
+        return tuple(labels)
+
+    return parse
+
+
+def _check_label(name: str, label: str, limits: Limits) -> None:
+    num_bytes = len(label.encode())
+    if not 1 <= num_bytes <= limits.max_label_bytes:
+        found, expected = f"{shown(label)} of {num_bytes} bytes", f"1 to {limits.max_label_bytes}"
+        raise refused("invalid_field", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+    if any(unicodedata.category(character) == "Cc" or character in _DIRECTIONS for character in label):
+        reason = f"{shown(label)} has characters that control how text is shown"
+        raise refused("invalid_field", reason, name, found=shown(label), expected="a name that shows as it is")
+
+
+def problem_type(name: str, value: Any) -> str | None:
+    if value is not None and value not in PROBLEM_TYPES:
+        raise invalid(name, value, f"null or one of {', '.join(PROBLEM_TYPES)}")
+    return value
+
+
+def layers_pattern_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
+    def parse(name: str, value: Any) -> tuple[str, ...]:
+        patterns = [] if value is None or value == "" else [value] if isinstance(value, str) else value
+        if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
+            raise invalid(name, value, "names such as layers")
+        return tuple(_checked_length(name, item, limits) for item in patterns)
+
+    return parse
+
+
+def table_of(limits: Limits, parse_value: Callable[[str, Any], T]) -> Callable[[str, Any], tuple[tuple[str, T], ...]]:
+    def parse(name: str, value: Any) -> tuple[tuple[str, T], ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, dict):
+            raise invalid(name, value, "an object")
+        return tuple(
+            (_checked_length(name, pattern, limits), parse_value(f"{name}.{pattern}", item))
+            for pattern, item in value.items()
+        )
+
+    return parse
+
+
+def invalid(name: str, value: Any, expected: str) -> AdapterError:
+    reason = f"found {shown(value)}, expected {expected}"
+    return refused("invalid_field", reason, name, found=shown(value), expected=expected)
+
+
+def unsupported(name: str, value: Any, expected: Any, why: str) -> AdapterError:
+    reason = f"found {shown(value)}, expected {shown(expected)}: {why}"
+    return refused("unsupported_option", reason, name, found=shown(value), expected=shown(expected))
+
+
+def refused(
+    code: str,
+    reason: str,
+    field: str | None = None,
+    *,
+    found: str | None = None,
+    expected: str | None = None,
+    remedy: str | None = None,
+) -> AdapterError:
+    where = CONFIG_NAME if field is None else f"{CONFIG_NAME}: {shown_name(field)}"
+    return AdapterError(
+        code,
+        f"{where}: {reason}",
+        file=CONFIG_NAME,
+        key=field,
+        found=found,
+        expected=expected,
+        remedy=remedy,
+    )
