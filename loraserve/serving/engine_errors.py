@@ -30,7 +30,10 @@ def request_failed(
             return model_not_found(adapter.name)
         case EngineErrorCode.ADAPTER_UNREADABLE if adapter is not None:
             logger.error("adapter %s (%s): %s", adapter.name, adapter.digest, message)
-            text = f"The adapter '{adapter.name}' cannot be read. Load it again; the server's log says why."
+            text = (
+                f"The adapter '{adapter.name}' could not be read; the server's log says why. Its files are packed anew"
+            )
+            text += " for the next request: try again."
             return ServingError(ErrorCode.ADAPTER_UNREADABLE, text)
         case EngineErrorCode.GRAMMAR:
             text = f"The answer cannot be held to the schema or grammar that was asked for: {message}."

@@ -3,6 +3,11 @@
 import os
 from pathlib import Path
 
+import httpx
+
+from loraserve.engine.request import EngineErrorCode
+from tests.support.fake_engine_client import FakeEngine
+from tests.support.live_server import live_server, make_settings
 from tests.support.management import add_adapter, client, complete, fake_adapter, offline_admin_key, token_ids
 from tests.support.server_process import serve_fake, stop
 
@@ -41,3 +46,24 @@ def test_a_lost_packed_file_is_made_again_from_the_content(tmp_path: Path) -> No
     with serve_fake(data_dir) as server, client(server, key) as http:
         assert token_ids(complete(http, "sql", max_tokens=4)) == before
         stop(server)
+
+
+def test_one_that_the_engine_cannot_read_is_made_again_for_the_next_request(tmp_path: Path) -> None:
+    """Of a packed file nothing but its header is read before the engine uses it."""
+    engine = FakeEngine(fail_with="the payload differs", fail_code=EngineErrorCode.ADAPTER_UNREADABLE)
+    with live_server(engine, make_settings(tmp_path), ("sql",)) as server:
+
+        def error() -> tuple[str, str]:
+            answer = httpx.post(f"{server.url}/v1/completions", json={"model": "sql", "prompt": "hi", "max_tokens": 2})
+            assert answer.status_code == 500
+            return answer.json()["error"]["code"], answer.json()["error"]["message"]
+
+        code, message = error()
+        assert code == "adapter_unreadable"
+        assert "packed anew for the next request" in message
+        engine.fail_with = None
+        # This adapter has no files but the packed one: that they cannot be packed tells that they were to be.
+        assert error() == (
+            "adapter_unreadable",
+            "The adapter's files on this server cannot be read. Upload it again; the server's log says why.",
+        )

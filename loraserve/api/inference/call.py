@@ -12,7 +12,7 @@ from litestar.types import Scope
 from loraserve.api.http.processing_time import received_s
 from loraserve.api.http.request_id import own_request_id
 from loraserve.api.inference.activation import check_activated
-from loraserve.api.inference.classifiers import check_kind
+from loraserve.api.inference.classifiers import check_has_text
 from loraserve.control.contents.residency import Residency
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.names.labels import label_of
@@ -78,7 +78,8 @@ class InferenceCall:
     ) -> Generation:
         """Load the adapter if need be, and take the work in. Raises `ServingError`."""
         admitted, adapter = self.admitted, self.adapter
-        check_kind(adapter, prompts[0].pooling)
+        if prompts[0].pooling is None:
+            check_has_text(adapter)
         if adapter is not None:
             await check_activated(adapter, prompts, self._calls.generation.tokenizer)
             began_s = time.monotonic()
@@ -133,6 +134,8 @@ class InferenceCall:
         if self.generation is not None:
             self.generation.close()
         if self.adapter is not None:
+            if self.outcome.error_code == ErrorCode.ADAPTER_UNREADABLE.value:
+                self._calls.residency.distrust(self.adapter.digest)
             self._calls.forget_deleted(self.adapter.tenant, self.adapter.name)
         self._calls.spawn(self._settle(self.outcome))
 

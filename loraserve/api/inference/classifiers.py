@@ -1,14 +1,14 @@
 """Classifiers: adapters with a head of their own, which answers with a number for each label, and with no text."""
 
 from loraserve.control.names.resolve import ResolvedAdapter
-from loraserve.engine.request import LabelActivation, PoolingParams
+from loraserve.engine.request import LabelActivation
 from loraserve.serving.errors import invalid_value
 from loraserve.store.records import ClassifierRecord
 
 
-def check_kind(adapter: ResolvedAdapter | None, pooling: PoolingParams | None) -> None:
-    """Raises `ServingError` where text is asked of a classifier."""
-    if pooling is None and adapter is not None and adapter.classifier is not None:
+def check_has_text(adapter: ResolvedAdapter | None) -> None:
+    """Raises `ServingError` where it is a classifier."""
+    if adapter is not None and adapter.classifier is not None:
         message = f"names '{adapter.name}' (version {adapter.version}), a classifier, which has no text to answer with."
         raise invalid_value("model", f"{message} POST /v1/classify.")
 

@@ -125,10 +125,9 @@ def _compare(job: CertificateJob, reference: Reference, sample: Sample) -> Certi
     expected = torch.log_softmax(theirs, dim=-1) if reference.body is None else theirs
     difference = float((ours - expected).abs().max())
     relative = difference / float(theirs.abs().max())
+    is_same = relative <= tolerance and sample.is_head_right
     return Certificate(
-        status=CertificateStatus.AGREES
-        if relative <= tolerance and sample.is_head_right
-        else CertificateStatus.DIFFERS,
+        status=CertificateStatus.AGREES if is_same else CertificateStatus.DIFFERS,
         largest_difference=difference,
         relative_difference=relative,
         tolerance=tolerance,

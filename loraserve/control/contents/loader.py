@@ -33,11 +33,14 @@ class ContentLoader:
         self._packer = packer
         self._base_name = base_name
 
-    async def load(self, digest: str) -> int:
+    async def load(self, digest: str, *, anew: bool = False) -> int:
         """Size of the packed file. Raises `ServingError`: the content is gone or unreadable, does not fit the base,
-        the engine refuses it or is dead."""
+        the engine refuses it or is dead.
+
+        anew: the packed file is made again, whatever it looks like.
+        """
         path = self._packed_dir / packed_file_name(digest, self._engine.model.layout)
-        size_bytes = await asyncio.to_thread(_size_of, path)
+        size_bytes = None if anew else await asyncio.to_thread(_size_of, path)
         if size_bytes is not None:
             try:
                 await self._load_packed(digest, path)

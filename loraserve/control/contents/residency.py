@@ -42,6 +42,8 @@ class _Entry:
     is_loaded: bool = False
     is_unloading: bool = False
     """The engine was told to forget it and has not said yet that it has."""
+    is_damaged: bool = False
+    """Its packed file, as the engine has found."""
     num_references: int = 0
     num_hits: int = 0
     packed_bytes: int | None = None
@@ -98,6 +100,12 @@ class Residency:
         """Make the engine know it now, without using it. Raises `ServingError`."""
         with self._reference(digest) as entry:
             await self._ensure(digest, entry)
+
+    def distrust(self, digest: str) -> None:
+        """The engine could not read its packed file, of which loading reads the header alone. It is made again before
+        anybody uses it."""
+        if (entry := self._entries.get(digest)) is not None:
+            entry.is_damaged = True
 
     def pin(self, digests: frozenset[str]) -> None:
         """From now on only these are never given up for others; they are not loaded by this."""
@@ -185,16 +193,17 @@ class Residency:
             self._give_up_oldest()
 
     async def _ensure(self, digest: str, entry: _Entry) -> float:
-        if entry.is_loaded:
+        if entry.is_loaded and not entry.is_damaged:
             return 0.0
         async with self._turns.take(digest):
-            if entry.is_loaded:
+            if entry.is_loaded and not entry.is_damaged:
                 return 0.0
             began_s = time.perf_counter()
-            entry.packed_bytes = await self._loader.load(digest)
+            entry.packed_bytes = await self._loader.load(digest, anew=entry.is_damaged)
+            entry.is_damaged = False
+            self._num_loaded += not entry.is_loaded
             entry.is_loaded = True
             entry.unloaded.clear()
-            self._num_loaded += 1
             entry.load_ms = (time.perf_counter() - began_s) * 1000
         entry.last_used_at = entry.last_used_at or self._clock()
         self._give_up_oldest()

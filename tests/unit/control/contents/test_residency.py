@@ -79,6 +79,23 @@ def test_an_existing_packed_file_is_used_and_a_damaged_one_made_again(valkey: Va
     run(scenario)
 
 
+def test_what_the_engine_cannot_read_is_packed_anew_for_the_next(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            digest = await node.publish("sql", "one")
+            async with node.residency.hold(digest):
+                node.residency.distrust(digest)
+            packed = [*node.packer.packed]
+            for _ in range(2):
+                async with node.residency.hold(digest):
+                    assert digest in node.engine.known
+            assert node.packer.packed == [*packed, digest]
+            node.residency.distrust("of nobody")
+
+    run(scenario)
+
+
 def test_content_goes_with_the_last_document_that_wants_it(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
