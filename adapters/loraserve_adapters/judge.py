@@ -176,15 +176,17 @@ def _match(
         for part in module.parts:
             _check_part(part, module.target, checks)
     if head is not None:
-        if checks.attempt("weights.shapes", lambda: _num_labels(head, config, layout, limits)) is not None:
-            checks.passed("weights.labels", _shown_labels(config, head.shape[0]))
+        num_labels = checks.attempt("weights.shapes", lambda: _num_labels(head, config, layout, limits))
+        if num_labels is not None:
+            checks.passed("weights.labels", _shown_labels(config, num_labels))
         checks.attempt("weights.dtypes", lambda: _check_dtype(head))
     for copy in base_copies:
         _check_base_copy(copy, checks)
     if not checks.failed("weights.shapes"):
         checks.passed("weights.shapes", "all shapes fit the base model and the ranks of adapter_config.json")
     if not checks.failed("weights.dtypes"):
-        dtypes = sorted({FROM_SAFETENSORS[entry.dtype] for module in modules for entry in module.entries})
+        entries = [*(entry for module in modules for entry in module.entries), *([] if head is None else [head])]
+        dtypes = sorted({FROM_SAFETENSORS[entry.dtype] for entry in entries})
         checks.passed("weights.dtypes", f"all tensors are {' or '.join(dtypes)}", found=", ".join(dtypes))
     position = {module.name: index for index, module in enumerate(m for group in layout.groups for m in group)}
     modules.sort(key=lambda module: position[module.target.module.name])
@@ -405,6 +407,7 @@ def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, 
 
 
 def _num_labels(head: TensorEntry, config: AdapterConfig, layout: BaseLayout, limits: Limits) -> int:
+    """Raises `AdapterError` where the head does not fit the base model, the limits or the names of its labels."""
     num_labels, hidden_size = head.shape if len(head.shape) == 2 else (0, 0)
     if num_labels == 0 or hidden_size != (layout.hidden_size or hidden_size):
         found, expected = shown(list(head.shape)), f"[number of labels, {layout.hidden_size or 'hidden size'}]"
