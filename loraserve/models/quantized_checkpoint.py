@@ -63,7 +63,7 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
     method = quantization_method(config)
     if method in UNPACKED:
         if (unread := what_is_not_read(stored)) is not None:
-            raise ModelRefusedError(f"{model} cannot be made whole: its {unread} is not supported, {_UNQUANTIZED}")
+            raise ModelRefusedError(f"{model} cannot be made whole: its {unread}; or {_UNQUANTIZED}")
         return
     if method not in _PACKAGES:
         supported = ", ".join((*_PACKAGES, *UNPACKED))
