@@ -46,6 +46,8 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
         fields["id2label"] = dict(enumerate(config.labels))
     if config.problem_type:
         fields["problem_type"] = config.problem_type
+    if config.score_template:
+        fields["score_template"] = config.score_template
     return json.dumps(fields, indent=2, ensure_ascii=False).encode() + b"\n"
 
 

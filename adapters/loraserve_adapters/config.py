@@ -59,6 +59,9 @@ class AdapterConfig:
     problem_type: str | None = None
     """One of `PROBLEM_TYPES`: what the outputs of a classifier mean. None = one of its labels is right, or, where there
     is one alone, it is or is not."""
+    score_template: str | None = None
+    """Of a classifier with one label that ranks documents: the text that it is asked with, in which {query} and
+    {document} stand for those. None = one after the other, as its tokenizer puts pairs."""
     base_model_name: str | None = None
     """As the author wrote it; never trusted, never opened."""
     task_type: str | None = field(default=None, compare=False)
@@ -204,6 +207,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         is_classifier=is_classifier,
         labels=value("id2label", values.labels_of(limits), ()),
         problem_type=value("problem_type", values.problem_type, None),
+        score_template=value("score_template", values.score_template_of(limits), None),
         base_model_name=base_model_name if isinstance(base_model_name, str) else None,
         task_type=task_type if isinstance(task_type, str) else None,
     )
@@ -252,7 +256,8 @@ def _check_dora(config: AdapterConfig) -> None:
 
 
 def _check_labels(config: AdapterConfig, label2id: Any) -> None:
-    for name, value in {"id2label": config.labels, "problem_type": config.problem_type}.items():
+    fields = {"id2label": config.labels, "problem_type": config.problem_type, "score_template": config.score_template}
+    for name, value in fields.items():
         if value and not config.is_classifier:
             raise values.refused("invalid_field", f"has no meaning without a task_type of {SEQ_CLS}", name)
     if label2id and label2id != {label: number for number, label in enumerate(config.labels)}:
@@ -282,10 +287,11 @@ _HONOURED = frozenset(
         "alpha_pattern",
         "init_lora_weights",
         "modules_to_save",
-        # Not PEFT's, which ignores them: what a classifier's labels are called, and how they are meant.
+        # Not PEFT's, which ignores them: what a classifier's labels are called, how they are meant, and asked for.
         "id2label",
         "label2id",
         "problem_type",
+        "score_template",
     }
 )
 

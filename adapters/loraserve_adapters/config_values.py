@@ -15,6 +15,8 @@ SAVED_WITH_HEAD = ("classifier", HEAD)
 """What PEFT names where it saves the head, whichever of the two the model has."""
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 """As in a config of transformers."""
+PLACEHOLDERS = ("{query}", "{document}")
+"""Of a `score_template`."""
 _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """What makes text read in another direction than it is in."""
 
@@ -174,6 +176,21 @@ def problem_type(name: str, value: Any) -> str | None:
     if value is not None and value not in PROBLEM_TYPES:
         raise invalid(name, value, f"null or one of {', '.join(PROBLEM_TYPES)}")
     return value
+
+
+def score_template_of(limits: Limits) -> Callable[[str, Any], str | None]:
+    def parse(name: str, value: Any) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, str) or any(value.count(placeholder) != 1 for placeholder in PLACEHOLDERS):
+            raise invalid(name, value, f"null or a text with {' and '.join(PLACEHOLDERS)}, each of them once")
+        num_bytes = len(value.encode())
+        if num_bytes > limits.max_score_template_bytes:
+            found, expected = f"{num_bytes} bytes", f"at most {limits.max_score_template_bytes}"
+            raise refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+        return value
+
+    return parse
 
 
 def layers_pattern_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:

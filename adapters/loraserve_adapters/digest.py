@@ -61,5 +61,6 @@ def canonical_config(config: AdapterConfig) -> bytes:
         **({"is_classifier": True} if config.is_classifier else {}),
         **({"labels": config.labels} if config.labels else {}),
         **({"problem_type": config.problem_type} if config.problem_type else {}),
+        **({"score_template": config.score_template} if config.score_template else {}),
     }
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

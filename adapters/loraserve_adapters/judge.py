@@ -421,6 +421,12 @@ def _num_labels(head: TensorEntry, config: AdapterConfig, layout: BaseLayout, li
         found, expected = f"{len(config.labels)} names", f"{num_labels}, one for each output of {head.name}"
         reason = f"{CONFIG_NAME}: id2label: found {found}, expected {expected}"
         raise AdapterError("invalid_field", reason, file=CONFIG_NAME, key="id2label", found=found, expected=expected)
+    if config.score_template and num_labels > 1:
+        found, expected = f"{num_labels} labels", "one, whose number documents are ranked by"
+        reason = f"{CONFIG_NAME}: score_template: found {found}, expected {expected}"
+        raise AdapterError(
+            "invalid_field", reason, file=CONFIG_NAME, key="score_template", found=found, expected=expected
+        )
     return num_labels
 
 

@@ -113,6 +113,8 @@ class ClassifierRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Their names; empty = they have none."""
     problem_type: str | None = None
     """See `AdapterConfig`."""
+    score_template: str | None = None
+    """Likewise."""
 
     def name_of(self, label: int) -> str:
         """As transformers names those without a name."""

@@ -33,7 +33,7 @@ PATTERN_S = 60
 """PEFT matches patterns with `re`, which a pattern that we match in bounded time can still keep busy for ever."""
 HEAD_TOLERANCE = 1e-5
 """Of the sum of a number's products, which are in float32."""
-CLASSIFIERS_OWN = frozenset({"modules_to_save", "id2label", "problem_type"})
+CLASSIFIERS_OWN = frozenset({"modules_to_save", "id2label", "problem_type", "score_template"})
 """Fields about the head, and about what its numbers mean."""
 
 

@@ -28,6 +28,7 @@ class _CanonicalConfig(msgspec.Struct, frozen=True):
     invocation_token_ids: list[int] = []
     labels: list[str] = []
     problem_type: str | None = None
+    score_template: str | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_labels == 0:
             return None
         config = msgspec.json.decode(self.config, type=_CanonicalConfig)
-        return ClassifierRecord(num_labels=self.num_labels, labels=config.labels, problem_type=config.problem_type)
+        return ClassifierRecord(
+            num_labels=self.num_labels,
+            labels=config.labels,
+            problem_type=config.problem_type,
+            score_template=config.score_template,
+        )
 
     @property
     def max_lora_rank(self) -> int:

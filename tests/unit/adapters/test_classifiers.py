@@ -53,6 +53,9 @@ def refusal(folder: Path) -> AdapterError:
     return refused.value
 
 
+TEMPLATE = "query: {query}\ndocument: {document}</s>"
+
+
 def names(*labels: str) -> dict[str, str]:
     return {str(index): label for index, label in enumerate(labels)}
 
@@ -95,7 +98,21 @@ def test_lm_head_is_no_module_of_it(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("fields", [{"id2label": names("a", "b", "c")}, {"problem_type": "regression"}])
+def test_one_with_a_single_label_may_have_a_text_that_it_is_asked_with(tmp_path: Path) -> None:
+    source = read_adapter(classifier(tmp_path, head=head_of(1), score_template=TEMPLATE), tiny_layout())
+    assert source.config.score_template == TEMPLATE
+
+
+def test_a_text_with_a_query_has_no_meaning_where_several_numbers_answer(tmp_path: Path) -> None:
+    error = refusal(classifier(tmp_path, score_template=TEMPLATE))
+    assert (error.code, error.key) == ("invalid_field", "score_template")
+    assert "found 3 labels, expected one" in error.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"id2label": names("a", "b", "c")}, {"problem_type": "regression"}, {"score_template": "{query} {document}"}],
+)
 def test_what_is_said_of_labels_has_no_meaning_without_a_head(fields: dict[str, Any], tmp_path: Path) -> None:
     folder = write_folder(tmp_path, config_of(**fields), lora_tensors(tiny_layout(), ["q_proj"]))
     error = refusal(folder)
@@ -122,6 +139,10 @@ def test_what_is_said_of_labels_has_no_meaning_without_a_head(fields: dict[str, 
         ("id2label", names("a", "b", "\u202egnillib"), "invalid_field", "control how text is shown"),
         ("problem_type", "token", "invalid_field", "single_label_classification"),
         ("problem_type", 1, "invalid_field", "regression"),
+        ("score_template", "{query}: {documents}", "invalid_field", "{query} and {document}, each of them once"),
+        ("score_template", "{query} {document} {query}", "invalid_field", "each of them once"),
+        ("score_template", ["{query}", "{document}"], "invalid_field", "each of them once"),
+        ("score_template", "{query}{document}" + 4080 * "é", "too_large", "8177 bytes, at most 4096"),
         ("label2id", ["a"], "invalid_field", "what id2label says"),
         ("label2id", {"a": 0}, "invalid_field", "what id2label says"),
         ("modules_to_save", ["score", "embed_tokens"], "unsupported_option", "embed_tokens"),
@@ -208,12 +229,22 @@ def test_what_its_answers_depend_on_is_in_its_digest(tmp_path: Path) -> None:
         {"id2label": names("a", "c", "b")},
         {"problem_type": "regression"},
         {"problem_type": "multi_label_classification"},
+        {"head": head_of(1)},
+        {"head": head_of(1), "score_template": TEMPLATE},
+        {"head": head_of(1), "score_template": f"{TEMPLATE} "},
     ]
     folders = [classifier(tmp_path / str(index), **fields) for index, fields in enumerate(options)]
     assert len({read_adapter(folder, tiny_layout()).digest for folder in folders}) == len(options)
 
 
-@pytest.mark.parametrize("fields", [{}, {"id2label": names("a", "b", "c"), "problem_type": "regression"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"id2label": names("a", "b", "c"), "problem_type": "regression"},
+        {"head": head_of(1), "id2label": names("relevant"), "score_template": TEMPLATE},
+    ],
+)
 def test_peft_reads_its_clean_config_which_means_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
     config = read_config(classifier(tmp_path, **fields))
     data = clean_config(config)
