@@ -21,7 +21,9 @@ from loraserve.api.routes import (
     metrics,
     models,
     requests,
+    rerank,
     responses,
+    score,
     series,
     session,
     tenants,
@@ -46,7 +48,9 @@ from loraserve.api.schemas.embeddings import EmbeddingRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
 from loraserve.api.schemas.lorax import LoraxRequest
 from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
+from loraserve.api.schemas.rerank import RerankRequest
 from loraserve.api.schemas.responses import ResponsesRequest
+from loraserve.api.schemas.score import ScoreRequest
 from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest
 from loraserve.api.schemas.tenants import CreateTenantRequest, PatchTenantRequest
 from loraserve.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
@@ -72,6 +76,10 @@ ROUTES: list[HTTPRouteHandler] = [
     embeddings.create_adapter_embeddings,
     classify.classify,
     classify.classify_with_adapter,
+    rerank.rerank,
+    rerank.rerank_with_adapter,
+    score.score,
+    score.score_with_adapter,
     tokenize.tokenize,
     tokenize.detokenize,
     lorax.generate_as_asked,
@@ -146,6 +154,8 @@ BODIES: list[type[msgspec.Struct]] = [
     CountTokensRequest,
     EmbeddingRequest,
     ClassifyRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
     DetokenizeRequest,
     LoraxRequest,

@@ -22,6 +22,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Of a request for embeddings, as OpenAI has it."""
     max_pooled_values: int = 4_194_304
     """Of all its vectors together: one takes up to 25 bytes in the answer."""
+    max_pair_chars: int = 4_194_304
+    """Of a request's documents together, each with its query."""
     max_stop_strings: int = 4
     max_stop_chars: int = 256
     max_stop_token_ids: int = 1024

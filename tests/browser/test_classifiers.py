@@ -61,3 +61,27 @@ def test_text_and_labels_are_told_apart_where_the_other_is_asked(
         expect(page.get_by_test_id(f"column-{index}")).to_have_attribute("data-state", "failed", timeout=START_MS)
         expect(page.get_by_test_id(f"column-{index}").get_by_role("alert")).to_contain_text(said)
         expect(page.get_by_test_id(f"column-{1 - index}")).to_have_attribute("data-state", "done", timeout=START_MS)
+
+
+def test_a_reranker_is_tried_with_documents(console: Console, tenant: Tenant, tmp_path: Path):
+    template = "<|user|>query: {query}\ndocument: {document}<|end|>"
+    tenant.add("ranker", classifier(tmp_path / "ranker", "reverse", ["relevant"], template))
+    page = console.open("#/adapters/ranker")
+    expect(page.get_by_text("document: {document}")).to_be_visible()
+    page.get_by_role("link", name="Use it").click()
+    expect(page.locator(".snippet").first).to_contain_text("/v1/rerank")
+    page.get_by_role("link", name="Try it").click()
+    expect(page).to_have_url(re.compile(r"#/playground\?columns=ranker&mode=rerank$"))
+    page.get_by_test_id("prompt").fill("where is my money?")
+    send = page.get_by_role("button", name="Send")
+    expect(send).to_be_disabled()
+    documents = ["the shop is closed", "we pay back", "HELLO"]
+    page.get_by_test_id("documents").fill("\n\n".join(documents))
+    send.click()
+    column = page.get_by_test_id("column-0")
+    expect(column).to_have_attribute("data-state", "done", timeout=START_MS)
+    body = {"model": "ranker", "query": "where is my money?", "documents": documents}
+    results = tenant.http.post("/v1/rerank", json=body).json()["results"]
+    ranked = column.get_by_test_id("labels").get_by_role("listitem")
+    expect(ranked).to_contain_text([result["document"]["text"] for result in results])
+    expect(ranked.first).to_contain_text(f"{100 * results[0]['relevance_score']:.0f}")

@@ -65,7 +65,7 @@ def test_probabilities_are_of_all_labels_together(client: openai.OpenAI) -> None
 
 def test_what_it_is_is_told(client: openai.OpenAI, server: ServerProcess) -> None:
     card = client.models.retrieve(NAME).model_dump()["adapter"]
-    assert card["classifier"] == {"num_labels": 3, "labels": LABELS, "problem_type": None}
+    assert card["classifier"] == {"num_labels": 3, "labels": LABELS, "problem_type": None, "score_template": None}
     shown = run_command("adapter", "show", NAME, "--url", server.url)
     assert "3: billing, login, <b>other</b>" in shown.stdout
     with pytest.raises(openai.BadRequestError, match="a classifier, which has no text"):

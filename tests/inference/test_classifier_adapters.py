@@ -1,5 +1,6 @@
 """Classifiers as PEFT trains and saves them, each with a head of its own, against PEFT on transformers' class."""
 
+import json
 import random
 from array import array
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import OPTConfig
 
 from loraserve.engine.engine import Engine
@@ -99,3 +101,26 @@ def test_labels_are_asked_of_classifiers_alone(tmp_path: Path) -> None:
             engine.add_request(to_pool("p", [1, 2], digest, labels=LabelActivation.NONE))
     with pytest.raises(EngineRequestError, match="neither cut nor normalized"):
         engine.add_request(to_pool("p", [1, 2], digest, labels=LabelActivation.NONE, normalize=True))
+
+
+def test_what_answers_yes_or_no_is_a_classifier_with_the_difference_of_two_rows(tmp_path: Path) -> None:
+    """As documented for rerankers that were trained to say so, in place of a head of their own."""
+    model = save_tiny_model("llama", tmp_path / "model")
+    saved = save_adapters(model, tmp_path / "adapters", {"text": LoraConfig(r=4, target_modules=ATTENTION)})
+    yes, no = 17, 93
+    rows = model.get_output_embeddings().weight.detach()
+    folder = saved["text"]
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors["base_model.model.score.weight"] = (rows[yes] - rows[no])[None].clone()
+    (judging := tmp_path / "judging").mkdir()
+    save_file(tensors, judging / "adapter_model.safetensors")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (judging / "adapter_config.json").write_text(json.dumps(config | {"task_type": "SEQ_CLS"}))
+    engine = make_engine(tmp_path / "model")
+    digests = add_adapters(engine, {"judging": judging}, tmp_path / "packed")
+    prompt = [*range(3, 40)]
+    answers = run(engine, [to_pool("p", prompt, digests["judging"], labels=LabelActivation.SIGMOID)])
+    (found,) = array("f", answers["p", 0].pooled or b"")
+    with torch.inference_mode():
+        logits = PeftModel.from_pretrained(model, str(folder)).eval()(input_ids=torch.tensor([prompt])).logits[0, -1]
+    assert found == pytest.approx(float(torch.softmax(logits[[yes, no]], dim=0)[0]), abs=1e-5)

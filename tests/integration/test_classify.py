@@ -152,7 +152,7 @@ def test_a_classifier_has_vectors(server: LiveServer) -> None:
 
 def test_what_it_tells_apart_is_listed(server: LiveServer) -> None:
     cards = {card["id"]: card for card in httpx.get(f"{server.url}/v1/models").json()["data"]}
-    expected = {"num_labels": HIDDEN_SIZE, "labels": LABELS, "problem_type": None}
+    expected = {"num_labels": HIDDEN_SIZE, "labels": LABELS, "problem_type": None, "score_template": None}
     assert cards["intent"]["adapter"]["classifier"] == {"num_labels": HIDDEN_SIZE, "problem_type": None}
     assert cards["topics"]["adapter"]["classifier"]["problem_type"] == "multi_label_classification"
     assert "classifier" not in cards["sql"]["adapter"]

@@ -37,12 +37,14 @@ def twin(folder: Path, adapter: str) -> Path:
     return variant(folder, adapter, lambda config: config.update(lora_alpha=config["lora_alpha"] * 1.001))
 
 
-def classifier(folder: Path, adapter: str, labels: list[str]) -> Path:
+def classifier(folder: Path, adapter: str, labels: list[str], score_template: str | None = None) -> Path:
     """With a random head, by which the labels of different texts differ."""
 
     def change_config(config: dict[str, Any]) -> None:
         id2label = {str(number): label for number, label in enumerate(labels)}
         config.update(task_type="SEQ_CLS", modules_to_save=["classifier", "score"], id2label=id2label)
+        if score_template is not None:
+            config["score_template"] = score_template
 
     def add_head(tensors: Tensors) -> None:
         hidden_size = tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[1]

@@ -190,6 +190,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/adapters/{adapter}/v1/rerank": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * RerankWithAdapter
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["AdaptersV1RerankRerankWithAdapter"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/adapters/{adapter}/v1/responses": {
         parameters: {
             query?: never;
@@ -204,6 +224,26 @@ export interface paths {
          * @description Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1ResponsesCreateAdapterResponse"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/adapters/{adapter}/v1/score": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * ScoreWithAdapter
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["AdaptersV1ScoreScoreWithAdapter"];
         delete?: never;
         options?: never;
         head?: never;
@@ -440,6 +480,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/rerank": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Rerank
+         * @description Documents by what they are worth to a query, as a reranker judges it: a classifier with one label.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["RerankRerank"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/schema": {
         parameters: {
             query?: never;
@@ -490,6 +552,28 @@ export interface paths {
         get: operations["SchemaPathHandleSchemaPathNotFound"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/score": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Score
+         * @description What each document is worth to its query, as a reranker judges it: a classifier with one label.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["ScoreScore"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1236,6 +1320,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/rerank": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Rerank
+         * @description Documents by what they are worth to a query, as a reranker judges it: a classifier with one label.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["V1RerankRerank"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/responses": {
         parameters: {
             query?: never;
@@ -1252,6 +1358,28 @@ export interface paths {
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["V1ResponsesCreateResponse"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/score": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Score
+         * @description What each document is worth to its query, as a reranker judges it: a classifier with one label.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["V1ScoreScore"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1558,6 +1686,28 @@ export interface paths {
         get: operations["V1UsageGetUsage"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v2/rerank": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Rerank
+         * @description Documents by what they are worth to a query, as a reranker judges it: a classifier with one label.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["V2RerankRerank"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2081,6 +2231,8 @@ export interface components {
              *     several models are listed.
              */
             labels?: string[] | null;
+            /** @description Of a reranker: the text that /v1/rerank asks it with; null where its config gives none. Absent likewise. */
+            score_template?: string | null;
         };
         /**
          * ClassifyResponse
@@ -2855,6 +3007,10 @@ export interface components {
             /** @description Prompt tokens not yet computed. */
             num_tokens_waiting: number;
         };
+        /** RankedDocument */
+        RankedDocument: {
+            text: string;
+        };
         /** ReasoningText */
         ReasoningText: {
             text: string;
@@ -2900,7 +3056,10 @@ export interface components {
             /** @description Null: the base model. */
             adapter: string | null;
             version: number | null;
-            /** @description "chat.completions", "classify", "completions", "embeddings", "generate", "messages" or "responses". */
+            /**
+             * @description "chat.completions", "classify", "completions", "embeddings", "generate", "messages", "rerank", "responses" or
+             *     "score".
+             */
             route: string;
             /** @description "running", or how it ended: "stop", "length", "abort", "error" or "lost" (its server was killed). */
             state: string;
@@ -2966,6 +3125,44 @@ export interface components {
          * @enum {string}
          */
         RequestState: "running" | "stop" | "length" | "abort" | "error" | "lost";
+        /**
+         * RerankResponse
+         * @example {
+         *       "id": "rerank-5f3a9f1e6b0c4b0d",
+         *       "model": "ranker",
+         *       "results": [
+         *         {
+         *           "index": 1,
+         *           "relevance_score": 0.934,
+         *           "document": {
+         *             "text": "Money comes back within 14 days."
+         *           }
+         *         }
+         *       ],
+         *       "usage": {
+         *         "prompt_tokens": 30,
+         *         "completion_tokens": 0,
+         *         "total_tokens": 30,
+         *         "prompt_tokens_details": {
+         *           "cached_tokens": 0
+         *         }
+         *       }
+         *     }
+         */
+        RerankResponse: {
+            id: string;
+            model: string;
+            /** @description The best first, of equal ones the first one. */
+            results: components["schemas"]["RerankResult"][];
+            usage: components["schemas"]["Usage"];
+        };
+        /** RerankResult */
+        RerankResult: {
+            /** @description In the request's documents. */
+            index: number;
+            relevance_score: number;
+            document?: components["schemas"]["RankedDocument"];
+        };
         /** ResponseFailure */
         ResponseFailure: {
             code: string;
@@ -3099,6 +3296,51 @@ export interface components {
          * @enum {unknown}
          */
         Role: "admin" | "infer" | "operator" | "viewer";
+        /** Score */
+        Score: {
+            index: number;
+            object: string;
+            score: number;
+        };
+        /**
+         * ScoreResponse
+         * @example {
+         *       "id": "score-5f3a9f1e6b0c4b0d",
+         *       "object": "list",
+         *       "created": 1795301684,
+         *       "model": "ranker",
+         *       "data": [
+         *         {
+         *           "index": 0,
+         *           "object": "score",
+         *           "score": 0.012
+         *         },
+         *         {
+         *           "index": 1,
+         *           "object": "score",
+         *           "score": 0.934
+         *         }
+         *       ],
+         *       "usage": {
+         *         "prompt_tokens": 30,
+         *         "completion_tokens": 0,
+         *         "total_tokens": 30,
+         *         "prompt_tokens_details": {
+         *           "cached_tokens": 0
+         *         }
+         *       }
+         *     }
+         */
+        ScoreResponse: {
+            id: string;
+            object: string;
+            /** @description Unix time. */
+            created: number;
+            model: string;
+            /** @description In the order of the documents. */
+            data: components["schemas"]["Score"][];
+            usage: components["schemas"]["Usage"];
+        };
         /**
          * SeriesView
          * @description Columns of one length; null where nothing was measured. Percentiles come from merged histograms.
@@ -4847,19 +5089,11 @@ export interface components {
          *     }
          */
         EmbeddingRequest: {
-            /** @description A text, several texts, token ids, or several lists of token ids. */
-            input: string | (string | number | number[])[];
             /**
              * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
              * @default null
              */
             model: string | null;
-            /**
-             * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
-             *     the model takes.
-             * @default null
-             */
-            truncate_prompt_tokens: number | null;
             /**
              * @description Default: true.
              * @default null
@@ -4880,6 +5114,14 @@ export interface components {
              * @default null
              */
             user: string | null;
+            /** @description A text, several texts, token ids, or several lists of token ids. */
+            input: string | (string | number | number[])[];
+            /**
+             * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
+             *     the model takes.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
             messages?: unknown;
             /**
              * @description Numbers, or base64 of little-endian float32.
@@ -4915,19 +5157,11 @@ export interface components {
          *     }
          */
         ClassifyRequest: {
-            /** @description A text, several texts, token ids, or several lists of token ids. */
-            input: string | (string | number | number[])[];
             /**
              * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
              * @default null
              */
             model: string | null;
-            /**
-             * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
-             *     the model takes.
-             * @default null
-             */
-            truncate_prompt_tokens: number | null;
             /**
              * @description Default: true.
              * @default null
@@ -4948,6 +5182,14 @@ export interface components {
              * @default null
              */
             user: string | null;
+            /** @description A text, several texts, token ids, or several lists of token ids. */
+            input: string | (string | number | number[])[];
+            /**
+             * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
+             *     the model takes.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
             messages?: unknown;
             /**
              * @description False = the numbers that the adapter's head gives. Default: true, probabilities: of all labels together where one
@@ -4955,6 +5197,148 @@ export interface components {
              * @default null
              */
             use_activation: boolean | null;
+        };
+        /**
+         * RerankRequest
+         * @description Names and meaning as in the APIs of Cohere and Jina, and in vLLM's.
+         * @example {
+         *       "model": "ranker",
+         *       "query": "How do I get a refund?",
+         *       "documents": [
+         *         "Our offices are closed on Sunday.",
+         *         "Money comes back within 14 days."
+         *       ],
+         *       "top_n": 1
+         *     }
+         */
+        RerankRequest: {
+            /**
+             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @default null
+             */
+            model: string | null;
+            /**
+             * @description Default: true.
+             * @default null
+             */
+            add_special_tokens: boolean | null;
+            /**
+             * @description Prefixes are shared only with requests of the same salt.
+             * @default null
+             */
+            cache_salt: string | null;
+            /**
+             * @description Only 0.
+             * @default null
+             */
+            priority: number | null;
+            /**
+             * @description Whom a canary of an adapter sticks to.
+             * @default null
+             */
+            user: string | null;
+            /**
+             * @description Shorten documents so that each has at most this many tokens together with its query and what is put around them;
+             *     -1 = as many as the model takes.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
+            /**
+             * @description Keep this many of a document's tokens, the first ones.
+             * @default null
+             */
+            max_tokens_per_doc: number | null;
+            /**
+             * @description False = the numbers that the adapter's head gives. Default: true, probabilities, unless its problem_type is
+             *     "regression".
+             * @default null
+             */
+            use_activation: boolean | null;
+            query: string;
+            documents: (string | components["schemas"]["RankedDocument"])[];
+            /**
+             * @description Answer with this many, the best ones. Default, and 0: all.
+             * @default null
+             */
+            top_n: number | null;
+            /**
+             * @description Whether the answer has the documents' texts, whole. Default: true.
+             * @default null
+             */
+            return_documents: boolean | null;
+        };
+        /**
+         * ScoreRequest
+         * @description Names and meaning as in vLLM's API.
+         * @example {
+         *       "model": "ranker",
+         *       "queries": "How do I get a refund?",
+         *       "documents": [
+         *         "Our offices are closed on Sunday.",
+         *         "Money comes back within 14 days."
+         *       ]
+         *     }
+         */
+        ScoreRequest: {
+            /**
+             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @default null
+             */
+            model: string | null;
+            /**
+             * @description Default: true.
+             * @default null
+             */
+            add_special_tokens: boolean | null;
+            /**
+             * @description Prefixes are shared only with requests of the same salt.
+             * @default null
+             */
+            cache_salt: string | null;
+            /**
+             * @description Only 0.
+             * @default null
+             */
+            priority: number | null;
+            /**
+             * @description Whom a canary of an adapter sticks to.
+             * @default null
+             */
+            user: string | null;
+            /**
+             * @description Shorten documents so that each has at most this many tokens together with its query and what is put around them;
+             *     -1 = as many as the model takes.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
+            /**
+             * @description Keep this many of a document's tokens, the first ones.
+             * @default null
+             */
+            max_tokens_per_doc: number | null;
+            /**
+             * @description False = the numbers that the adapter's head gives. Default: true, probabilities, unless its problem_type is
+             *     "regression".
+             * @default null
+             */
+            use_activation: boolean | null;
+            /**
+             * @description One for all documents, or one for each.
+             * @default null
+             */
+            queries: string | string[] | null;
+            /** @default null */
+            documents: string | string[] | null;
+            /**
+             * @description The same as `queries`.
+             * @default null
+             */
+            text_1: string | string[] | null;
+            /**
+             * @description The same as `documents`.
+             * @default null
+             */
+            text_2: string | string[] | null;
         };
         /**
          * TokenizeRequest
@@ -6655,6 +7039,149 @@ export interface operations {
             };
         };
     };
+    AdaptersV1RerankRerankWithAdapter: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                adapter: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RerankRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RerankResponse"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
     AdaptersV1ResponsesCreateAdapterResponse: {
         parameters: {
             query?: never;
@@ -6677,6 +7204,149 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ResponseObject"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    AdaptersV1ScoreScoreWithAdapter: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                adapter: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScoreRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScoreResponse"];
                 };
             };
             /** @description The request is refused; `param` names the field. */
@@ -7784,6 +8454,147 @@ export interface operations {
             };
         };
     };
+    RerankRerank: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RerankRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RerankResponse"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
     SchemaHandler: {
         parameters: {
             query?: never;
@@ -7857,6 +8668,147 @@ export interface operations {
                             [key: string]: unknown;
                         } | unknown[];
                     };
+                };
+            };
+        };
+    };
+    ScoreScore: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScoreRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScoreResponse"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
         };
@@ -13727,6 +14679,147 @@ export interface operations {
             };
         };
     };
+    V1RerankRerank: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RerankRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RerankResponse"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
     V1ResponsesCreateResponse: {
         parameters: {
             query?: never;
@@ -13747,6 +14840,147 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ResponseObject"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    V1ScoreScore: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScoreRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScoreResponse"];
                 };
             };
             /** @description The request is refused; `param` names the field. */
@@ -16300,6 +17534,147 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["UsageReport"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    V2RerankRerank: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RerankRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RerankResponse"];
                 };
             };
             /** @description The request is refused; `param` names the field. */

@@ -21,6 +21,7 @@ export type AuditItem = Schemas["AuditItem"];
 export type UsageReport = Schemas["UsageReport"];
 export type UsageRow = UsageReport["data"][number];
 export type ClassifyResponse = Schemas["ClassifyResponse"];
+export type RerankResponse = Schemas["RerankResponse"];
 export type ModelCard = Schemas["ModelCard"];
 export type ConfigItem = Schemas["ConfigItem"];
 export type CertificateView = Schemas["CertificateView"];

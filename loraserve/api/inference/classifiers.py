@@ -23,6 +23,17 @@ def classifier_of(adapter: ResolvedAdapter | None) -> ClassifierRecord:
     return adapter.classifier
 
 
+def reranker_of(adapter: ResolvedAdapter | None) -> ClassifierRecord:
+    """Raises `ServingError` where it is none."""
+    classifier = classifier_of(adapter)
+    if adapter is not None and classifier.num_labels > 1:
+        message = (
+            f"names '{adapter.name}' (version {adapter.version}), a classifier of {classifier.num_labels} labels; "
+        )
+        raise invalid_value("model", f"{message}documents are ranked by one with a single label.")
+    return classifier
+
+
 def activation_of(classifier: ClassifierRecord) -> LabelActivation:
     """What makes probabilities of its numbers; nothing does where they are none."""
     if classifier.problem_type == "regression":

@@ -34,7 +34,9 @@ OPERATIONS = {
     Route.EMBEDDINGS: "embeddings",
     Route.GENERATE: "text_completion",
     Route.MESSAGES: "chat",
+    Route.RERANK: "rerank",
     Route.RESPONSES: "chat",
+    Route.SCORE: "score",
 }
 PARENT_HEADERS = (b"traceparent", b"tracestate")
 MAX_TRACESTATE_CHARS = 512

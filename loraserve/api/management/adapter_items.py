@@ -103,7 +103,9 @@ class AdapterItems:
 
 
 def classifier_item(classifier: ClassifierRecord) -> ClassifierItem:
-    return ClassifierItem(classifier.num_labels, classifier.problem_type, classifier.labels or None)
+    return ClassifierItem(
+        classifier.num_labels, classifier.problem_type, classifier.labels or None, classifier.score_template
+    )
 
 
 def alias_items(adapter: AdapterDoc) -> list[AliasItem]:

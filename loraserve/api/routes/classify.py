@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -14,6 +15,7 @@ from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.classifiers import activation_of, classifier_of
+from loraserve.api.inference.pooled_inputs import given_inputs
 from loraserve.api.openapi.document import answered_with, json_body
 from loraserve.api.routes.pooled import VectorKind, answer_with_vectors
 from loraserve.api.schemas.classify import Classification, ClassifyRequest, ClassifyResponse
@@ -76,6 +78,7 @@ async def _classify(request: Request, context: AppContext, path_adapter: str | N
         asked,
         path_adapter,
         Route.CLASSIFY,
+        partial(given_inputs, asked),
         kind_of,
         lambda name, call, generation: response(name, call.adapter, generation),
     )

@@ -2,6 +2,7 @@
 
 from array import array
 from base64 import b64encode
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -13,6 +14,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.ranges import check_one_of, check_range
+from loraserve.api.inference.pooled_inputs import given_inputs
 from loraserve.api.openapi.document import answered_with, json_body
 from loraserve.api.routes.pooled import VectorKind, answer_with_vectors
 from loraserve.api.schemas.embeddings import ENCODINGS, Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
@@ -71,6 +73,7 @@ async def _embed(request: Request, context: AppContext, path_adapter: str | None
         asked,
         path_adapter,
         Route.EMBEDDINGS,
+        partial(given_inputs, asked),
         kind_of,
         lambda name, _, generation: _response(name, generation, asked.encoding_format),
     )

@@ -18,12 +18,15 @@ from loraserve.api.schemas.embeddings import EmbeddingRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
 from loraserve.api.schemas.lorax import LoraxRequest
 from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
+from loraserve.api.schemas.rerank import RerankRequest
 from loraserve.api.schemas.responses import ResponsesRequest
+from loraserve.api.schemas.score import ScoreRequest
 from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest
 from loraserve.api.schemas.tenants import CreateTenantRequest, PatchTenantRequest
 from loraserve.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from loraserve.api.schemas.uploads import CreateUploadRequest
 
+FOUND = ["Our offices are closed on Sunday.", "Money comes back within 14 days."]
 QUESTION = [{"role": "user", "content": "How many orders were there yesterday?"}]
 
 BODY_EXAMPLES: dict[type[msgspec.Struct], dict[str, Any]] = {
@@ -34,6 +37,8 @@ BODY_EXAMPLES: dict[type[msgspec.Struct], dict[str, Any]] = {
     CountTokensRequest: {"model": "sql", "system": "Answer in SQL.", "messages": QUESTION},
     EmbeddingRequest: {"model": "search", "input": ["orders of yesterday", "refunds"], "dimensions": 256},
     ClassifyRequest: {"model": "intent", "input": ["My invoice is wrong", "I cannot log in"]},
+    RerankRequest: {"model": "ranker", "query": "How do I get a refund?", "documents": FOUND, "top_n": 1},
+    ScoreRequest: {"model": "ranker", "queries": "How do I get a refund?", "documents": FOUND},
     TokenizeRequest: {"model": "sql", "messages": QUESTION},
     DetokenizeRequest: {"model": "sql", "tokens": [128000, 9906]},
     LoraxRequest: {"inputs": "All orders:", "parameters": {"adapter_id": "sql", "max_new_tokens": 64}},

@@ -19,7 +19,9 @@ from loraserve.api.schemas.message_answer import (
 from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelPermission
 from loraserve.api.schemas.requests import RequestItem
+from loraserve.api.schemas.rerank import RankedDocument, RerankResponse, RerankResult
 from loraserve.api.schemas.response_answer import EchoedText, OutputMessage, OutputText, ResponseObject, response_usage
+from loraserve.api.schemas.score import Score, ScoreResponse
 from loraserve.api.schemas.tokenize import TokenizeResponse
 from loraserve.api.schemas.usage import PromptTokensDetails, Usage
 from loraserve.api.schemas.usage_report import UsageRow
@@ -75,6 +77,20 @@ INFERENCE_EXAMPLES: list[msgspec.Struct] = [
             Classification(1, "login", [0.02, 0.972, 0.008], 3),
         ],
         usage=Usage(9, 0, 9, PromptTokensDetails(0)),
+    ),
+    RerankResponse(
+        id="rerank-5f3a9f1e6b0c4b0d",
+        model="ranker",
+        results=[RerankResult(1, 0.934, RankedDocument("Money comes back within 14 days."))],
+        usage=Usage(30, 0, 30, PromptTokensDetails(0)),
+    ),
+    ScoreResponse(
+        id="score-5f3a9f1e6b0c4b0d",
+        object="list",
+        created=ASKED_AT,
+        model="ranker",
+        data=[Score(0, "score", 0.012), Score(1, "score", 0.934)],
+        usage=Usage(30, 0, 30, PromptTokensDetails(0)),
     ),
     ResponseObject(
         id="resp_5f3a9f1e6b0c4b0d",

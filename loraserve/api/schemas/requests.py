@@ -13,7 +13,8 @@ class RequestItem(msgspec.Struct, frozen=True, kw_only=True):
     """Null: the base model."""
     version: int | None
     route: str
-    """ "chat.completions", "classify", "completions", "embeddings", "generate", "messages" or "responses"."""
+    """ "chat.completions", "classify", "completions", "embeddings", "generate", "messages", "rerank", "responses" or
+    "score"."""
     state: str
     """ "running", or how it ended: "stop", "length", "abort", "error" or "lost" (its server was killed)."""
     error: str | None

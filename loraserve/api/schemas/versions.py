@@ -24,6 +24,8 @@ class ClassifierItem(msgspec.Struct, frozen=True):
     labels: list[str] | UnsetType | None = UNSET
     """Their names, in the order of an answer's `probs`; null where `id2label` of its config gives none. Absent where
     several models are listed."""
+    score_template: str | UnsetType | None = UNSET
+    """Of a reranker: the text that /v1/rerank asks it with; null where its config gives none. Absent likewise."""
 
 
 class VersionItem(msgspec.Struct, frozen=True, kw_only=True):

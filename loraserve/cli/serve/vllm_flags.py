@@ -17,7 +17,7 @@ UNSUPPORTED_FLAGS = {
     "--specialize-active-lora": "on a GPU one graph serves any number of adapters",
     "--enable-mixed-moe-lora-format": "adapters of experts are taken in either form, side by side",
     "--enable-moe-shared-loras": "adapters with weights that experts share are not supported",
-    "--max-lora-cls-labels": "models generate text, they do not classify",
+    "--max-lora-cls-labels": "classifiers have as many as their heads, up to 4,096",
     "--enable-tower-connector-lora": "models read text only",
     "--default-mm-loras": "models read text only",
     "--hf-overrides": "edit the model's config.json",

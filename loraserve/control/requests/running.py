@@ -18,7 +18,9 @@ class Route(StrEnum):
     EMBEDDINGS = "embeddings"
     GENERATE = "generate"
     MESSAGES = "messages"
+    RERANK = "rerank"
     RESPONSES = "responses"
+    SCORE = "score"
 
 
 @dataclass(frozen=True, slots=True)

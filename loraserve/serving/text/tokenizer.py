@@ -40,6 +40,17 @@ class TextTokenizer:
         size = sum(map(len, texts)) + TEXT_SIZE * len(texts)
         return await self.run(size, lambda: [self._encode(text, add_special_tokens) for text in texts])
 
+    async def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool) -> list[list[int]]:
+        """One after the other, with what the model's tokenizer puts between them."""
+        size = sum(len(first) + len(second) + TEXT_SIZE for first, second in pairs)
+        return await self.run(size, lambda: [self._encode(pair, add_special_tokens) for pair in pairs])
+
+    async def beginnings(self, texts: Sequence[str], num_tokens: Sequence[int]) -> list[str]:
+        """Of each text as much as its first tokens are made of, without half characters. Special tokens are not
+        counted."""
+        size = sum(map(len, texts)) + TEXT_SIZE * len(texts)
+        return await self.run(size, lambda: [*map(self._beginning, texts, num_tokens)])
+
     async def encode_chat(self, conversation: Conversation, *, add_special_tokens: bool) -> list[int]:
         """Raises `ServingError` where the template refuses the conversation."""
         template = self._template
@@ -84,9 +95,13 @@ class TextTokenizer:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str | tuple[str, str], add_special_tokens: bool) -> list[int]:
         # The batch call releases the interpreter lock, the single one does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _beginning(self, text: str, num_tokens: int) -> str:
+        offsets = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].offsets
+        return text if len(offsets) <= num_tokens else text[: offsets[num_tokens][0]]
 
     def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]

@@ -52,7 +52,8 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
   }
 
   const answersLive = adapter.versions.find((version) => version.n === live?.version);
-  const tried = answersLive?.classifier ? { columns: adapter.name, mode: "classify" } : { columns: `,${adapter.name}` };
+  const mode = answersLive?.classifier?.score_template ? "rerank" : "classify";
+  const tried = answersLive?.classifier ? { columns: adapter.name, mode } : { columns: `,${adapter.name}` };
 
   function enable(enabled: boolean): Promise<unknown> {
     return call("PATCH", path, { headers, body: { enabled } });

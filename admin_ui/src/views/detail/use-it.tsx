@@ -13,9 +13,12 @@ export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: V
   if (live?.classifier) {
     return (
       <div class="stack">
+        {live.classifier.num_labels === 1 && (
+          <Snippet title="Documents, ranked" code={curl(adapter, "/v1/rerank", { query: "Hello?", documents: ["Hello", "Good night"] })} />
+        )}
         <Snippet title="curl" code={curl(adapter, "/v1/classify", { input: ["Hello"] })} />
         <Snippet title="Python" code={pythonClassify(adapter)} />
-        <Snippet title="A base URL of its own, below which it answers /classify" code={`${serverUrl}/adapters/${adapter.name}/v1`} />
+        <Snippet title={`A base URL of its own, below which it answers /classify${live.classifier.num_labels === 1 ? " and /rerank" : ""}`} code={`${serverUrl}/adapters/${adapter.name}/v1`} />
         <Names names={names} />
       </div>
     );

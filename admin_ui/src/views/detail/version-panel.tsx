@@ -139,6 +139,16 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
           </dd>
         </>
       )}
+      {version.classifier?.score_template && (
+        <>
+          <dt>Ranks with</dt>
+          <dd>
+            <code class="template" dir="auto">
+              {version.classifier.score_template}
+            </code>
+          </dd>
+        </>
+      )}
       {version.bases.length > 0 && (
         <>
           <dt>Made for</dt>

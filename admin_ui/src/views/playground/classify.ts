@@ -1,9 +1,10 @@
 import { ApiError, call } from "../../api/client";
-import type { ClassifyResponse, ModelCard } from "../../api/types";
+import type { ClassifyResponse, ModelCard, RerankResponse } from "../../api/types";
 import { tenantHeaders } from "../../state/session";
 import { type PlaygroundSettings, requestBody, requestPath } from "./request";
 
 export interface Label {
+  /** A label's, or a document. */
   name: string;
   /** A probability, unless the classifier's numbers are none. */
   number: number;
@@ -17,17 +18,24 @@ export interface Classified {
   version: string | null;
 }
 
-/** What a classifier says of the prompt, with all of its labels' names. Throws `ApiError`. */
+/** What a classifier says of the prompt, by all of its labels' names, or of documents, by these. Throws `ApiError`. */
 export async function classify(model: string, settings: PlaygroundSettings, signal: AbortSignal): Promise<Classified> {
   const headers = tenantHeaders(settings.tenant);
-  const answer = await call<ClassifyResponse>("POST", requestPath(settings), { body: requestBody(model, settings), headers, signal });
-  const version = answer.headers.get("x-adapter-version");
+  const { data, headers: answered } = await call<ClassifyResponse | RerankResponse>("POST", requestPath(settings), {
+    body: requestBody(model, settings),
+    headers,
+    signal,
+  });
+  const version = answered.get("x-adapter-version");
   const classifier = await classifierOf(`${model.split("@")[0]}@v${version}`, headers, signal);
-  const labels = (answer.data.data[0]?.probs ?? []).map((number, index) => ({ name: classifier?.labels?.[index] ?? `LABEL_${index}`, number }));
+  const labels =
+    "results" in data
+      ? data.results.map(({ relevance_score, document }) => ({ name: document?.text ?? "", number: relevance_score }))
+      : (data.data[0]?.probs ?? []).map((number, index) => ({ name: classifier?.labels?.[index] ?? `LABEL_${index}`, number }));
   return {
     labels: labels.sort((one, other) => other.number - one.number),
     areProbabilities: classifier?.problem_type !== "regression",
-    usage: answer.data.usage,
+    usage: data.usage,
     version,
   };
 }

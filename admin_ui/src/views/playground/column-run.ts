@@ -4,7 +4,7 @@ import { ApiError } from "../../api/client";
 import { type StreamChunk, streamCompletion } from "../../api/stream";
 import { tenantHeaders } from "../../state/session";
 import { type Classified, classify } from "./classify";
-import { type PlaygroundSettings, requestBody, requestPath } from "./request";
+import { asksForText, type PlaygroundSettings, requestBody, requestPath } from "./request";
 
 export type RunState = "idle" | "waiting" | "streaming" | "done" | "stopped" | "failed";
 
@@ -16,7 +16,7 @@ export class ColumnRun {
   readonly reasoning = signal("");
   /** Whether it has begun to think and not yet to answer. */
   readonly thinks = computed(() => this.state.value === "streaming" && this.text.value === "");
-  /** What a classifier says; `text` is its first label. */
+  /** What a classifier says; `text` is its first label, or the document that is worth most. */
   readonly classified = signal<Classified | null>(null);
   readonly error = signal<ApiError | null>(null);
   readonly version = signal<string | null>(null);
@@ -33,7 +33,7 @@ export class ColumnRun {
     const began = performance.now();
     let firstAt: number | null = null;
     try {
-      if (settings.mode === "classify") {
+      if (!asksForText(settings.mode)) {
         const classified = await classify(model, settings, aborter.signal);
         if (aborter.signal.aborted) return;
         batch(() => {

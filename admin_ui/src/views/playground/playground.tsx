@@ -12,12 +12,12 @@ import { answerFormat, FormatField, SchemaField, schemaProblem } from "./answer-
 import { Column } from "./column";
 import { ColumnRun } from "./column-run";
 import { useModelNames } from "./model-names";
-import { MODES, type PlaygroundSettings } from "./request";
+import { asksForText, documentsOf, MODES, type PlaygroundSettings } from "./request";
 import { words } from "./words";
 
 const MAX_COLUMNS = 4;
 
-type AskedSettings = Omit<PlaygroundSettings, "prompt" | "system" | "schema" | "tenant">;
+type AskedSettings = Omit<PlaygroundSettings, "prompt" | "documents" | "system" | "schema" | "tenant">;
 
 const DEFAULTS: AskedSettings = { mode: "chat", maxTokens: 128, temperature: 0, seed: 1, format: "text" };
 const MAX_TOKENS = 100_000;
@@ -35,7 +35,9 @@ export function Playground() {
   const names = useModelNames(tenant);
   const differences = useSignal(false);
   const settings: PlaygroundSettings = { tenant, ...askedSettings(place.value.query), ...words.value };
-  const ready = settings.prompt.trim() !== "" && (settings.mode === "classify" || schemaProblem(settings) === null);
+  const forText = asksForText(settings.mode);
+  const isWhole = forText ? schemaProblem(settings) === null : settings.mode !== "rerank" || documentsOf(settings).length > 0;
+  const ready = settings.prompt.trim() !== "" && isWhole;
   const running = runs.some((run) => run.state.value === "waiting" || run.state.value === "streaming");
   const base = session.value?.model ?? "";
 
@@ -55,6 +57,10 @@ export function Playground() {
     columns.forEach((model, index) => void runs[index]?.start(model || base, settings));
   }
 
+  function sendByKey(event: KeyboardEvent): void {
+    if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) send(event);
+  }
+
   function stop(event: MouseEvent): void {
     // The second of a double click on Send, whose place this button took.
     if (event.detail < 2) runs.forEach((run) => run.stop());
@@ -71,7 +77,7 @@ export function Playground() {
     <>
       <div class="page-head">
         <h1>Playground</h1>
-        {columns.length > 1 && settings.mode !== "classify" && (
+        {columns.length > 1 && forText && (
           <label class="check is-inline">
             <input type="checkbox" checked={differences.value} onChange={(event) => (differences.value = event.currentTarget.checked)} />
             Mark what differs from the first column
@@ -100,7 +106,7 @@ export function Playground() {
               </button>
             ))}
           </div>
-          {settings.mode !== "classify" && (
+          {forText && (
             <>
               <FormatField value={settings.format} onChange={(format) => change({ format })} />
               <NumberField label="Max tokens" value={settings.maxTokens} min={1} max={MAX_TOKENS} onChange={(maxTokens) => change({ maxTokens })} />
@@ -114,7 +120,7 @@ export function Playground() {
             <input class="input" value={settings.system} placeholder="None" onInput={(event) => (words.value = { ...words.value, system: event.currentTarget.value })} />
           </Field>
         )}
-        <Field label="Prompt">
+        <Field label={settings.mode === "rerank" ? "Query" : "Prompt"}>
           <textarea
             class="textarea"
             rows={3}
@@ -123,12 +129,23 @@ export function Playground() {
             placeholder="Ask every column the same"
             value={settings.prompt}
             onInput={(event) => (words.value = { ...words.value, prompt: event.currentTarget.value })}
-            onKeyDown={(event) => {
-              if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) send(event);
-            }}
+            onKeyDown={sendByKey}
           />
         </Field>
-        {settings.mode !== "classify" && settings.format === "schema" && <SchemaField settings={settings} onChange={(schema) => (words.value = { ...words.value, schema })} />}
+        {settings.mode === "rerank" && (
+          <Field label="Documents, one on each line">
+            <textarea
+              class="textarea"
+              rows={4}
+              dir="auto"
+              data-testid="documents"
+              value={settings.documents}
+              onInput={(event) => (words.value = { ...words.value, documents: event.currentTarget.value })}
+              onKeyDown={sendByKey}
+            />
+          </Field>
+        )}
+        {forText && settings.format === "schema" && <SchemaField settings={settings} onChange={(schema) => (words.value = { ...words.value, schema })} />}
         <div class="cluster">
           {/* With keys: one element that turns from Stop into Send during its click would send at once. */}
           {running ? (

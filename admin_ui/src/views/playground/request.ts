@@ -4,21 +4,37 @@ import { shellWord } from "../../parts/commands";
 import { session, tenantHeaders } from "../../state/session";
 import { type AnswerSettings, responseFormat } from "./answer-format";
 
-export const MODES = ["chat", "completion", "classify"] as const;
+export const MODES = ["chat", "completion", "classify", "rerank"] as const;
 export type Mode = (typeof MODES)[number];
 
-const PATHS: Record<Mode, string> = { chat: "/v1/chat/completions", completion: "/v1/completions", classify: "/v1/classify" };
+const PATHS: Record<Mode, string> = {
+  chat: "/v1/chat/completions",
+  completion: "/v1/completions",
+  classify: "/v1/classify",
+  rerank: "/v1/rerank",
+};
 
 export interface PlaygroundSettings extends AnswerSettings {
   mode: Mode;
   /** Whose adapters the columns name; null = of the tenant shown. */
   tenant: string | null;
   prompt: string;
+  /** To be ranked, one on each line. */
+  documents: string;
   system: string;
   maxTokens: number;
   temperature: number;
   /** The same for every column, so that they differ by their model alone. */
   seed: number;
+}
+
+/** Whether the answer is text, not numbers of a classifier. */
+export function asksForText(mode: Mode): boolean {
+  return mode === "chat" || mode === "completion";
+}
+
+export function documentsOf({ documents }: PlaygroundSettings): string[] {
+  return documents.split("\n").filter((line) => line.trim() !== "");
 }
 
 export function requestPath({ mode }: PlaygroundSettings): string {
@@ -28,6 +44,7 @@ export function requestPath({ mode }: PlaygroundSettings): string {
 export function requestBody(model: string, settings: PlaygroundSettings): Record<string, unknown> {
   const { mode, prompt, system, maxTokens, temperature, seed } = settings;
   if (mode === "classify") return { model, input: prompt };
+  if (mode === "rerank") return { model, query: prompt, documents: documentsOf(settings) };
   const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt }];
   return {
     model,

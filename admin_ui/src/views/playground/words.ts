@@ -2,7 +2,7 @@ import { computed, signal } from "@preact/signals";
 
 import { numLogins, session } from "../../state/session";
 
-const NONE = { prompt: "", system: "", schema: "" };
+const NONE = { prompt: "", system: "", schema: "", documents: "" };
 
 /** What is typed into the playground: found again on the way back from another view. In this page's memory only. */
 export const words = signal(NONE);

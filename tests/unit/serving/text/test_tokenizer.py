@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from loraserve.serving.errors import ServingError
@@ -44,6 +45,37 @@ def test_long_texts_give_the_same_ids_in_a_thread() -> None:
     token_ids = THEIRS(text)["input_ids"]
     assert asyncio.run(OURS.decode(token_ids, skip_special_tokens=True)) == text
     assert asyncio.run(OURS.decode(token_ids[:5], skip_special_tokens=False)).startswith("<|bos|>")
+
+
+@given(*2 * [st.text(alphabet=st.characters(codec="utf-8"), min_size=1, max_size=30)])
+def test_pairs_are_autotokenizers(first: str, second: str) -> None:
+    for tokenizer in (TOKENIZER, tokenizer_of_pairs()):
+        ours = TextTokenizer(make_model(tokenizer))
+        theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        for add_special_tokens in (True, False):
+            (found,) = asyncio.run(ours.encode_pairs([(first, second)], add_special_tokens=add_special_tokens))
+            assert found == theirs(first, second, add_special_tokens=add_special_tokens)["input_ids"]
+
+
+def tokenizer_of_pairs() -> Tokenizer:
+    tokenizer = make_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", pair="<|bos|> $A <|bos|> $B", special_tokens=[("<|bos|>", 0)]
+    )
+    return tokenizer
+
+
+@given(st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("helo 🙂é")), max_size=30), st.data())
+def test_a_beginning_is_of_so_many_tokens_without_half_characters(text: str, data: st.DataObject) -> None:
+    token_ids = asyncio.run(OURS.encode(text, add_special_tokens=False))
+    number = data.draw(st.integers(0, len(token_ids) + 1))
+    (beginning,) = asyncio.run(OURS.beginnings([text], [number]))
+    assert text.startswith(beginning)
+    assert TOKENIZER.decode(token_ids[:number], skip_special_tokens=False).rstrip("\ufffd") in (
+        beginning,
+        beginning.rstrip("\ufffd"),
+    )
+    assert (beginning == text) == (number >= len(token_ids))
 
 
 def test_many_messages_are_no_work_for_the_event_loop_even_if_they_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,85 @@
+"""POST /v1/rerank, which Cohere and Jina have so, and vLLM /rerank."""
+
+from array import array
+from functools import partial
+
+import msgspec
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from msgspec import UNSET
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.needs import INFERENCE
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.inference.pairs import pair_inputs
+from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.routes.pooled import answer_with_vectors, score_kind
+from loraserve.api.schemas.rerank import RankedDocument, RerankRequest, RerankResponse, RerankResult
+from loraserve.api.schemas.usage import usage_of
+from loraserve.control.requests.running import Route
+from loraserve.serving.errors import invalid_value
+from loraserve.serving.generation import Generation
+
+DECODER = msgspec.json.Decoder(RerankRequest, strict=True)
+OPERATION = json_body(RerankRequest)
+RESPONSES = answered_with(RerankResponse, may_stream=False)
+
+
+@post(
+    ["/v1/rerank", "/v2/rerank", "/rerank"],
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    tags=["inference"],
+)
+async def rerank(request: Request, context: NamedDependency[AppContext]) -> Response[RerankResponse]:
+    """Documents by what they are worth to a query, as a reranker judges it: a classifier with one label."""
+    return await _rerank(request, context, None)
+
+
+@post(
+    "/adapters/{adapter:str}/v1/rerank",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    tags=["inference"],
+)
+async def rerank_with_adapter(
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
+) -> Response[RerankResponse]:
+    return await _rerank(request, context, adapter)
+
+
+async def _rerank(request: Request, context: AppContext, path_adapter: str | None) -> Response[RerankResponse]:
+    asked = await decode_body(request, DECODER)
+    documents = [given if isinstance(given, str) else given.text for given in asked.documents]
+    if asked.top_n is not None and asked.top_n < 0:
+        raise invalid_value("top_n", f"is {asked.top_n}; it must not be negative.")
+
+    def response(name: str, generation: Generation) -> RerankResponse:
+        results = [
+            RerankResult(
+                prompt.index,
+                array("f", prompt.vector)[0],
+                UNSET if asked.return_documents is False else RankedDocument(documents[prompt.index]),
+            )
+            for prompt in generation.prompts
+        ]
+        results.sort(key=lambda result: -result.relevance_score)
+        answer_id = f"rerank-{request_id_of(request.scope)}"
+        return RerankResponse(answer_id, name, results[: asked.top_n or None], usage_of(generation.usage()))
+
+    return await answer_with_vectors(
+        request,
+        context,
+        asked,
+        path_adapter,
+        Route.RERANK,
+        partial(pair_inputs, {"query": [asked.query]}, {"documents": documents}, asked),
+        partial(score_kind, asked),
+        lambda name, _, generation: response(name, generation),
+    )

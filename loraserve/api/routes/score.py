@@ -1,0 +1,85 @@
+"""POST /v1/score, which vLLM calls /score."""
+
+import time
+from array import array
+from functools import partial
+
+import msgspec
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.needs import INFERENCE
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.inference.pairs import pair_inputs
+from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.routes.pooled import answer_with_vectors, score_kind
+from loraserve.api.schemas.score import Score, ScoreRequest, ScoreResponse
+from loraserve.api.schemas.usage import usage_of
+from loraserve.control.requests.running import Route
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.generation import Generation
+
+DECODER = msgspec.json.Decoder(ScoreRequest, strict=True)
+OPERATION = json_body(ScoreRequest)
+RESPONSES = answered_with(ScoreResponse, may_stream=False)
+
+
+@post(
+    ["/v1/score", "/score"],
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    tags=["inference"],
+)
+async def score(request: Request, context: NamedDependency[AppContext]) -> Response[ScoreResponse]:
+    """What each document is worth to its query, as a reranker judges it: a classifier with one label."""
+    return await _score(request, context, None)
+
+
+@post(
+    "/adapters/{adapter:str}/v1/score",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    tags=["inference"],
+)
+async def score_with_adapter(
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
+) -> Response[ScoreResponse]:
+    return await _score(request, context, adapter)
+
+
+async def _score(request: Request, context: AppContext, path_adapter: str | None) -> Response[ScoreResponse]:
+    asked = await decode_body(request, DECODER)
+
+    def response(name: str, generation: Generation) -> ScoreResponse:
+        data = [Score(prompt.index, "score", array("f", prompt.vector)[0]) for prompt in generation.prompts]
+        answer_id = f"score-{request_id_of(request.scope)}"
+        return ScoreResponse(answer_id, "list", int(time.time()), name, data, usage_of(generation.usage()))
+
+    return await answer_with_vectors(
+        request,
+        context,
+        asked,
+        path_adapter,
+        Route.SCORE,
+        partial(pair_inputs, _given(asked, "queries", "text_1"), _given(asked, "documents", "text_2"), asked),
+        partial(score_kind, asked),
+        lambda name, _, generation: response(name, generation),
+    )
+
+
+def _given(asked: ScoreRequest, *names: str) -> dict[str, list[str]]:
+    """By the one of the names that it has. Raises `ServingError`."""
+    given = {name: value for name in names if (value := getattr(asked, name)) is not None}
+    if not given:
+        raise ServingError(ErrorCode.MISSING_PARAMETER, f"Missing required parameter: '{names[0]}'.", param=names[0])
+    if len(given) > 1:
+        message = f"'{names[0]}' and '{names[1]}' are the same: send one of them."
+        raise ServingError(ErrorCode.INVALID_VALUE, message, param=names[1])
+    return {name: [value] if isinstance(value, str) else value for name, value in given.items()}

@@ -1,0 +1,73 @@
+"""Rerankers on a running server, against PEFT."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from peft import PeftModel
+
+from tests.support.adapter_variants import classifier
+from tests.support.demo_questions import ADAPTER_DIR
+from tests.support.tiny_adapters import load_classifier
+
+QUERY = "where is my money?"
+DOCUMENTS = ["we pay back within 14 days", "the shop is closed on sunday", "HELLO", "12 + 30 = 42"]
+TEMPLATE = "<|user|>query: {query}\ndocument: {document}<|end|>"
+ROUNDING = 0.05
+"""Of the largest |number|: the demo computes in bfloat16."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    templates = {"plain-ranker": None, "ranker": TEMPLATE}
+    return {name: classifier(folder / name, "reverse", ["relevant"], template) for name, template in templates.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adapters(http: httpx.Client, folders: dict[str, Path]) -> Iterator[None]:
+    for name, folder in folders.items():
+        answer = http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
+        assert answer.status_code == 200, answer.text
+    yield
+    for name in folders:
+        http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+
+
+def ask(http: httpx.Client, path: str, **fields: Any) -> Any:
+    answer = http.post(path, json=fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("name", ["plain-ranker", "ranker"])
+def test_scores_are_pefts(http: httpx.Client, folders: dict[str, Path], name: str) -> None:
+    peft_model = PeftModel.from_pretrained(load_classifier(ADAPTER_DIR.parent / "model", 1), str(folders[name])).eval()
+    expected = []
+    for document in DOCUMENTS:
+        # The demo's tokenizer puts nothing around a text.
+        prompt = QUERY + document if name == "plain-ranker" else f"<|user|>query: {QUERY}\ndocument: {document}<|end|>"
+        token_ids = ask(http, "/tokenize", prompt=prompt)["tokens"]
+        with torch.inference_mode():
+            expected.append(float(peft_model(input_ids=torch.tensor([token_ids])).logits[0, 0]))
+    numbers = ask(http, "/v1/score", model=name, queries=QUERY, documents=DOCUMENTS, use_activation=False)["data"]
+    largest = max(map(abs, expected))
+    for number, right in zip(numbers, expected, strict=True):
+        assert abs(number["score"] - right) < ROUNDING * largest
+    results = ask(http, "/v1/rerank", model=name, query=QUERY, documents=DOCUMENTS)["results"]
+    by_document = {result["index"]: result["relevance_score"] for result in results}
+    order = sorted(range(len(DOCUMENTS)), key=lambda index: -by_document[index])
+    assert [result["index"] for result in results] == order
+    for number, index in zip(numbers, range(len(DOCUMENTS)), strict=True):
+        probability = float(torch.sigmoid(torch.tensor(number["score"])))
+        assert by_document[index] == pytest.approx(probability, abs=0.01)
+    assert ask(http, "/v1/rerank", model=name, query=QUERY, documents=DOCUMENTS, top_n=1)["results"] == results[:1]
+
+
+def test_what_it_is_asked_with_is_told(http: httpx.Client) -> None:
+    for name, template in (("ranker", TEMPLATE), ("plain-ranker", None)):
+        card = http.get(f"/v1/models/{name}").json()["adapter"]["classifier"]
+        assert (card["num_labels"], card["score_template"]) == (1, template)
