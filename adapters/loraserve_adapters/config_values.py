@@ -19,6 +19,7 @@ PLACEHOLDERS = ("{query}", "{document}")
 """Of a `score_template`."""
 _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """What makes text read in another direction than it is in."""
+_SPACES = {ord(character): " " for character in "\n\r\t"}
 
 T = TypeVar("T")
 
@@ -167,9 +168,13 @@ def _check_label(name: str, label: str, limits: Limits) -> None:
     if not 1 <= num_bytes <= limits.max_label_bytes:
         found, expected = f"{shown(label)} of {num_bytes} bytes", f"1 to {limits.max_label_bytes}"
         raise refused("invalid_field", f"{found}, {expected} are accepted", name, found=found, expected=expected)
-    if any(unicodedata.category(character) == "Cc" or character in _DIRECTIONS for character in label):
-        reason = f"{shown(label)} has characters that control how text is shown"
-        raise refused("invalid_field", reason, name, found=shown(label), expected="a name that shows as it is")
+    _check_shows(name, label)
+
+
+def _check_shows(name: str, text: str) -> None:
+    if any(unicodedata.category(character) == "Cc" or character in _DIRECTIONS for character in text):
+        reason = f"{shown(text)} has characters that control how text is shown"
+        raise refused("invalid_field", reason, name, found=shown(text), expected="a text that shows as it is")
 
 
 def problem_type(name: str, value: Any) -> str | None:
@@ -188,6 +193,7 @@ def score_template_of(limits: Limits) -> Callable[[str, Any], str | None]:
         if num_bytes > limits.max_score_template_bytes:
             found, expected = f"{num_bytes} bytes", f"at most {limits.max_score_template_bytes}"
             raise refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+        _check_shows(name, value.translate(_SPACES))
         return value
 
     return parse

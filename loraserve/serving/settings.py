@@ -19,11 +19,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_n: int = 8
     max_prompts: int = 64
     max_inputs: int = 2048
-    """Of a request for embeddings, as OpenAI has it."""
+    """Of a request for embeddings, as OpenAI has it, for labels or for scores."""
     max_pooled_values: int = 4_194_304
     """Of all its vectors together: one takes up to 25 bytes in the answer."""
-    max_pair_chars: int = 4_194_304
-    """Of a request's documents together, each with its query."""
+    max_pair_bytes: int = 4_194_304
+    """Of a request's documents together, each with its query and what its reranker puts around them."""
     max_stop_strings: int = 4
     max_stop_chars: int = 256
     max_stop_token_ids: int = 1024

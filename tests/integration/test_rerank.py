@@ -1,5 +1,7 @@
 """/v1/rerank and /v1/score over HTTP, with a fake engine."""
 
+import math
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +22,11 @@ TOKENIZER.post_processor = processors.TemplateProcessing(
 QUERY = "hello?"
 DOCUMENTS = ["hello world", "hi", "{query} hello {document}", "adapters"]
 TEMPLATE = "Q: {query} D: {document} <|end|>"
+LONG_TEMPLATE = "{document}|{query}" + " " * 2128
 RERANKERS = {
     "ranker": ClassifierRecord(num_labels=1),
     "templated": ClassifierRecord(num_labels=1, score_template=TEMPLATE),
+    "long": ClassifierRecord(num_labels=1, score_template=LONG_TEMPLATE),
     "reward": ClassifierRecord(num_labels=1, problem_type="regression"),
 }
 
@@ -44,6 +48,10 @@ def rerank(server: LiveServer, path: str = "/v1/rerank", **fields: Any) -> httpx
 
 def score(server: LiveServer, path: str = "/v1/score", **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json={"model": "ranker"} | fields, timeout=30)
+
+
+def sigmoid(number: float) -> float:
+    return 1 / (1 + math.exp(-number))
 
 
 def asked_of(server: LiveServer, answer: httpx.Response) -> list[list[int]]:
@@ -68,7 +76,7 @@ def test_documents_come_by_what_they_are_worth(server: LiveServer) -> None:
     prompts = [pair(QUERY, document) for document in DOCUMENTS]
     assert asked_of(server, answer) == prompts
     requests = {tuple(request.prompt_token_ids): request for request in server.engine.requests[-len(DOCUMENTS) :]}
-    scores = [vector_of(requests[tuple(prompt)])[0] for prompt in prompts]
+    scores = [sigmoid(vector_of(requests[tuple(prompt)])[0]) for prompt in prompts]
     order = sorted(range(len(DOCUMENTS)), key=lambda index: -scores[index])
     body = answer.json()
     assert order != sorted(order)
@@ -92,10 +100,12 @@ def test_of_equal_documents_the_first_is_first(server: LiveServer) -> None:
 
 def test_every_path_name_and_form_asks_the_same(server: LiveServer) -> None:
     results = rerank(server).json()["results"]
-    for path in ("/rerank", "/v2/rerank", "/adapters/ranker/v1/rerank"):
+    of_adapter = [f"/adapters/ranker{path}" for path in ("/v1/rerank", "/v2/rerank", "/rerank")]
+    for path in ("/rerank", "/v2/rerank", *of_adapter):
         model = None if path.startswith("/adapters") else "tiny:ranker@v1"
         assert rerank(server, path, model=model).json()["results"] == results, path
-    assert rerank(server, documents=[{"text": document} for document in DOCUMENTS]).json()["results"] == results
+    objects = [{"text": document, "id": 7} for document in DOCUMENTS]
+    assert rerank(server, documents=objects, rank_fields=["text"]).json()["results"] == results
     assert (
         rerank(server, documents=[DOCUMENTS[0], *({"text": text} for text in DOCUMENTS[1:])]).json()["results"]
         == results
@@ -109,7 +119,7 @@ def test_scores_come_in_the_order_of_the_documents(server: LiveServer) -> None:
     assert answer.json()["data"] == expected
     assert (answer.json()["object"], answer.json()["model"]) == ("list", "ranker")
     assert answer.json()["id"] == f"score-{answer.headers['x-request-id']}"
-    for path in ("/score", "/adapters/ranker/v1/score"):
+    for path in ("/score", "/adapters/ranker/v1/score", "/adapters/ranker/score"):
         assert score(server, path, text_1=[QUERY], text_2=DOCUMENTS).json()["data"] == expected
     (alone,) = score(server, text_1=QUERY, text_2=DOCUMENTS[1]).json()["data"]
     assert alone["score"] == by_index[1]
@@ -133,14 +143,32 @@ def test_what_it_was_trained_with_stands_around_a_pair(server: LiveServer) -> No
     assert asked_of(server, plain) == [pair(QUERY, document, special=False) for document in DOCUMENTS]
 
 
-def test_probabilities_are_of_the_one_label_alone(server: LiveServer) -> None:
-    for name, use_activation, activation in (
-        ("ranker", None, LabelActivation.SIGMOID),
-        ("ranker", False, LabelActivation.NONE),
-        ("reward", True, LabelActivation.NONE),
+def test_scores_are_probabilities_of_the_one_label_unless_its_number_is_asked_for(server: LiveServer) -> None:
+    for name, use_activation, make in (
+        ("ranker", None, sigmoid),
+        ("ranker", False, float),
+        ("reward", None, float),
+        ("reward", True, float),
     ):
-        rerank(server, model=name, use_activation=use_activation)
-        assert server.engine.requests[-1].pooling == to_classify(activation)
+        answer = rerank(server, model=name, use_activation=use_activation, documents=["hi"])
+        asked = server.engine.requests[-1]
+        assert asked.pooling == to_classify(LabelActivation.NONE)
+        (result,) = answer.json()["results"]
+        assert result["relevance_score"] == pytest.approx(make(vector_of(asked)[0]), rel=1e-12)
+
+
+def test_large_numbers_are_told_apart(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As probabilities in float32 they would all be 1."""
+    numbers = {tuple(pair(QUERY, document)): 100.0 * index - 120 for index, document in enumerate(DOCUMENTS)}
+    monkeypatch.setattr(
+        "tests.support.fake_engine_client.vector_of",
+        lambda request: array("f", [numbers[tuple(request.prompt_token_ids)]]),
+    )
+    results = rerank(server).json()["results"]
+    assert [result["index"] for result in results] == [3, 2, 1, 0]
+    assert [result["relevance_score"] for result in results] == [
+        pytest.approx(sigmoid(number), rel=1e-12) for number in (180, 80, -20, -120)
+    ]
 
 
 @pytest.mark.parametrize("name", ["ranker", "templated"])
@@ -162,12 +190,14 @@ def test_documents_are_shortened_and_queries_are_not(server: LiveServer, name: s
         prompt_of(TOKENIZER.decode(text(document, special=False)[:2])) for document in documents
     ]
     assert asked_of(server, rerank(server, model=name, documents=documents, truncate_prompt_tokens=-1)) == whole
+    assert asked_of(server, rerank(server, model=name, documents=documents, max_tokens_per_doc=4096)) == whole
 
 
 def test_as_much_as_the_model_takes_is_kept_where_that_is_asked_for(server: LiveServer) -> None:
     most = server.engine.model.max_model_len
-    (prompt,) = asked_of(server, rerank(server, documents=["hello " * most], truncate_prompt_tokens=-1))
-    assert most - 3 <= len(prompt) <= most
+    for how in ({"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 4096}):
+        (prompt,) = asked_of(server, rerank(server, documents=["hello " * most], **how))
+        assert most - 3 <= len(prompt) <= most
 
 
 @pytest.mark.parametrize(
@@ -178,15 +208,19 @@ def test_as_much_as_the_model_takes_is_kept_where_that_is_asked_for(server: Live
         ({"model": "intent"}, "model", "'intent' (version 1), a classifier of 3 labels; documents are ranked by one"),
         ({"documents": []}, "documents", "is empty"),
         ({"documents": ["hi"] * 2049}, "documents", "has 2049 documents; the limit is 2048"),
-        ({"documents": [{"title": "hi"}]}, "documents[0].title", "Unknown parameter"),
+        ({"documents": [{"title": "hi"}]}, "documents[0].text", "Missing required parameter"),
         ({"query": ["a"]}, "query", "str"),
         ({"top_n": -1}, "top_n", "is -1"),
-        ({"max_tokens_per_doc": 0}, "max_tokens_per_doc", "is 0; it must be between 1"),
+        ({"max_tokens_per_doc": 0}, "max_tokens_per_doc", "is 0; it must be 1 or more"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "is -2"),
-        ({"truncate_prompt_tokens": 4}, "query", "leave no room for 'documents[0]' in 4 tokens"),
+        ({"truncate_prompt_tokens": 4}, "query", "have 5 tokens, which leaves no room for documents in 4"),
+        ({"query": "hello " * 900}, "query", "which leaves no room for documents in 512"),
         ({"documents": ["hi", "hello " * 9999]}, "documents", "'documents[1]' and its query have"),
-        ({"query": "q" * 1_100_000}, "documents", "have 4400045 characters; the limit is"),
-        ({"rank_fields": ["text"]}, "rank_fields", "Unknown parameter"),
+        ({"query": "q" * 1_100_000}, "documents", "have 4400045 bytes; the limit is"),
+        ({"model": "long", "query": "é", "documents": [""] * 2048}, "documents", "have 4399104 bytes; the limit"),
+        ({"rank_fields": ["title"]}, "rank_fields", "is not supported"),
+        ({"max_chunks_per_doc": 3}, "max_chunks_per_doc", "is not supported"),
+        ({"rank_field": ["text"]}, "rank_field", "Unknown parameter"),
     ],
 )
 def test_what_cannot_be_ranked_is_refused_by_name(

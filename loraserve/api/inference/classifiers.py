@@ -10,7 +10,8 @@ def check_has_text(adapter: ResolvedAdapter | None) -> None:
     """Raises `ServingError` where it is a classifier."""
     if adapter is not None and adapter.classifier is not None:
         message = f"names '{adapter.name}' (version {adapter.version}), a classifier, which has no text to answer with."
-        raise invalid_value("model", f"{message} POST /v1/classify.")
+        more = " or /v1/rerank" if adapter.classifier.num_labels == 1 else ""
+        raise invalid_value("model", f"{message} POST /v1/classify{more}.")
 
 
 def classifier_of(adapter: ResolvedAdapter | None) -> ClassifierRecord:

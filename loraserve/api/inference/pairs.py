@@ -1,17 +1,17 @@
 """Queries, each with a document that is to be judged by it, as a reranker was trained to read them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loraserve.api.http.ranges import check_at_most, check_range
+from loraserve.api.http.ranges import check_at_most
 from loraserve.api.inference.pooled_inputs import check_truncation, longest_of
 from loraserve.api.schemas.inputs import PairFields
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.engine.model_description import ModelDescription
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.serving.settings import Limits
-from loraserve.serving.text.tokenizer import TextTokenizer
+from loraserve.serving.text.tokenizer import Join, TextTokenizer
 
 PLACEHOLDER = re.compile(r"\{(query|document)\}")
 """In a `score_template`."""
@@ -24,6 +24,7 @@ class PairInputs:
     documents: Sequence[str]
     asked: PairFields
     max_model_len: int
+    num_bytes: int
     param: str
     """Of the documents."""
     query_param: str
@@ -32,61 +33,51 @@ class PairInputs:
     def num_inputs(self) -> int:
         return len(self.documents)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self.queries)) + sum(map(len, self.documents))
-
     async def token_ids(self, adapter: ResolvedAdapter | None, tokenizer: TextTokenizer) -> list[list[int]]:
         """Documents are shortened where they may be, never queries."""
-        template = None if adapter is None or adapter.classifier is None else adapter.classifier.score_template
-        limit, documents = self.asked.truncate_prompt_tokens, list(self.documents)
-        longest = longest_of(limit, self.max_model_len)
+        template, longest = _template_of(adapter), longest_of(self.asked.truncate_prompt_tokens, self.max_model_len)
+        join, add_special_tokens = _join_of(template), self.asked.add_special_tokens is not False
+        shortens = self.asked.truncate_prompt_tokens is not None or self.asked.max_tokens_per_doc is not None
+        # First, as the same query is encoded with each document.
+        bare = await tokenizer.encode_pairs(
+            [(query, "") for query in dict.fromkeys(self.queries)],
+            join,
+            add_special_tokens=add_special_tokens,
+            longest=None,
+        )
+        if max(map(len, bare)) + shortens > longest:
+            message = f"'{self.query_param}' and what is put around it have {max(map(len, bare))} tokens, which leaves "
+            message += f"no room for documents in {longest}. Shorten it."
+            raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=self.query_param)
+        documents = self.documents
         if self.asked.max_tokens_per_doc is not None:
-            documents = await tokenizer.beginnings(documents, [self.asked.max_tokens_per_doc] * len(documents))
-        inputs = await self._encode(template, range(len(documents)), documents, tokenizer)
-        while limit is not None and (too_long := [i for i, ids in enumerate(inputs) if len(ids) > longest]):
-            # More than once only where what is left of a document is other tokens than it was.
-            shortened = [documents[index] for index in too_long]
-            num_tokens = map(len, await tokenizer.encode_all(shortened, add_special_tokens=False))
-            left = [count + longest - len(inputs[index]) for index, count in zip(too_long, num_tokens, strict=True)]
-            if min(left) < 1:
-                index = too_long[left.index(min(left))]
-                message = f"'{self.query_param}' and what is put around it leave no room for '{self._name(index)}' in "
-                raise ServingError(
-                    ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"{message}{longest} tokens. Shorten it.", param=self.query_param
-                )
-            shortened = await tokenizer.beginnings(shortened, left)
-            encoded = await self._encode(template, too_long, shortened, tokenizer)
-            for index, document, token_ids in zip(too_long, shortened, encoded, strict=True):
-                documents[index], inputs[index] = document, token_ids
-        for index, token_ids in enumerate(inputs):
-            if not token_ids:
-                raise invalid_value(self._name(index), "and its query have no tokens.")
-            if len(token_ids) > longest:
-                message = f"This model's maximum context length is {longest} tokens, but '{self._name(index)}' and its "
-                message += f"query have {len(token_ids)}. Shorten them, or send 'truncate_prompt_tokens': -1."
-                raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=self.param)
+            documents = await tokenizer.beginnings(documents, self.asked.max_tokens_per_doc)
+        inputs = await tokenizer.encode_pairs(
+            [*zip(self.queries, documents, strict=True)],
+            join,
+            add_special_tokens=add_special_tokens,
+            longest=longest if shortens else None,
+        )
+        self._check(inputs, longest)
         return inputs
 
-    async def _encode(
-        self, template: str | None, indices: Sequence[int], documents: Sequence[str], tokenizer: TextTokenizer
-    ) -> list[list[int]]:
-        """documents: those of the indices, as far as they are left."""
-        pairs = [(self.queries[index], document) for index, document in zip(indices, documents, strict=True)]
-        add_special_tokens = self.asked.add_special_tokens is not False
-        if template is None:
-            return await tokenizer.encode_pairs(pairs, add_special_tokens=add_special_tokens)
-        texts = [_filled(template, query, document) for query, document in pairs]
-        return await tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
-
-    def _name(self, index: int) -> str:
-        return self.param if len(self.documents) == 1 else f"{self.param}[{index}]"
+    def _check(self, inputs: Sequence[list[int]], longest: int) -> None:
+        for index, token_ids in enumerate(inputs):
+            which = self.param if len(inputs) == 1 else f"{self.param}[{index}]"
+            if not token_ids:
+                message = f"'{which}' and its query have no tokens."
+                raise ServingError(ErrorCode.INVALID_VALUE, message, param=self.param)
+            if len(token_ids) > longest:
+                message = f"This model's maximum context length is {longest} tokens, but '{which}' and its query have "
+                message += f"{len(token_ids)}. Shorten them, or send 'truncate_prompt_tokens': -1."
+                raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=self.param)
 
 
 def pair_inputs(
-    queries: dict[str, list[str]],
-    documents: dict[str, list[str]],
+    queries: Mapping[str, Sequence[str]],
+    documents: Mapping[str, Sequence[str]],
     asked: PairFields,
+    adapter: ResolvedAdapter | None,
     model: ModelDescription,
     limits: Limits,
 ) -> PairInputs:
@@ -100,19 +91,36 @@ def pair_inputs(
         message = f"has {len(given_queries)} for {len(given_documents)} of '{param}'; send one, or one for each."
         raise invalid_value(query_param, message)
     check_truncation(asked.truncate_prompt_tokens, model.max_model_len)
-    if asked.max_tokens_per_doc is not None:
-        check_range("max_tokens_per_doc", asked.max_tokens_per_doc, 1, model.max_model_len)
-    if len(given_queries) == 1:
-        given_queries = given_queries * len(given_documents)
-    inputs = PairInputs(given_queries, given_documents, asked, model.max_model_len, param, query_param)
-    if inputs.num_bytes > limits.max_pair_chars:
+    if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < 1:
+        raise invalid_value("max_tokens_per_doc", f"is {asked.max_tokens_per_doc}; it must be 1 or more.")
+    times = len(given_documents) // len(given_queries)
+    num_bytes = times * _num_bytes(given_queries) + _num_bytes(given_documents)
+    num_bytes += len(given_documents) * len(_template_of(adapter) or "")
+    if num_bytes > limits.max_pair_bytes:
         message = (
-            f"and their queries have {inputs.num_bytes} characters; the limit is {limits.max_pair_chars}. A query "
+            f"and their queries have {num_bytes} bytes; the limit is {limits.max_pair_bytes}. A query, and what is "
         )
-        raise invalid_value(param, f"{message}counts with each of its documents: send fewer at once.")
-    return inputs
+        raise invalid_value(param, f"{message}put around it, counts with each of its documents: send fewer at once.")
+    return PairInputs(
+        [*given_queries] * times, given_documents, asked, model.max_model_len, num_bytes, param, query_param
+    )
 
 
-def _filled(template: str, query: str, document: str) -> str:
-    texts = {"query": query, "document": document}
-    return PLACEHOLDER.sub(lambda found: texts[found[1]], template)
+def _num_bytes(texts: Sequence[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def _template_of(adapter: ResolvedAdapter | None) -> str | None:
+    return None if adapter is None or adapter.classifier is None else adapter.classifier.score_template
+
+
+def _join_of(template: str | None) -> Join | None:
+    if template is None:
+        return None
+    before, first, between, _, behind = PLACEHOLDER.split(template)
+
+    def join(query: str, document: str) -> str:
+        one, other = (query, document) if first == "query" else (document, query)
+        return f"{before}{one}{between}{other}{behind}"
+
+    return join

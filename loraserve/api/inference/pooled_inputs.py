@@ -79,7 +79,7 @@ class GivenInputs:
         return inputs
 
 
-def given_inputs(asked: InputFields, model: ModelDescription, limits: Limits) -> GivenInputs:
+def given_inputs(asked: InputFields, _: ResolvedAdapter | None, model: ModelDescription, limits: Limits) -> GivenInputs:
     """Raises `ServingError`."""
     given = split_prompts("input", asked.input, limits.max_inputs, model.vocab_size)
     check_truncation(asked.truncate_prompt_tokens, model.max_model_len)

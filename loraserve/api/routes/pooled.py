@@ -1,5 +1,7 @@
 """Requests that are answered by a vector for each input: embeddings, and the numbers of classifiers."""
 
+import math
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -47,7 +49,7 @@ async def answer_with_vectors(
     asked: PooledFields,
     path_adapter: str | None,
     route: Route,
-    read_inputs: Callable[[ModelDescription, Limits], PooledInputs],
+    read_inputs: Callable[[ResolvedAdapter | None, ModelDescription, Limits], PooledInputs],
     kind_of: Callable[[ResolvedAdapter | None], VectorKind],
     write: Callable[[str, InferenceCall, Generation], A],
 ) -> Response[A]:
@@ -60,7 +62,7 @@ async def answer_with_vectors(
     check_priority(asked.priority)
     cache_salt, kind = checked_salt(asked.cache_salt), kind_of(target.adapter)
     limits = runtime.settings.limits
-    inputs = read_inputs(model, limits)
+    inputs = read_inputs(target.adapter, model, limits)
     _check_num_values(inputs, kind, limits)
     num_at_once = min(inputs.num_inputs, MAX_AT_ONCE, model.max_num_seqs)
     demand = Demand(reserve_tokens(inputs.num_bytes, 0), num_at_once, Asked(route))
@@ -82,10 +84,20 @@ async def answer_with_vectors(
         )
 
 
-def score_kind(asked: PairFields, adapter: ResolvedAdapter | None) -> VectorKind:
-    """One number, of a reranker. Raises `ServingError` where the adapter is none."""
-    activation = activation_of(reranker_of(adapter))
-    return VectorKind(to_classify(LabelActivation.NONE if asked.use_activation is False else activation), 1, "")
+def score_kind(adapter: ResolvedAdapter | None) -> VectorKind:
+    """One number, of a reranker, as its head gives it. Raises `ServingError` where the adapter is none."""
+    reranker_of(adapter)
+    return VectorKind(to_classify(LabelActivation.NONE), 1, "")
+
+
+def score_of(asked: PairFields, adapter: ResolvedAdapter | None, vector: bytes) -> float:
+    """Of what a reranker answered with. In float64, where the largest are still told apart."""
+    number = array("f", vector)[0]
+    activation = LabelActivation.NONE if asked.use_activation is False else activation_of(reranker_of(adapter))
+    if activation is LabelActivation.NONE:
+        return number
+    power = math.exp(-abs(number))
+    return (1 if number >= 0 else power) / (1 + power)
 
 
 def _check_num_values(inputs: PooledInputs, kind: VectorKind, limits: Limits) -> None:

@@ -13,9 +13,10 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.request_id import request_id_of
+from loraserve.api.inference.call import InferenceCall
 from loraserve.api.inference.pairs import pair_inputs
 from loraserve.api.openapi.document import answered_with, json_body
-from loraserve.api.routes.pooled import answer_with_vectors, score_kind
+from loraserve.api.routes.pooled import answer_with_vectors, score_kind, score_of
 from loraserve.api.schemas.rerank import RankedDocument, RerankRequest, RerankResponse, RerankResult
 from loraserve.api.schemas.usage import usage_of
 from loraserve.control.requests.running import Route
@@ -41,7 +42,7 @@ async def rerank(request: Request, context: NamedDependency[AppContext]) -> Resp
 
 
 @post(
-    "/adapters/{adapter:str}/v1/rerank",
+    ["/adapters/{adapter:str}/v1/rerank", "/adapters/{adapter:str}/v2/rerank", "/adapters/{adapter:str}/rerank"],
     opt=INFERENCE,
     status_code=200,
     operation_class=OPERATION,
@@ -60,18 +61,19 @@ async def _rerank(request: Request, context: AppContext, path_adapter: str | Non
     if asked.top_n is not None and asked.top_n < 0:
         raise invalid_value("top_n", f"is {asked.top_n}; it must not be negative.")
 
-    def response(name: str, generation: Generation) -> RerankResponse:
+    def response(name: str, call: InferenceCall, generation: Generation) -> RerankResponse:
+        # By what the head says, as probabilities near 1 may be the same.
+        ranked = sorted(generation.prompts, key=lambda prompt: -array("f", prompt.vector)[0])[: asked.top_n or None]
         results = [
             RerankResult(
                 prompt.index,
-                array("f", prompt.vector)[0],
+                score_of(asked, call.adapter, prompt.vector),
                 UNSET if asked.return_documents is False else RankedDocument(documents[prompt.index]),
             )
-            for prompt in generation.prompts
+            for prompt in ranked
         ]
-        results.sort(key=lambda result: -result.relevance_score)
         answer_id = f"rerank-{request_id_of(request.scope)}"
-        return RerankResponse(answer_id, name, results[: asked.top_n or None], usage_of(generation.usage()))
+        return RerankResponse(answer_id, name, results, usage_of(generation.usage()))
 
     return await answer_with_vectors(
         request,
@@ -80,6 +82,6 @@ async def _rerank(request: Request, context: AppContext, path_adapter: str | Non
         path_adapter,
         Route.RERANK,
         partial(pair_inputs, {"query": [asked.query]}, {"documents": documents}, asked),
-        partial(score_kind, asked),
-        lambda name, _, generation: response(name, generation),
+        score_kind,
+        response,
     )

@@ -1,7 +1,6 @@
 """POST /v1/score, which vLLM calls /score."""
 
 import time
-from array import array
 from functools import partial
 
 import msgspec
@@ -13,9 +12,10 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.request_id import request_id_of
+from loraserve.api.inference.call import InferenceCall
 from loraserve.api.inference.pairs import pair_inputs
 from loraserve.api.openapi.document import answered_with, json_body
-from loraserve.api.routes.pooled import answer_with_vectors, score_kind
+from loraserve.api.routes.pooled import answer_with_vectors, score_kind, score_of
 from loraserve.api.schemas.score import Score, ScoreRequest, ScoreResponse
 from loraserve.api.schemas.usage import usage_of
 from loraserve.control.requests.running import Route
@@ -41,7 +41,7 @@ async def score(request: Request, context: NamedDependency[AppContext]) -> Respo
 
 
 @post(
-    "/adapters/{adapter:str}/v1/score",
+    ["/adapters/{adapter:str}/v1/score", "/adapters/{adapter:str}/score"],
     opt=INFERENCE,
     status_code=200,
     operation_class=OPERATION,
@@ -57,8 +57,10 @@ async def score_with_adapter(
 async def _score(request: Request, context: AppContext, path_adapter: str | None) -> Response[ScoreResponse]:
     asked = await decode_body(request, DECODER)
 
-    def response(name: str, generation: Generation) -> ScoreResponse:
-        data = [Score(prompt.index, "score", array("f", prompt.vector)[0]) for prompt in generation.prompts]
+    def response(name: str, call: InferenceCall, generation: Generation) -> ScoreResponse:
+        data = [
+            Score(prompt.index, "score", score_of(asked, call.adapter, prompt.vector)) for prompt in generation.prompts
+        ]
         answer_id = f"score-{request_id_of(request.scope)}"
         return ScoreResponse(answer_id, "list", int(time.time()), name, data, usage_of(generation.usage()))
 
@@ -69,8 +71,8 @@ async def _score(request: Request, context: AppContext, path_adapter: str | None
         path_adapter,
         Route.SCORE,
         partial(pair_inputs, _given(asked, "queries", "text_1"), _given(asked, "documents", "text_2"), asked),
-        partial(score_kind, asked),
-        lambda name, _, generation: response(name, generation),
+        score_kind,
+        response,
     )
 
 

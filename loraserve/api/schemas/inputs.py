@@ -38,7 +38,7 @@ class PairFields(PooledFields, frozen=True, forbid_unknown_fields=True, kw_only=
     """Shorten documents so that each has at most this many tokens together with its query and what is put around them;
     -1 = as many as the model takes."""
     max_tokens_per_doc: int | None = None
-    """Keep this many of a document's tokens, the first ones."""
+    """Keep this many of a document's tokens, the first ones, and fewer where the model takes no more."""
     use_activation: bool | None = None
     """False = the numbers that the adapter's head gives. Default: true, probabilities, unless its problem_type is
     "regression"."""

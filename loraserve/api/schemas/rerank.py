@@ -4,11 +4,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from loraserve.api.schemas.inputs import PairFields
+from loraserve.api.schemas.unsupported import ABSENT
 from loraserve.api.schemas.usage import Usage
 
 
-class RankedDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RankedDocument(msgspec.Struct, frozen=True):
     text: str
+    """All that counts of a document: what else it has is not looked at."""
 
 
 class RerankRequest(PairFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -20,6 +22,8 @@ class RerankRequest(PairFields, frozen=True, forbid_unknown_fields=True, kw_only
     """Answer with this many, the best ones. Default, and 0: all."""
     return_documents: bool | None = None
     """Whether the answer has the documents' texts, whole. Default: true."""
+    rank_fields: msgspec.Raw = ABSENT
+    max_chunks_per_doc: msgspec.Raw = ABSENT
 
 
 class RerankResult(msgspec.Struct, frozen=True):

@@ -64,6 +64,9 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "watermark": (b"false",),
     # Of embeddings and classifiers.
     "messages": (),
+    # Of rerankers.
+    "max_chunks_per_doc": (),
+    "rank_fields": (b'["text"]',),
     # Of a chat's messages.
     "annotations": (b"[]",),
     "refusal": (),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from loraserve.engine.model_description import ModelDescription
 from loraserve.serving.text.chat_template import ChatTemplate, no_chat_template
@@ -20,6 +20,7 @@ TEXT_SIZE = 32
 NUM_THREADS = 2
 
 T = TypeVar("T")
+Join = Callable[[str, str], str]
 
 
 class TextTokenizer:
@@ -40,16 +41,22 @@ class TextTokenizer:
         size = sum(map(len, texts)) + TEXT_SIZE * len(texts)
         return await self.run(size, lambda: [self._encode(text, add_special_tokens) for text in texts])
 
-    async def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool) -> list[list[int]]:
-        """One after the other, with what the model's tokenizer puts between them."""
+    async def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], join: Join | None, *, add_special_tokens: bool, longest: int | None
+    ) -> list[list[int]]:
+        """join: makes one text of a pair; None = one after the other, with what the model's tokenizer puts between.
+        longest: second texts are cut at the end so that no pair has more tokens, if that is possible; None = they stay
+        as they are."""
         size = sum(len(first) + len(second) + TEXT_SIZE for first, second in pairs)
-        return await self.run(size, lambda: [self._encode(pair, add_special_tokens) for pair in pairs])
+        return await self.run(
+            size, lambda: [self._encode_pair(pair, join, add_special_tokens, longest) for pair in pairs]
+        )
 
-    async def beginnings(self, texts: Sequence[str], num_tokens: Sequence[int]) -> list[str]:
+    async def beginnings(self, texts: Sequence[str], num_tokens: int) -> list[str]:
         """Of each text as much as its first tokens are made of, without half characters. Special tokens are not
         counted."""
         size = sum(map(len, texts)) + TEXT_SIZE * len(texts)
-        return await self.run(size, lambda: [*map(self._beginning, texts, num_tokens)])
+        return await self.run(size, lambda: [_first(self._encoded(text), text, num_tokens) for text in texts])
 
     async def encode_chat(self, conversation: Conversation, *, add_special_tokens: bool) -> list[int]:
         """Raises `ServingError` where the template refuses the conversation."""
@@ -99,9 +106,36 @@ class TextTokenizer:
         # The batch call releases the interpreter lock, the single one does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def _beginning(self, text: str, num_tokens: int) -> str:
-        offsets = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].offsets
-        return text if len(offsets) <= num_tokens else text[: offsets[num_tokens][0]]
+    def _encoded(self, text: str) -> Encoding:
+        """With the place of each token in the text."""
+        return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
+
+    def _encode_pair(
+        self, pair: tuple[str, str], join: Join | None, add_special_tokens: bool, longest: int | None
+    ) -> list[int]:
+        first, second = pair
+
+        def encode(second: str) -> list[int]:
+            return self._encode((first, second) if join is None else join(first, second), add_special_tokens)
+
+        token_ids = encode(second)
+        if longest is None or len(token_ids) <= longest:
+            return token_ids
+        whole, least = self._encoded(second), 1
+        num_kept = len(whole)
+        while len(token_ids) > longest and num_kept > 0:
+            # What is left may be other tokens, and as many. Twice as many go each time, so that it ends soon.
+            num_kept = max(0, num_kept - max(len(token_ids) - longest, least))
+            least *= 2
+            token_ids = encode(_first(whole, second, num_kept))
+        return token_ids
 
     def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
+
+
+def _first(encoded: Encoding, text: str, num_tokens: int) -> str:
+    """Of the text, which that is of."""
+    # NOTE: not by `offsets`, which are a tuple for each token, made while no other thread runs.
+    found = encoded.token_to_chars(num_tokens) if num_tokens < len(encoded) else None
+    return text if found is None else text[: found[0]]

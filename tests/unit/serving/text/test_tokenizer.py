@@ -1,17 +1,19 @@
 import asyncio
 import threading
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, processors
+from tokenizers import Regex, Tokenizer, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from loraserve.serving.errors import ServingError
 from loraserve.serving.text.chat_template import ChatTemplate
 from loraserve.serving.text.conversation import ChatMessage, Conversation
-from loraserve.serving.text.tokenizer import TextTokenizer
+from loraserve.serving.text.tokenizer import Join, TextTokenizer
 from tests.support.fake_engine_client import CHAT_TEMPLATE, make_model, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -49,32 +51,99 @@ def test_long_texts_give_the_same_ids_in_a_thread() -> None:
 
 @given(*2 * [st.text(alphabet=st.characters(codec="utf-8"), min_size=1, max_size=30)])
 def test_pairs_are_autotokenizers(first: str, second: str) -> None:
-    for tokenizer in (TOKENIZER, tokenizer_of_pairs()):
-        ours = TextTokenizer(make_model(tokenizer))
+    for tokenizer in (TOKENIZER, changed(of_pairs)):
         theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
         for add_special_tokens in (True, False):
-            (found,) = asyncio.run(ours.encode_pairs([(first, second)], add_special_tokens=add_special_tokens))
+            (found,) = encode_pairs(tokenizer, [(first, second)], add_special_tokens=add_special_tokens)
             assert found == theirs(first, second, add_special_tokens=add_special_tokens)["input_ids"]
 
 
-def tokenizer_of_pairs() -> Tokenizer:
-    tokenizer = make_tokenizer()
+def encode_pairs(
+    tokenizer: Tokenizer,
+    pairs: list[tuple[str, str]],
+    join: Join | None = None,
+    *,
+    add_special_tokens: bool = True,
+    longest: int | None = None,
+) -> list[list[int]]:
+    encoded = ours_of(tokenizer).encode_pairs(pairs, join, add_special_tokens=add_special_tokens, longest=longest)
+    return asyncio.run(asyncio.wait_for(encoded, 60))
+
+
+@cache
+def ours_of(tokenizer: Tokenizer) -> TextTokenizer:
+    return TextTokenizer(make_model(tokenizer))
+
+
+@cache
+def changed(change: Callable[[Tokenizer], Tokenizer]) -> Tokenizer:
+    return change(make_tokenizer())
+
+
+def of_pairs(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|bos|> $A", pair="<|bos|> $A <|bos|> $B", special_tokens=[("<|bos|>", 0)]
     )
     return tokenizer
 
 
+def trimming(tokenizer: Tokenizer) -> Tokenizer:
+    """As GPT-NeoX's: the offsets of spaces are where they end."""
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    return tokenizer
+
+
+def collapsing(tokenizer: Tokenizer) -> Tokenizer:
+    """As T5's: several spaces are one."""
+    tokenizer.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
+    return tokenizer
+
+
+def lowering(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.Strip()])
+    return tokenizer
+
+
+ODD_TEXT = st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("helo  🙂éﷺİ")), max_size=30).map(
+    lambda text: text + " " * (len(text) % 5)
+)
+
+
+@pytest.mark.parametrize("change", [of_pairs, trimming, collapsing, lowering])
+@pytest.mark.parametrize("join", [None, "q: {} d: {} <|end|>".format, lambda query, document: f"{document}|{query}"])
+@settings(deadline=None, max_examples=60)
+@given(ODD_TEXT, ODD_TEXT, st.data())
+def test_pairs_are_shortened_at_the_end_of_the_second(
+    change: Callable[[Tokenizer], Tokenizer], join: Join | None, first: str, second: str, data: st.DataObject
+) -> None:
+    tokenizer = changed(change)
+    (bare,), (whole,) = (encode_pairs(tokenizer, [(first, text)], join) for text in ("", second))
+    longest = data.draw(st.integers(len(bare) + 1, max(len(whole), len(bare)) + 2))
+    (found,) = encode_pairs(tokenizer, [(first, second)], join, longest=longest)
+    assert len(found) <= longest
+    if len(whole) <= longest:
+        assert found == whole
+    elif len(found) > len(bare):
+        cut = {tuple(encode_pairs(tokenizer, [(first, second[:end])], join)[0]) for end in range(len(second))}
+        assert tuple(found) in cut
+
+
+def test_spaces_at_the_end_are_cut_in_a_few_passes() -> None:
+    for change in (trimming, collapsing):
+        tokenizer = changed(change)
+        (whole,) = encode_pairs(tokenizer, [("q", "ab" + "  " * 500)])
+        (found,) = encode_pairs(tokenizer, [("q", "ab" + "  " * 500)], longest=len(whole) - 1)
+        assert len(found) < len(whole)
+
+
 @given(st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("helo 🙂é")), max_size=30), st.data())
 def test_a_beginning_is_of_so_many_tokens_without_half_characters(text: str, data: st.DataObject) -> None:
     token_ids = asyncio.run(OURS.encode(text, add_special_tokens=False))
     number = data.draw(st.integers(0, len(token_ids) + 1))
-    (beginning,) = asyncio.run(OURS.beginnings([text], [number]))
+    (beginning,) = asyncio.run(OURS.beginnings([text], number))
     assert text.startswith(beginning)
-    assert TOKENIZER.decode(token_ids[:number], skip_special_tokens=False).rstrip("\ufffd") in (
-        beginning,
-        beginning.rstrip("\ufffd"),
-    )
+    decoded = TOKENIZER.decode(token_ids[:number], skip_special_tokens=False)
+    assert decoded.rstrip("\ufffd") in (beginning, beginning.rstrip("\ufffd"))
     assert (beginning == text) == (number >= len(token_ids))
 
 
