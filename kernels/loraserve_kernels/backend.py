@@ -42,6 +42,10 @@ class Backend(SamplesOnHost, Protocol):
         """See `mxfp4.whole_mxfp4`."""
         ...
 
+    def whole_nf4(self, codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Tensor:
+        """See `nf4.whole_nf4`."""
+        ...
+
     def packs(self, dtype: torch.dtype) -> bool:
         """Whether `linear` of a weight in the dtype that need not be kept is a `PacksRows`."""
         ...

@@ -24,6 +24,7 @@ from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add
 from loraserve_kernels.lora_bias import lora_bias_add
 from loraserve_kernels.mxfp4 import check_whole_mxfp4, whole_mxfp4
+from loraserve_kernels.nf4 import check_whole_nf4, whole_nf4
 from loraserve_kernels.packed_linear import PackedLinear, packed_bytes
 from loraserve_kernels.paged_attention import check_paged_attention
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
@@ -87,6 +88,16 @@ class CpuBackend:
         self._c.whole_mxfp4(*pointers, scales.numel(), code, torch.get_num_threads())
         return out
 
+    def whole_nf4(self, codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Tensor:
+        """See `Backend.whole_nf4`."""
+        code = DTYPE_CODES.get(out.dtype)
+        if code is None:
+            return whole_nf4(codes, largest, levels, out)
+        check_whole_nf4(codes, largest, levels, out)
+        pointers = out.data_ptr(), codes.data_ptr(), largest.data_ptr(), levels.data_ptr()
+        self._c.whole_nf4(*pointers, largest.numel(), code, torch.get_num_threads())
+        return out
+
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""
         return packed_bytes(torch.empty(1, 1, dtype=dtype), self.library) > 0
@@ -103,7 +114,7 @@ class CpuBackend:
         is_wide = instructions == "AVX512"
         # 4,096 x 4,096, 1, 2, 4, 8 rows, in eight bits: with AVX-512 577, 598, 665 and 858 µs; with AVX2 538, 414, 640
         # and 1,477, in float32 516, 655, 883 and 1,920. In four: 301, 301, 406 and 736; 297, 391, 642 and 1,804.
-        if quantization in (Quantization.INT4, Quantization.MXFP4):
+        if quantization in (Quantization.INT4, Quantization.MXFP4, Quantization.NF4):
             return 2
         if quantization is Quantization.INT8:
             multiplies_integers = instructions == "AVX2" and dtype == torch.bfloat16

@@ -3,7 +3,8 @@
 from enum import StrEnum
 
 GROUP = 32
-"""Weights of an output, one after the other, that share a scale in four bits."""
+"""Weights of an output, one after the other, that have a scale of their own in four bits."""
+_NF4_BLOCK = 64
 _INT8_SCALE_BYTES = 4
 _GROUP_SCALE_BYTES = 2
 
@@ -17,6 +18,10 @@ class Quantization(StrEnum):
     MXFP4 = "mxfp4"
     """0, 1, 2, 3, 4, 6, 8 or 12 times a power of two for each 32 weights of an output, or minus that: four bits each,
     and two bytes for a scale. What checkpoints have in it (OCP's Microscaling Formats) stays what it is."""
+    NF4 = "nf4"
+    """-2048, -1426, …, 1481 or 2048 times a 2048th of the largest of each 64 weights of an output, as bfloat16 has it:
+    four bits each, and two bytes for each 32. They are what the 16 levels of bitsandbytes' NF4 are nearest to; that is
+    a smaller difference than rounding to bfloat16 makes."""
 
     def row_bytes(self, depth: int) -> int:
         """Bytes of the weights of an output, without what pads them."""
@@ -26,7 +31,9 @@ class Quantization(StrEnum):
 
     def group_size(self, depth: int) -> int:
         """Weights of an output that share a scale."""
-        return depth if self is Quantization.INT8 else GROUP
+        if self is Quantization.INT8:
+            return depth
+        return _NF4_BLOCK if self is Quantization.NF4 else GROUP
 
 
 ROUNDINGS = (Quantization.INT8, Quantization.INT4)

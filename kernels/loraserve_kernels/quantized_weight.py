@@ -13,6 +13,12 @@ _NUM_INT4_SCALES = 4
 _SMALLEST_SCALE = 16
 """The smallest normal number, of which the last 19 bits are left out."""
 _MXFP4_MULTIPLES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+NF4_MULTIPLES = torch.tensor(
+    [-2048, -1426, -1075, -809, -583, -378, -186, 0, 163, 330, 504, 692, 903, 1152, 1481, 2048], dtype=torch.int16
+)
+LARGEST_NF4 = 2048
+_SMALLEST_NF4_EXPONENT = 12
+"""As below."""
 _SMALLEST_MXFP4_EXPONENT = 4
 """Of the largest weight of a group, as float32 has it: of smaller ones the scale is no normal number."""
 _PIECE = 1 << 16
@@ -34,7 +40,7 @@ class QuantizedLinear:
         multiples, scales = [], []
         for piece in weight.detach().split(max(1, _PIECE // self.in_features)):
             of_piece, scales_of_piece = multiples_of(piece, quantization)
-            multiples.append(_stored(of_piece.to(torch.int8), quantization))
+            multiples.append(_stored(of_piece, quantization))
             scales.append(scales_of_piece if quantization is Quantization.INT8 else scales_of_piece.bfloat16())
         self._multiples, self._scales = torch.cat(multiples), torch.cat(scales)
 
@@ -42,7 +48,8 @@ class QuantizedLinear:
         """x: [..., K] -> [..., N]."""
         if x.shape[-1] != self.in_features or x.dtype != self.dtype:
             raise mismatch("x", f"{list(x.shape)} {x.dtype}", f"[..., {self.in_features}] {self.dtype}")
-        weight = (_read(self._multiples, self._quantization) * self._scales).flatten(-2)[:, : self.in_features]
+        multiples = _read(self._multiples, self._quantization)
+        weight = (multiples.float() * self._scales).flatten(-2)[:, : self.in_features]
         return torch.nn.functional.linear(x, weight.to(self.dtype), self.bias)
 
 
@@ -75,11 +82,16 @@ def multiples_of(weight: Tensor, quantization: Quantization) -> tuple[Tensor, Te
     """Multiples and scales: [N, K] -> float32 [N, groups, group size], padded with zeros, and [N, groups, 1]."""
     if quantization is Quantization.INT8:
         return _in_int8(weight)
+    if quantization is Quantization.NF4:
+        return _in_nf4(weight)
     return _in_int4(weight) if quantization is Quantization.INT4 else _in_mxfp4(weight)
 
 
 def _stored(multiples: Tensor, quantization: Quantization) -> Tensor:
-    """int8 [..., group size], four bits two in a byte."""
+    """float32 -> int8 [..., group size], four bits two in a byte."""
+    if quantization is Quantization.NF4:
+        multiples = torch.bucketize(multiples.contiguous(), NF4_MULTIPLES.to(multiples.device, multiples.dtype))
+    multiples = multiples.to(torch.int8)
     if quantization is Quantization.INT8:
         return multiples
     if quantization is Quantization.MXFP4:
@@ -94,7 +106,10 @@ def _read(stored: Tensor, quantization: Quantization) -> Tensor:
     if quantization is Quantization.INT8:
         return stored
     halves = torch.stack([stored >> 4, stored << 4 >> 4], -1).flatten(-2)
-    return halves if quantization is Quantization.INT4 else _MXFP4_MULTIPLES.to(stored.device)[(halves & 15).long()]
+    if quantization is Quantization.INT4:
+        return halves
+    table = NF4_MULTIPLES if quantization is Quantization.NF4 else _MXFP4_MULTIPLES
+    return table.to(stored.device)[(halves & 15).long()]
 
 
 def _in_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,6 +156,22 @@ def _in_mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
     multiples = (scaled / steps).round_() * steps
     scales = torch.where(has_scale, ((exponents - 3) << 23).view(torch.float32), 0)
     return torch.where(is_finite, multiples, 1.0), torch.where(is_finite, scales, torch.nan)
+
+
+def _in_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    block_size = Quantization.NF4.group_size(weight.shape[1])
+    values = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % block_size)).unflatten(-1, (-1, block_size))
+    largest = values.abs().amax(-1, keepdim=True).bfloat16().float()
+    is_finite = largest.isfinite()  # amax gives NaN where there is one
+    has_scale = is_finite & (largest.view(torch.int32) >> 23 >= _SMALLEST_NF4_EXPONENT)
+    levels = NF4_MULTIPLES.to(weight.device, torch.float32)
+    between = (levels[:-1] + levels[1:]) / (2 * LARGEST_NF4)
+    multiples = levels[torch.bucketize((values / torch.where(has_scale, largest, 1)).contiguous(), between)]
+    scales = torch.where(has_scale, largest / LARGEST_NF4, 0)
+    multiples = torch.where(is_finite, torch.where(has_scale, multiples, 0), LARGEST_NF4)
+    scales = torch.where(is_finite, scales, torch.nan).expand(*largest.shape[:-1], block_size // GROUP)
+    num_groups = -(-weight.shape[1] // GROUP)
+    return multiples.flatten(1).unflatten(1, (-1, GROUP))[:, :num_groups], scales.flatten(1)[:, :num_groups, None]
 
 
 def _in_groups(weight: Tensor) -> Tensor:

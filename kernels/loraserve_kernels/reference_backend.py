@@ -15,6 +15,7 @@ from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
 from loraserve_kernels.lora_bias import lora_bias_add
 from loraserve_kernels.lora_embed import check_lora_embed, lora_embed_reference
 from loraserve_kernels.mxfp4 import whole_mxfp4
+from loraserve_kernels.nf4 import whole_nf4
 from loraserve_kernels.paged_attention import check_paged_attention, paged_attention_reference
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.quantization import Quantization
@@ -51,6 +52,10 @@ class ReferenceBackend(ReferenceSampling):
     def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
         """See `Backend.whole_mxfp4`."""
         return whole_mxfp4(blocks, scales, out)
+
+    def whole_nf4(self, codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Tensor:
+        """See `Backend.whole_nf4`."""
+        return whole_nf4(codes, largest, levels, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

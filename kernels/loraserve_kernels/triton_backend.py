@@ -18,6 +18,7 @@ from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
 from loraserve_kernels.lora_embed import check_lora_embed
 from loraserve_kernels.lora_tiles import check_tiles, tiles_of
 from loraserve_kernels.mxfp4 import whole_mxfp4
+from loraserve_kernels.nf4 import whole_nf4
 from loraserve_kernels.prepacked_linear import RowMajorLinear
 from loraserve_kernels.quantization import Quantization
 from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_weight
@@ -67,6 +68,10 @@ class TritonBackend(ReferenceSampling):
     def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
         """See `Backend.whole_mxfp4`."""
         return whole_mxfp4(blocks, scales, out)
+
+    def whole_nf4(self, codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Tensor:
+        """See `Backend.whole_nf4`."""
+        return whole_nf4(codes, largest, levels, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

@@ -45,5 +45,7 @@ class ModelDescription:
     """Longest draft of what a request's output goes on with; 0 = there are none."""
     quantization: str = "none"
     """Of its layers' weights, as `EngineConfig` has it."""
+    keeps_stored: bool = False
+    """Whether weights stay in four bits that the checkpoint has so."""
     notes: list[str] = field(default_factory=list)
     """What was chosen or lowered, for the person who started the server."""

@@ -43,6 +43,8 @@ from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.quantized_checkpoint import MXFP4, quantization_method
+from loraserve.models.stored_weights import StoredWeights
+from loraserve.models.unpacked_weights import BITSANDBYTES
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -107,13 +109,15 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     grammars = Grammars(loader.without_gaps(tokenizer_json, token_ids), eos_token_ids)
     backend, backend_note = _backend(config, device)
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
-    num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, quantization)
+    keeps_stored = _keeps_stored(model_config, device, dtype, backend, quantization)
+    form = Quantization.NF4 if keeps_stored and quantization_method(model_config) == BITSANDBYTES else quantization
+    """Of most linears."""
+    num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, form)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
-    keeps_mxfp4 = _keeps_mxfp4(model_config, device, dtype, backend, quantization)
-    loaded = _load_weights(config, model_config, device, dtype, progress, keeps_mxfp4=keeps_mxfp4)
+    loaded = _load_weights(config, model_config, device, dtype, progress, keeps_stored=keeps_stored)
     hf_model, is_headless, stored = loaded
     model = CausalModel(hf_model, backend, quantization, stored)
     kv_dtype = chosen_kv_dtype or model.dtype
@@ -159,6 +163,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_speculative_tokens=num_speculative_tokens,
         quantization=config.quantization,
+        keeps_stored=bool(stored),
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
         arena_size_bytes=0 if adapters is None else adapters.size_bytes,
@@ -168,7 +173,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             *([HEADLESS_NOTE] if is_headless else []),
             *pooling_notes,
             *([backend_note] if backend_note else []),
-            *_checkpoint_notes(model_config, model.dtype, are_kept=bool(stored)),
+            *_checkpoint_notes(model_config, model.dtype, stored),
             *_quantization_notes(quantization, model, backend),
             *plan.notes,
             *model.notes,
@@ -183,7 +188,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         runner,
         adapters,
         grammars,
-        _free_rows(model, backend, model_config, quantization),
+        _free_rows(model, backend, model_config, form),
         model.logits_size,
     )
 
@@ -227,11 +232,12 @@ def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quan
     return Quantization(config.quantization)
 
 
-def _checkpoint_notes(model_config: PreTrainedConfig, dtype: torch.dtype, *, are_kept: bool) -> list[str]:
+def _checkpoint_notes(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> list[str]:
     if (method := quantization_method(model_config)) is None:
         return []
-    if are_kept:
-        return [f"{method} checkpoint: its experts stay as they are stored, in four bits"]
+    if stored:
+        kept = "experts" if method == MXFP4 else "linears"
+        return [f"{method} checkpoint: its {kept} stay as they are stored, in four bits"]
     return [f"{method} checkpoint: its weights are made whole, in {_name(dtype)}"]
 
 
@@ -241,16 +247,17 @@ def _quantization_notes(quantization: Quantization | None, model: CausalModel, b
     return [f"--quantization {quantization}: {QUANTIZED_NOTE}"]
 
 
-def _keeps_mxfp4(
+def _keeps_stored(
     model_config: PreTrainedConfig,
     device: torch.device,
     dtype: torch.dtype,
     backend: Backend,
     quantization: Quantization | None,
 ) -> bool:
-    """Whether experts stay in it. Without our C kernels each step makes them whole again, which has to be asked for."""
+    """Whether what is in four bits that we have too stays so. Without our C kernels each step makes it whole again,
+    which has to be asked for."""
     is_fit = device.type == "cpu" and (backend.packs(dtype) or quantization is not None)
-    return is_fit and quantization_method(model_config) == MXFP4
+    return is_fit and quantization_method(model_config) in (MXFP4, BITSANDBYTES)
 
 
 def _load_weights(
@@ -260,15 +267,17 @@ def _load_weights(
     dtype: torch.dtype,
     progress: Progress,
     *,
-    keeps_mxfp4: bool,
+    keeps_stored: bool,
 ) -> loader.LoadedModel:
     progress("loading weights", 0, 1)
     if config.load_format == "dummy":
         loaded = loader.LoadedModel(loader.dummy_model(model_config, dtype, config.seed, device), is_headless=False)
     elif config.load_format in ("auto", "safetensors"):
-        if not keeps_mxfp4:
+        if not keeps_stored:
             _require_room(config, model_config, dtype)
-        loaded = loader.load_model(config.model, config.revision, model_config, dtype, device, keeps_mxfp4=keeps_mxfp4)
+        loaded = loader.load_model(
+            config.model, config.revision, model_config, dtype, device, keeps_stored=keeps_stored
+        )
     else:
         raise EngineStartError(
             f"load_format {config.load_format!r} is not supported: choose auto, safetensors or dummy"

@@ -1,7 +1,7 @@
 """A transformers model that computes packed, mixed-adapter batches over paged KV."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from types import MappingProxyType
@@ -40,8 +40,8 @@ from loraserve.models.quantized_weights import (
     stored_parameters,
 )
 from loraserve.models.rope import freeze_rope, tabulate_rope
-from loraserve.models.stored_experts import StoredWeights
-from loraserve.models.structure import AttentionSpec, ModelStructure, record_structure
+from loraserve.models.stored_weights import StoredWeights
+from loraserve.models.structure import AttentionSpec, LinearsSpec, ModelStructure, record_structure
 
 _HASHED_ROWS = 4096
 
@@ -67,8 +67,8 @@ class CausalModel:
         quantization: Quantization | None = None,
         stored: StoredWeights = MappingProxyType({}),
     ) -> None:
-        """quantization: of its layers' weights. stored: experts' that the model has placeholders for, which stay as
-        they are. Raises `ModelRefusedError`."""
+        """quantization: of its layers' weights. stored: those that the model has placeholders for, which stay as they
+        are. Raises `ModelRefusedError`."""
         self._model = model
         self._context = ForwardContext(backend)
         self._forward: Forward = TransformersForward(model)
@@ -76,13 +76,10 @@ class CausalModel:
         """Until they are packed."""
         with rounded_while_computing(self._stored.values(), backend):
             structure = record_structure(model)
-        experts = [spec for spec in structure.adaptable if isinstance(spec, ExpertsSpec)]
-        if not stored.keys() <= {f"{spec.name}.{name}" for spec in experts for name in spec.parameters}:
-            raise ModelRefusedError(
-                f"{type(model).__name__} cannot be served: its experts are in MXFP4, and not all can be computed"
-            )
         self._attention: list[AttentionSpec] = structure.attention
-        quantizations = quantizations_of(model, structure, quantization, stored)
+        forms = {name: weight.quantization for name, weight in stored.items()}
+        quantizations = quantizations_of(model, structure, quantization, forms)
+        self._fetch_others(structure, quantizations)
         self._adaptable = deque(zip(structure.adaptable, quantizations, strict=True))
         """Each with what it is rounded to, until `prepare` has put something else in its place, which frees the memory
         of its weights."""
@@ -142,11 +139,12 @@ class CausalModel:
         for index in range(total):
             spec, quantization = self._adaptable.popleft()
             if isinstance(spec, ExpertsSpec):
-                self._fetch(spec, mapped)
+                self._fetch([f"{spec.name}.{name}" for name in spec.parameters], mapped)
                 attach_experts(model, spec, (next(groups), next(groups)), context, mapped, quantization=quantization)
             elif isinstance(spec, BareWeightSpec):
                 attach_bare_weight(spec, next(groups), context)
             else:
+                self._fetch([f"{name}.weight" for name, _ in spec.members], mapped)
                 group = replace_linears(model, spec, next(groups), context, mapped, quantization=quantization)
                 self._dora_groups.append(group)
             progress(index + 1, total)
@@ -159,12 +157,29 @@ class CausalModel:
             self._embedding_adapters.attach(model.get_input_embeddings())
         self._choose_forward(probes[0], vocab_size)
 
-    def _fetch(self, spec: ExpertsSpec, mapped: MappedWeights) -> None:
-        """Whole weights in place of placeholders."""
-        for name in spec.parameters:
-            if (parameter := self._stored.pop(f"{spec.name}.{name}", None)) is not None:
+    def _fetch(self, names: Collection[str], mapped: MappedWeights) -> None:
+        """In place of placeholders weights as they are packed."""
+        for name in names:
+            if (parameter := self._stored.pop(name, None)) is not None:
                 parameter.value.data = parameter.rounded(self._context.backend)
                 parameter.give_back(mapped)
+
+    def _fetch_others(self, structure: ModelStructure, quantizations: Sequence[Quantization | None]) -> None:
+        """Linears' that cannot stay as they are: routers', and those beside others that are not stored so."""
+        computed: set[str] = set()
+        for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
+            if isinstance(spec, ExpertsSpec):
+                computed |= {f"{spec.name}.{name}" for name in spec.parameters}
+            elif isinstance(spec, LinearsSpec) and quantization is Quantization.NF4:
+                computed |= {f"{name}.weight" for name, _ in spec.members}
+        others = self._stored.keys() - computed
+        if any(self._stored[name].quantization is Quantization.MXFP4 for name in others):
+            raise ModelRefusedError(
+                f"{type(self._model).__name__} cannot be served: its experts are in MXFP4, and not all can be computed"
+            )
+        for name in others:
+            parameter = self._stored.pop(name)
+            parameter.value.data = parameter.whole(self._context.backend)
 
     def _require_equal(self, probes: list[self_check.Probe]) -> None:
         """Also of a model that reads the table of its embeddings itself, once it has one again."""

@@ -86,7 +86,8 @@ def replace_linears(
     linears = [linear for _, linear in spec.members]
     bias = _joined_bias(linears)
     weights = [linear.weight.detach() for linear in linears]
-    rounded = None if quantization is None else partial(context.backend.rounded_weight, quantization=quantization)
+    is_rounded = quantization in (None, Quantization.NF4)  # as it is of weights that were stored so
+    rounded = None if is_rounded else partial(context.backend.rounded_weight, quantization=quantization)
     norms = torch.cat([squared_norms(weight, rounded) for weight in weights])
     if len(linears) == 1:
         shares_weight, embedding = is_tied(linears[0], model), model.get_input_embeddings()

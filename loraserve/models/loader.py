@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from loraserve_kernels.backend import Backend
+from loraserve_kernels.quantization import Quantization
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -26,14 +27,15 @@ from loraserve.models.experts import is_experts
 from loraserve.models.model_files import find_file
 from loraserve.models.model_place import not_found, why_absent
 from loraserve.models.quantized_checkpoint import (
+    MXFP4,
     make_whole,
     quantization_method,
     require_all_read,
     require_undone,
     whole_config,
 )
-from loraserve.models.stored_experts import StoredWeights, read_stored
-from loraserve.models.unpacked_weights import UNPACKED, read_whole
+from loraserve.models.stored_weights import StoredWeights, forms_of_stored, read_experts, read_linears
+from loraserve.models.unpacked_weights import BITSANDBYTES, UNPACKED, read_whole
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -122,12 +124,12 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device = CPU,
     *,
-    keeps_mxfp4: bool = False,
+    keeps_stored: bool = False,
 ) -> LoadedModel:
     """Load safetensors weights; pickled weights are never read.
 
     Raises `ModelRefusedError`, also where some are missing: transformers would make them up. config: of `load_config`.
-    keeps_mxfp4: what is stored in MXFP4, `LoadedModel.stored`, is not made whole; on a CPU.
+    keeps_stored: what is in four bits that we have too, `LoadedModel.stored`, is not made whole; on a CPU.
     """
     method = quantization_method(config)
     model_class: Any = AutoModelForCausalLM
@@ -137,8 +139,10 @@ def load_model(
         bare = _without_weights(config)
         require_undone(model, method, has_experts=any(map(is_experts, bare.modules())))
         tensors = None
-        if keeps_mxfp4:
-            tensors, stored = read_stored(model, revision, dtype, dict(bare.named_parameters()))
+        if keeps_stored and method == MXFP4:
+            tensors, stored = read_experts(model, revision, dtype, dict(bare.named_parameters()))
+        elif keeps_stored and method == BITSANDBYTES:
+            tensors, stored = read_linears(model, revision, config.quantization_config, dtype, bare)
         elif method in UNPACKED:
             tensors = read_whole(model, revision, config.quantization_config, dtype)
         if tensors is not None:
@@ -167,6 +171,15 @@ def load_model(
     # By way of the CPU, where they are a mapping of the file: transformers loads to a device only with accelerate.
     nn.Module.to(loaded, device)
     return LoadedModel(loaded.eval(), bool(missing), stored)
+
+
+def forms_kept(model: str, revision: str | None, config: PreTrainedConfig) -> dict[str, Quantization]:
+    """Of the weights that `load_model` would not make whole with `keeps_stored`, by their names.
+
+    Raises `ModelRefusedError`.
+    """
+    stored = getattr(config, "quantization_config", None)
+    return {} if stored is None else forms_of_stored(model, revision, stored, _without_weights(config))
 
 
 def _is_head(names: list[str], model: PreTrainedModel) -> bool:

@@ -23,7 +23,7 @@ from loraserve.models.embedding import is_table, is_tied
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec
 from loraserve.models.mapped_weights import MappedWeights
-from loraserve.models.stored_experts import StoredWeight, StoredWeights
+from loraserve.models.stored_weights import StoredWeight, StoredWeights
 from loraserve.models.structure import LinearsSpec, ModelStructure, record_structure
 
 Spare = defaultdict[tuple[torch.Size, torch.dtype, bool], list[Tensor]]
@@ -65,7 +65,7 @@ class QuantizedParameter:
         is no scale for it."""
         value = self.value.detach()
         if self.stored is not None:
-            return self.stored.whole(value, backend, out)
+            return self.stored.rounded(value, backend, out)
         if self.is_transposed:
             rounded = torch.empty_like(value) if out is None else out
             for to, expert in zip(rounded, value, strict=True):  # one at a time, as it is copied
@@ -82,6 +82,11 @@ class QuantizedParameter:
             )
         return rounded
 
+    def whole(self, backend: Backend) -> Tensor:
+        """Of one that is stored."""
+        assert self.stored is not None
+        return self.stored.whole(self.value.detach(), backend)
+
     def give_back(self, mapped: MappedWeights) -> None:
         """The memory of what is stored."""
         if self.stored is not None:
@@ -92,26 +97,27 @@ def quantizations_of(
     model: PreTrainedModel,
     structure: ModelStructure,
     quantization: Quantization | None,
-    stored: Collection[str] = frozenset(),
+    stored: Mapping[str, Quantization] = MappingProxyType({}),
 ) -> list[Quantization | None]:
-    """Of what can have adapters, in its order; None = it stays as it is. stored: names of experts' parameters that are
-    in MXFP4 in the checkpoint, so that they are rounded no further. Raises `ModelRefusedError`."""
+    """Of what can have adapters, in its order; None = it stays as it is. stored: of parameters that are in four bits in
+    the checkpoint already, by their names, which are rounded no further. Raises `ModelRefusedError`."""
     num_experts = {
         len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
     }
 
     def of(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> Quantization | None:
         if isinstance(spec, ExpertsSpec):
-            are_stored = {f"{spec.name}.{name}" in stored for name in spec.parameters}
-            if len(are_stored) > 1:
+            forms = {stored.get(f"{spec.name}.{name}") for name in spec.parameters}
+            if len(forms) > 1:
                 raise ModelRefusedError(f"{spec.name} has only some of its weights in MXFP4")
-            return Quantization.MXFP4 if are_stored == {True} else quantization
+            return forms.pop() or quantization
         if isinstance(spec, BareWeightSpec):
             return None
         if num_experts and any(linear.out_features in {1, *num_experts} for _, linear in spec.members):
             return None  # routers
         if not spec.has_sampled_rows:
-            return quantization
+            forms = {stored.get(f"{name}.weight") for name, _ in spec.members}
+            return (forms.pop() if len(forms) == 1 else None) or quantization
         is_alone = not any(is_tied(linear, model) for _, linear in spec.members)
         is_rounded = quantization is Quantization.INT4 and (is_alone or is_table(model.get_input_embeddings()))
         return Quantization.INT8 if is_rounded else None
@@ -125,7 +131,7 @@ def stored_parameters(model: PreTrainedModel, stored: StoredWeights) -> dict[str
     def parameter(path: str, weight: StoredWeight) -> QuantizedParameter:
         module_name, _, name = path.rpartition(".")
         module = model.get_submodule(module_name)
-        return QuantizedParameter(module_name, module, name, Quantization.MXFP4, is_transposed=True, stored=weight)
+        return QuantizedParameter(module_name, module, name, weight.quantization, weight.is_transposed, weight)
 
     return {path: parameter(path, weight) for path, weight in stored.items()}
 
@@ -149,7 +155,8 @@ def quantized_parameters(
                 yield stored.get(f"{spec.name}.{name}", rounded)
         elif isinstance(spec, LinearsSpec):
             for name, linear in spec.members:
-                yield QuantizedParameter(name, linear, "weight", quantization)
+                rounded = QuantizedParameter(name, linear, "weight", quantization)
+                yield stored.get(f"{name}.weight", rounded)
                 of_embedding = quantization if is_tied(linear, model) else of_embedding
     if of_embedding is not None:
         (name,) = (name for name, module in model.named_modules() if module is embedding)
@@ -181,7 +188,11 @@ def few_rounded(
     return f"{option}: of {name}'s layers only {num_rounded / num_others:.0%} of the weights are rounded"
 
 
-def round_weights(model: PreTrainedModel, quantization: Quantization, stored: Collection[str] = frozenset()) -> None:
+def round_weights(
+    model: PreTrainedModel,
+    quantization: Quantization | None,
+    stored: Mapping[str, Quantization] = MappingProxyType({}),
+) -> None:
     """In place: the model that an engine with such weights computes. stored: see `quantizations_of`."""
     structure, backend = record_structure(model), ReferenceBackend()
     quantizations = quantizations_of(model, structure, quantization, stored)

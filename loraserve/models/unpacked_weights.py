@@ -5,8 +5,10 @@ Each format in one function, as the library that writes it defines it: AutoGPTQ 
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -63,11 +65,53 @@ class _Parts:
         return _Refused(f"{self._module}.{name} {reason}")
 
 
+@dataclass(frozen=True, slots=True)
+class FourBits:
+    """A weight of bitsandbytes: levels times the largest of each block, as they were, or in eight bits themselves."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    """To which products are rounded."""
+    block_size: int
+    """Elements, row after row."""
+    codes: Tensor
+    """uint8, flat; two elements in each, the first in its upper bits. May be mapped from the file."""
+    levels: Tensor
+    """float32 [16]."""
+    of_blocks: Tensor
+    """What is largest, or uint8."""
+    nested: tuple[Tensor, Tensor, int, float] | None
+    """Of the latter: what each stands for, [256], the largest of each so many, how many, and what is added."""
+
+    def largest(self) -> Tensor:
+        """float32 [blocks]."""
+        if self.nested is None:
+            return self.of_blocks.float()
+        multiples, largest, size, offset = self.nested
+        return (
+            multiples[self.of_blocks.long()] * largest.repeat_interleave(size)[: len(self.of_blocks)] + offset
+        ).float()
+
+    def whole(self) -> Tensor:
+        of_byte = torch.stack([self.levels.repeat_interleave(16), self.levels.repeat(16)], dim=1)
+        whole, largest = embedding(self.codes.int(), of_byte).flatten(), self.largest()
+        num_elements = self.shape[0] * self.shape[1]
+        if num_elements % self.block_size == 0:
+            whole.view(-1, self.block_size).mul_(largest[:, None])
+        else:
+            whole = whole[:num_elements] * largest.repeat_interleave(self.block_size)[:num_elements]
+        return whole.to(self.dtype).view(self.shape)
+
+
 class _Format(NamedTuple):
     names: re.Pattern[str]
     """Of all tensors that a weight may be made of: of the module, and what follows it."""
     unpack: Callable[[_Parts, dict[str, Any]], Tensor]
     """With the `quantization_config`; gives [out_features, in_features]."""
+
+
+_Opened = tuple[list[str], dict[str, list[str]], Callable[[str], Tensor]]
+"""Names of tensors that are no parts of packed weights, the others by their module, and how one is read."""
 
 
 def what_is_not_read(stored: dict[str, Any]) -> str | None:
@@ -102,36 +146,62 @@ def _layouts(stored: dict[str, Any]) -> set[str]:
     return stated or {_GEMM if stored["quant_method"] == AWQ else GPTQ}
 
 
-def read_whole(model: str, revision: str | None, stored: dict[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
+def read_whole(
+    model: str,
+    revision: str | None,
+    stored: dict[str, Any],
+    dtype: torch.dtype,
+    given: Mapping[str, Tensor] = MappingProxyType({}),
+) -> dict[str, Tensor]:
     """All tensors of the checkpoint, in `dtype`, those of packed weights as the weights that they stand for.
 
-    stored: its `quantization_config`, of which `what_is_not_read` finds nothing. Raises `ModelRefusedError`.
+    stored: its `quantization_config`, of which `what_is_not_read` finds nothing. given: weights that are not read.
+    Raises `ModelRefusedError`.
     """
+    with _reading(model, revision, _format(stored)) as (others, modules, read):
+        tensors = {name: read(name) for name in others}
+        tensors = {name: found.to(dtype) if found.is_floating_point() else found for name, found in tensors.items()}
+        for module, parts in modules.items():
+            name = f"{module}.weight"
+            if name in given:
+                tensors[name] = given[name]
+                continue
+            weight = None if parts != ["weight"] else read(name)
+            if weight is None or not weight.is_floating_point():
+                weight = _format(stored).unpack(_Parts(module, parts, read), stored)
+            tensors[name] = weight.to(dtype)
+        return tensors
+
+
+def four_bit_weights(model: str, revision: str | None, stored: dict[str, Any]) -> dict[str, FourBits]:
+    """Those that a checkpoint of bitsandbytes has so, by the names of their modules. stored: see `read_whole`.
+
+    Raises `ModelRefusedError`.
+    """
+    packing = _format(stored)
+    if packing is not _BITSANDBYTES_4:
+        return {}
+    with _reading(model, revision, packing) as (_, modules, read):
+        packed = {module: parts for module, parts in modules.items() if parts != ["weight"]}
+        return {module: _four_bits(_Parts(module, parts, read)) for module, parts in packed.items()}
+
+
+@contextmanager
+def _reading(model: str, revision: str | None, packing: _Format) -> Iterator[_Opened]:
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(path, "pt")) for path in weight_files(model, revision)]
             places = {name: file for file in files for name in file.keys()}  # noqa: SIM118, a file is no mapping
-            return dict(_whole(places, lambda name: places[name].get_tensor(name), stored, dtype))
+            others: list[str] = []
+            modules: dict[str, list[str]] = {}
+            for name in places:
+                if (found := packing.names.fullmatch(name)) is not None:
+                    modules.setdefault(found[1], []).append(found[2])
+                else:
+                    others.append(name)
+            yield others, modules, lambda name: places[name].get_tensor(name)
     except (_Refused, OSError, SafetensorError) as error:
         raise ModelRefusedError(f"{model} cannot be made whole: {error}") from error
-
-
-def _whole(
-    names: Collection[str], read: Callable[[str], Tensor], stored: dict[str, Any], dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
-    packing = _format(stored)
-    modules: dict[str, list[str]] = {}
-    for name in names:
-        if (found := packing.names.fullmatch(name)) is not None:
-            modules.setdefault(found[1], []).append(found[2])
-            continue
-        tensor = read(name)
-        yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
-    for module, parts in modules.items():
-        weight = None if parts != ["weight"] else read(f"{module}.weight")
-        if weight is None or not weight.is_floating_point():
-            weight = packing.unpack(_Parts(module, parts, read), stored)
-        yield f"{module}.weight", weight.to(dtype)
 
 
 def _format(stored: dict[str, Any]) -> _Format:
@@ -188,34 +258,32 @@ def _scaled(codes: Tensor, zeros: Tensor, scales: Tensor, group_size: int, group
 
 
 def _unpack_4bit(parts: _Parts, _: dict[str, Any]) -> Tensor:
-    """weight: uint8, two elements in each, the first in its highest bits, row after row; absmax: of blocks of them."""
+    return _four_bits(parts).whole()
+
+
+def _four_bits(parts: _Parts) -> FourBits:
     state_name = next((name for name in parts.names if name.startswith(_STATE)), f"{_STATE}nf4")
     try:
         state = json.loads(parts.take(state_name).numpy().tobytes())
-        shape, block_size, dtype = tuple(state["shape"]), int(state["blocksize"]), _FLOATS[state["dtype"]]
+        (num_rows, depth), block_size, dtype = state["shape"], int(state["blocksize"]), _FLOATS[state["dtype"]]
         nested_size, offset = int(state.get("nested_blocksize", 0)), float(state.get("nested_offset", 0.0))
-        num_elements = shape[0] * shape[1]
+        num_elements = num_rows * depth
         num_blocks = -(-num_elements // block_size)
-    except (ValueError, KeyError, TypeError, IndexError, ZeroDivisionError) as error:
+    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise parts.refused(state_name, f"is not understood: {error!r}") from None
-    packed = parts.take("weight").flatten()
-    if len(packed) != -(-num_elements // 2):
-        raise parts.refused("weight", f"has {len(packed)} bytes, expected {-(-num_elements // 2)} for {list(shape)}")
-    largest = parts.take("weight.absmax", num_blocks)
-    if not largest.is_floating_point():
+    codes = parts.take("weight").flatten()
+    if len(codes) != -(-num_elements // 2):
+        raise parts.refused(
+            "weight", f"has {len(codes)} bytes, expected {-(-num_elements // 2)} for {[num_rows, depth]}"
+        )
+    of_blocks, nested = parts.take("weight.absmax", num_blocks), None
+    if not of_blocks.is_floating_point():
         if nested_size < 1:
             raise parts.refused(state_name, f"has nested_blocksize {nested_size}")
-        of_blocks = parts.take("weight.nested_absmax", -(-num_blocks // nested_size))
-        multiples = parts.take("weight.nested_quant_map", 256)[largest.long()]
-        largest = multiples * of_blocks.repeat_interleave(nested_size)[:num_blocks] + offset
-    of_code = parts.take("weight.quant_map", 16).float()
-    of_byte = torch.stack([of_code.repeat_interleave(16), of_code.repeat(16)], dim=1)
-    whole = embedding(packed.int(), of_byte).flatten()
-    if num_elements % block_size == 0:
-        whole.view(-1, block_size).mul_(largest.float()[:, None])
-    else:
-        whole = whole[:num_elements] * largest.float().repeat_interleave(block_size)[:num_elements]
-    return whole.to(dtype).view(shape)
+        largest = parts.take("weight.nested_absmax", -(-num_blocks // nested_size))
+        nested = parts.take("weight.nested_quant_map", 256), largest, nested_size, offset
+    levels = parts.take("weight.quant_map", 16).float()
+    return FourBits((num_rows, depth), dtype, block_size, codes, levels, of_blocks, nested)
 
 
 def _unpack_8bit(parts: _Parts, _: dict[str, Any]) -> Tensor:

@@ -260,7 +260,7 @@ def test_experts_in_mxfp4_are_rounded_no_further(gpt_oss: Oracle, quantization: 
     expected = load(gpt_oss.model)
     experts = {name: weight.clone() for name, weight in expected.named_parameters() if ".experts." in name}
     if quantization != "none":
-        round_weights(expected, Quantization(quantization), experts.keys())
+        round_weights(expected, Quantization(quantization), dict.fromkeys(experts, Quantization.MXFP4))
     assert all(torch.equal(expected.get_parameter(name), weight) for name, weight in experts.items())
     references = reference_answers(expected, gpt_oss.adapters, gpt_oss.prompts, NUM_TOKENS, VOCAB_SIZE)
     settings = {"quantization": quantization, "backend": backend}
@@ -279,7 +279,7 @@ def test_its_memory_is_counted_as_it_will_be(gpt_oss: Oracle) -> None:
             return super().whole_mxfp4(blocks, scales, out)
 
     config = loader.load_config(str(gpt_oss.model), None)
-    loaded = loader.load_model(str(gpt_oss.model), None, config, torch.float32, keeps_mxfp4=True)
+    loaded = loader.load_model(str(gpt_oss.model), None, config, torch.float32, keeps_stored=True)
     model = CausalModel(loaded.model, CountingBackend(), stored=loaded.stored)
     whole = load(gpt_oss.model)
     experts = [weight for name, weight in whole.named_parameters() if ".experts." in name and weight.dim() == 3]
@@ -311,7 +311,9 @@ def test_experts_that_are_no_mxfp4_are_refused(
     tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = change(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
     write_weights(tmp_path, tensors)
     with pytest.raises(ModelRefusedError, match=reason):
-        loader.load_model(str(tmp_path), None, loader.load_config(str(tmp_path), None), torch.float32, keeps_mxfp4=True)
+        loader.load_model(
+            str(tmp_path), None, loader.load_config(str(tmp_path), None), torch.float32, keeps_stored=True
+        )
 
 
 def test_experts_that_are_stored_whole_stay_whole(tmp_path: Path) -> None:

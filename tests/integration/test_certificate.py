@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -37,6 +38,7 @@ from loraserve.engine.engine import Engine
 from loraserve.serving.engine_client import EngineClient
 from loraserve.store.upload_session import UploadState
 from tests.support.engines import make_engine
+from tests.support.quantized_checkpoints import save_nf4
 from tests.support.tiny_adapters import load_classifier, save_adapters
 from tests.support.tiny_models import save_tiny_model
 from tests.support.uploads import UploadBench
@@ -62,7 +64,8 @@ class Published:
     ) -> None:
         """config: None = the one of `adapter_configs`. is_headless: it is of the model without its head. num_labels: of
         a classifier."""
-        model = save_tiny_model(architecture, folder / "model")
+        save = save_nf4 if architecture == "nf4" else partial(save_tiny_model, architecture)
+        model = save(folder / "model")
         configs = None if config is None else {adapter: config}
         trained = model.base_model if is_headless else model
         if num_labels is not None:
@@ -141,6 +144,17 @@ def test_weights_in_fewer_bits_are_measured_against_peft_on_the_rounded_base(
     assert certificate.status is CertificateStatus.AGREES, certificate
     monkeypatch.setattr("loraserve.models.quantized_weights.round_weights", lambda *_: None)
     assert measure(job).status is CertificateStatus.DIFFERS
+
+
+def test_a_base_that_stays_in_four_bits_is_measured_as_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = Published(tmp_path, "patterns64", architecture="nf4")
+    for quantization in ("none", "int8"):
+        job = published.job(engine=replace(published.engine, quantization=quantization))
+        assert measure(job).status is CertificateStatus.AGREES
+    monkeypatch.setattr("loraserve.models.quantized_weights.round_weights", lambda *_: None)
+    assert measure(published.job()).status is CertificateStatus.DIFFERS
 
 
 def answering(certificate: Certificate) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from loraserve_kernels.cpu_library import open_prebuilt
 from loraserve_kernels.cpu_variants import Variant
 from loraserve_kernels.draw import Draw
 from loraserve_kernels.lora_add import make_lora_inputs
+from loraserve_kernels.nf4 import LEVELS
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.quantization import Quantization
@@ -103,6 +104,8 @@ def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
             cpu.rounded_weight(weight, quantization)
         blocks = torch.full((num_outputs, -(-depth // 32), 16), 0x5A, dtype=torch.uint8)
         cpu.whole_mxfp4(blocks, blocks[..., 0].contiguous(), weight.new_empty(num_outputs, blocks.shape[1] * 32))
+        codes = torch.full((num_outputs, -(-depth // 64), 32), 0x5A, dtype=torch.uint8)
+        cpu.whole_nf4(codes, torch.ones(codes.shape[:-1]), LEVELS, weight.new_empty(num_outputs, codes.shape[1] * 64))
         for linear in linears:
             for num_rows in (1, 2, 5, 18, 65):
                 linear(random(num_rows, depth, dtype=dtype, seed=num_rows))

@@ -1,7 +1,8 @@
 """Weights in fewer bits: products are bit for bit those of their multiples packed.
 
-Those of eight bits are rounded to bfloat16 where the CPU multiplies that. Where it multiplies int16, rows in bfloat16
-are rounded to that, for weights in four bits too unless there is AMX, and elsewhere multiplied in float32.
+Those of eight bits are rounded to bfloat16 where the CPU multiplies that, those of NF4 where there is AMX. Where it
+multiplies int16, rows in bfloat16 are rounded to that, for weights in four bits too unless there is AMX, and elsewhere
+multiplied in float32.
 """
 
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.nf4 import LEVELS as NF4_LEVELS
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.quantization import GROUP, Quantization
 from loraserve_kernels.quantized_weight import MAX_INT8, QuantizedLinear, multiples_of, rounded_weight
@@ -23,10 +25,10 @@ FEW_ROWS = [1, 5, 17]
 """What a bias is added to is computed as without."""
 DTYPES = [torch.float32, torch.bfloat16]
 FORMS = [*Quantization]
-INT8, INT4, MXFP4 = FORMS
+INT8, INT4, MXFP4, NF4 = FORMS
 FORMS_OF_SHAPES = [
     *((form, shape) for form in (INT8, INT4) for shape in SHAPES),
-    *((MXFP4, shape) for shape in SHAPES[1::2]),  # multiplied by the code that multiplies int4
+    *((form, shape) for form in (MXFP4, NF4) for shape in SHAPES[1::2]),  # multiplied by the code that multiplies int4
 ]
 
 
@@ -50,10 +52,16 @@ def make_weight(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Ten
     return weight.to(dtype), torch.randn(shape[0], generator=generator).to(dtype)
 
 
-def rounds_weights(library: CpuLibrary) -> bool:
-    """Whether multiples in eight bits are rounded to bfloat16: 126 / 127 times 127 is 126.008 then, and else 126."""
+def rounds_weights(library: CpuLibrary, quantization: Quantization) -> bool:
+    """Whether multiples that are not exact in bfloat16 are rounded to it.
+
+    In eight bits 126 / 127 times 127 is 126.008 then, and else 126; in NF4 903 / 2048 is 904 / 2048.
+    """
     weight, x = torch.tensor([[1.0, 126 / 127]]).bfloat16(), torch.tensor([[-126.0, 127.0]]).bfloat16()
-    return bool(PackedLinear(weight, None, library, INT8)(x) > 0.005)
+    if quantization is NF4:
+        weight, x = torch.tensor([[1.0, 903 / 2048]]).bfloat16(), torch.tensor([[-904 / 2048, 1.0]]).bfloat16()
+        return not PackedLinear(weight, None, library, quantization)(x).any()
+    return bool(PackedLinear(weight, None, library, quantization)(x) > 0.005)
 
 
 def rounds_rows(library: CpuLibrary, quantization: Quantization) -> bool:
@@ -100,11 +108,11 @@ def test_products_are_those_of_the_rounded_weight(
     whole = linear(x)
     if packed_dtype == torch.bfloat16 and rounds_rows(any_library, quantization):
         expected = products_in_int16(x, weight, added, quantization)
-    elif quantization is not INT8 or rounds_weights(any_library):
+    elif quantization not in (INT8, NF4) or rounds_weights(any_library, quantization):
         expected = PackedLinear(rounded_weight(weight, quantization), added, any_library)(x)
     else:
-        multiples, scales = multiples_of(weight, INT8)
-        in_float32 = (multiples * scales).flatten(1)
+        multiples, scales = multiples_of(weight, quantization)
+        in_float32 = (multiples * scales).flatten(1)[:, : shape[1]]
         wide = PackedLinear(in_float32, None if added is None else added.float(), any_library)
         expected = wide(x.float()).to(packed_dtype)
     assert torch.equal(whole, expected)
@@ -200,7 +208,7 @@ def test_a_backend_rounds_as_torch_does(
 
 
 @pytest.mark.parametrize("size", [2.0**-140, 2.0**-120, 2.0**-60, 1.0, 2.0**60, 2.0**120, 2.0**126])
-@pytest.mark.parametrize("quantization", [INT4, MXFP4])
+@pytest.mark.parametrize("quantization", [INT4, MXFP4, NF4])
 def test_weights_of_any_size_are_rounded_alike(
     any_library: CpuLibrary, quantization: Quantization, size: float
 ) -> None:
@@ -208,7 +216,7 @@ def test_weights_of_any_size_are_rounded_alike(
     weight = torch.randn(50, 320, generator=torch.Generator().manual_seed(6)).clamp_(-1.9, 1.9)
     rounded = rounded_weight(weight * size, quantization)
     assert torch.equal(CpuBackend(any_library).rounded_weight(weight * size, quantization), rounded)
-    if size >= 2.0**-120:
+    if size >= (2.0**-60 if quantization is NF4 else 2.0**-120):
         assert torch.equal(rounded, rounded_weight(weight, quantization) * size)
 
 
@@ -258,8 +266,10 @@ def test_amx_turned_off_gives_the_same_within_rounding(
     x = (torch.randn(20, 320) * 64).round().bfloat16() / 64  # exact in int16 too
     expected = x.double() @ rounded_weight(weight, quantization).double().T
     assert_close(linear(x), expected)
+    multiples, scales = multiples_of(weight, quantization)
+    unrounded = (multiples.double() * scales.double()).flatten(1)[:, :320]
     with amx_set(amx_library, enabled=False):
-        assert_close(linear(x), expected)
+        assert_close(linear(x), x.double() @ unrounded.T if quantization is NF4 else expected)
 
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
@@ -332,6 +342,40 @@ def test_mxfp4_takes_the_nearest_element_but_for_what_is_too_large() -> None:
     assert (groups.abs() > 6 * scales).any()
 
 
+@pytest.mark.parametrize("size", [2.0**-100, 2.0**-6, 2.0**100])
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+def test_what_is_stored_in_nf4_differs_about_as_much_as_in_bfloat16(
+    any_library: CpuLibrary, packed_dtype: torch.dtype, size: float
+) -> None:
+    """From levels of bitsandbytes times the largest weights of blocks, which have all digits of float32."""
+    generator = torch.Generator().manual_seed(9)
+    places = torch.randint(0, 16, (200, 5, 64), generator=generator)
+    places[..., 17] = torch.randint(0, 2, (200, 5), generator=generator) * 15
+    largest = (torch.rand(200, 5, 1, generator=generator) + 0.5) * size
+    exact = (NF4_LEVELS[places] * largest).flatten(1)
+    rounded = PackedLinear(exact.to(packed_dtype), None, any_library, NF4).rows(torch.arange(200))
+    multiples, _ = multiples_of(exact.to(packed_dtype), NF4)
+    assert torch.equal(multiples.flatten(), multiples.unique()[places].flatten())
+    assert len(multiples.unique()) == 16
+    of_bfloat16 = exact.bfloat16().float()
+    squares = [(weight.float() / size - exact / size).square().mean() for weight in (rounded, of_bfloat16)]
+    assert squares[0] < 2.5 * squares[1]
+    if packed_dtype == torch.bfloat16:
+        in_blocks = of_bfloat16.unflatten(1, (-1, 64))
+        assert (rounded.float().unflatten(1, (-1, 64)) - in_blocks).abs().max() <= in_blocks.abs().max() * 2**-7
+
+
+def test_nf4_takes_the_nearest_multiple() -> None:
+    blocks = torch.randn(500, 64, generator=torch.Generator().manual_seed(7)).bfloat16().float()
+    multiples, scales = multiples_of(blocks, NF4)
+    assert torch.equal(scales[:, 0, 0] * 2048, blocks.abs().amax(1))
+    assert torch.equal(scales[:, 0], scales[:, 1])
+    distances = (blocks[..., None].double() - multiples.unique().double() * scales[:, :1].double()).abs().amin(-1)
+    found = (blocks.double() - (multiples.double() * scales.double()).flatten(1)).abs()
+    assert torch.allclose(found, distances, rtol=1e-6, atol=0)
+    assert (multiples.unique() / 2048 - NF4_LEVELS).abs().max() <= 0.25 / 1024
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("quantization", FORMS)
@@ -340,17 +384,18 @@ def test_what_shares_a_scale_with_a_weight_that_is_not_finite_is_not_either(
 ) -> None:
     weight = torch.randn(40, 100, generator=torch.Generator().manual_seed(8)).to(packed_dtype)
     weight[3, 70] = value
-    group = slice(None) if quantization is INT8 else slice(64, 96)
+    group = {INT8: slice(None), NF4: slice(64, None)}.get(quantization, slice(64, 96))
     for rounded in (rounded_weight(weight, quantization), CpuBackend(any_library).rounded_weight(weight, quantization)):
         assert not rounded[3, group].isfinite().any()
         rounded[3, group] = 0
         assert rounded.isfinite().all()
 
 
+@pytest.mark.parametrize("quantization", [INT8, NF4])
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
-def test_rounding_twice_is_rounding_once(packed_dtype: torch.dtype) -> None:
-    rounded = rounded_weight(make_weight((200, 1100), packed_dtype)[0], INT8)
-    assert torch.equal(rounded_weight(rounded, INT8), rounded)
+def test_rounding_twice_is_rounding_once(packed_dtype: torch.dtype, quantization: Quantization) -> None:
+    rounded = rounded_weight(make_weight((200, 1100), packed_dtype)[0], quantization)
+    assert torch.equal(rounded_weight(rounded, quantization), rounded)
 
 
 @pytest.mark.parametrize("quantization", FORMS)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from loraserve_kernels.nf4 import LEVELS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, PreTrainedModel
@@ -148,8 +149,8 @@ def _calibrated(linear: nn.Linear) -> Tensor:
     return stored if of_all is None else stored.bfloat16().float()
 
 
-NF4 = torch.linspace(-1, 1, 16) ** 3
-"""Any 16 numbers: a checkpoint has its own."""
+ANY_LEVELS = torch.linspace(-1, 1, 16) ** 3
+"""A checkpoint has its own."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -211,15 +212,23 @@ def in_words(codes: Tensor, bits: int, order: Sequence[int], axis: int) -> Tenso
     return words if axis == 1 else words.T
 
 
-def save_nf4(folder: Path, is_nested: bool = True) -> PreTrainedModel:
-    """As bitsandbytes, with blocks of 64 over all rows, whose scales are in eight bits too, or not."""
+def save_nf4(
+    folder: Path,
+    model: PreTrainedModel | None = None,
+    *,
+    is_nested: bool = True,
+    levels: Tensor = LEVELS,
+    dtype: str = "bfloat16",
+) -> PreTrainedModel:
+    """As bitsandbytes, with blocks of 64 over all rows, whose scales are in eight bits too, or not. dtype: to which it
+    rounds whole weights."""
     nested_size, offset = 256, 0.25
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         blocks = weight.reshape(-1, 64)
         largest = blocks.abs().amax(1)
         tensors = {"weight.absmax": largest}
-        state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
+        state = {"quant_type": "nf4", "blocksize": 64, "dtype": dtype, "shape": list(weight.shape)}
         if is_nested:
             table = torch.linspace(-1, 1, 256)
             of_blocks = torch.stack([part.sub(offset).abs().amax() for part in largest.split(nested_size)])
@@ -232,17 +241,19 @@ def save_nf4(folder: Path, is_nested: bool = True) -> PreTrainedModel:
                 "weight.nested_quant_map": table,
             }
             state |= {"nested_blocksize": nested_size, "nested_dtype": "float32", "nested_offset": offset}
-        codes = (blocks[..., None] / largest[:, None, None] - NF4).abs().argmin(-1)
+        # By their own largest, so that each block has a level of 1.
+        codes = (blocks[..., None] / blocks.abs().amax(1)[:, None, None] - levels).abs().argmin(-1)
         pairs = codes.view(-1, 2)
         tensors |= {
             "weight": (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8),
-            "weight.quant_map": NF4.clone(),
+            "weight.quant_map": levels.clone(),
             "weight.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8),
         }
-        return tensors, (NF4[codes] * largest[:, None]).bfloat16().float().view(weight.shape)
+        whole = (levels[codes] * largest[:, None]).to(getattr(torch, dtype))
+        return tensors, whole.float().view(weight.shape)
 
     stated = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    return save_packed(folder, llama(), packed, stated)
+    return save_packed(folder, model or llama(), packed, stated)
 
 
 def save_int8(folder: Path) -> PreTrainedModel:
@@ -313,7 +324,8 @@ UNPACKED_SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     "awq": save_awq,
     "awq-experts": lambda folder: save_awq(folder, mixtral()),
     "nf4": save_nf4,
-    "nf4-plain": partial(save_nf4, is_nested=False),
+    "nf4-plain": partial(save_nf4, is_nested=False, dtype="float16"),
+    "other-levels": partial(save_nf4, levels=ANY_LEVELS),
     "int8": save_int8,
 }
 """Likewise, of those that transformers does not make whole."""

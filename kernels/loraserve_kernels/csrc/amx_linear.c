@@ -84,6 +84,8 @@ static void widen_stretch(char *widened, const struct quantized_panel *panel, in
             widen_four(words, panel, word, INT4);
         else if (format == MXFP4)
             widen_four(words, panel, word, MXFP4);
+        else if (format == NF4)
+            widen_four(words, panel, word, NF4);
         else
             for (int i = 0; i < 4; i++)
                 words[i] = widen_word(panel, word + i, INT8, BFLOAT16);

@@ -169,9 +169,11 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
     KERNEL(widen_##rows##x##panels##_int8_float32, multiply, rows, panels, FLOAT32, INT8)                             \
     KERNEL(widen_##rows##x##panels##_int4_float32, multiply, rows, panels, FLOAT32, INT4)                             \
     KERNEL(widen_##rows##x##panels##_mxfp4_float32, multiply, rows, panels, FLOAT32, MXFP4)                           \
+    KERNEL(widen_##rows##x##panels##_nf4_float32, multiply, rows, panels, FLOAT32, NF4)                               \
     KERNEL(widen_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, true)                            \
     KERNEL(widen_##rows##x##panels##_int4_int16, multiply_int16, rows, panels, INT4, true)                            \
     KERNEL(widen_##rows##x##panels##_mxfp4_int16, multiply_int16, rows, panels, MXFP4, true)                          \
+    KERNEL(widen_##rows##x##panels##_nf4_int16, multiply_int16, rows, panels, NF4, true)                              \
     KERNEL(multiply_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, false)                        \
     KERNEL(multiply_##rows##x##panels##_groups_int16, multiply_int16, rows, panels, INT4, false)
 MULTIPLY(1, 4)
@@ -218,12 +220,14 @@ STORE(2, float32, FLOAT32)
          ? (words_dtype == BFLOAT16 ? widen_##shape##_int8_bfloat16 : widen_##shape##_int8_float32)                   \
      : is_first && format == INT4  ? widen_##shape##_int4_float32                                                     \
      : is_first && format == MXFP4 ? widen_##shape##_mxfp4_float32                                                    \
+     : is_first && format == NF4   ? widen_##shape##_nf4_float32                                                      \
      : words_dtype == BFLOAT16     ? multiply_##shape##_bfloat16                                                      \
                                    : multiply_##shape##_float32)
 #define INT16_KERNEL_OF(shape, is_first)                                                                              \
     (format == INT8   ? (is_first ? widen_##shape##_int8_int16 : multiply_##shape##_int8_int16)                       \
      : !is_first      ? multiply_##shape##_groups_int16                                                               \
      : format == INT4 ? widen_##shape##_int4_int16                                                                    \
+     : format == NF4  ? widen_##shape##_nf4_int16                                                                     \
                       : widen_##shape##_mxfp4_int16)
 
 #define TILE(rows, panels)                                                                                            \

@@ -119,12 +119,47 @@ INLINE float mxfp4_multiples_of(vf *values)
     return exponent > 3 ? float_of((exponent - 3) << 23) : 0;
 }
 
+/* The largest weight of a block, rounded to bfloat16; NaN where one is not finite. */
+INLINE float nf4_largest_of(const void *row, int64_t k, int64_t depth, const enum dtype dtype)
+{
+    vf largest = {0}, zeros = {0};
+    for (int64_t end = k + BLOCK_OF_NF4; k < end; k += LANES) {
+        const vf values = load_upto(row, k, MAX(0, depth - k), dtype);
+        largest = vmax(largest, vmax(values, -values));
+        zeros += values * 0;
+    }
+    const int32_t bits = bits_of(horizontal_max(largest)), rounded = (bits + 0x7fff + (bits >> 16 & 1)) & ~0xffff;
+    return horizontal_sum(zeros) == 0 && float_of(rounded) < INFINITY ? float_of(rounded) : NAN;
+}
+
+/* The same, of half of a block with that largest weight; the nearest multiples. */
+INLINE float nf4_multiples_of(vf *values, float largest)
+{
+    static const float levels[] = {NF4_MULTIPLES};
+    const bool is_finite = largest == largest;
+    const bool has_scale = is_finite && bits_of(largest) >> 23 > 11; /* that is a normal number */
+    for (int v = 0; v < GROUP_VECTORS; v++) {
+        const vf shares = values[v] / splat(has_scale ? largest : 1.0f);
+        vf multiples = splat(levels[0]);
+#pragma GCC unroll 15
+        for (int i = 1; i < 16; i++)
+            multiples += choose(shares > splat((levels[i - 1] + levels[i]) / (2 * LARGEST_NF4)),
+                                splat(levels[i] - levels[i - 1]), (vf){0});
+        values[v] = has_scale ? multiples : splat(is_finite ? 0 : LARGEST_NF4);
+    }
+    if (!is_finite)
+        return NAN;
+    return has_scale ? largest / LARGEST_NF4 : 0;
+}
+
 /* The values from k on become multiples; returns their scale. */
 INLINE float load_group(vf *values, const void *row, int64_t k, int64_t depth, const enum dtype dtype,
                         const enum weight_format format)
 {
     for (int v = 0; v < GROUP_VECTORS; v++)
         values[v] = load_upto(row, k + v * LANES, MAX(0, depth - k - v * LANES), dtype);
+    if (format == NF4)
+        return nf4_multiples_of(values, nf4_largest_of(row, k & ~(int64_t)(BLOCK_OF_NF4 - 1), depth, dtype));
     return format == INT4 ? int4_multiples_of(values) : mxfp4_multiples_of(values);
 }
 
@@ -132,16 +167,27 @@ INLINE float load_group(vf *values, const void *row, int64_t k, int64_t depth, c
 INLINE uint32_t code_of(float multiple, const enum weight_format format)
 {
     static const uint8_t places[] = {[1] = 1, [2] = 2, [3] = 3, [4] = 4, [6] = 5, [8] = 6, [12] = 7};
+#define NF4_PLACE(multiple) (((multiple) + LARGEST_NF4) >> 5)
+    static const uint8_t of_nf4[] = {
+        [NF4_PLACE(-1426)] = 1, [NF4_PLACE(-1075)] = 2, [NF4_PLACE(-809)] = 3,  [NF4_PLACE(-583)] = 4,
+        [NF4_PLACE(-378)] = 5,  [NF4_PLACE(-186)] = 6,  [NF4_PLACE(0)] = 7,     [NF4_PLACE(163)] = 8,
+        [NF4_PLACE(330)] = 9,   [NF4_PLACE(504)] = 10,  [NF4_PLACE(692)] = 11,  [NF4_PLACE(903)] = 12,
+        [NF4_PLACE(1152)] = 13, [NF4_PLACE(1481)] = 14, [NF4_PLACE(2048)] = 15,
+    };
     if (format == INT4)
         return (uint32_t)(int32_t)multiple & 15;
+    if (format == NF4)
+        return of_nf4[NF4_PLACE((int32_t)multiple)];
     return (multiple < 0 ? 8 : 0) | places[(int)fabsf(multiple)];
 }
 
 /* `code` in the highest four bits. */
 INLINE float multiple_of(uint32_t code, const enum weight_format format)
 {
-    static const int8_t multiples[] = {MXFP4_MULTIPLES};
-    return format == INT4 ? (float)((int32_t)code >> 28) : multiples[code >> 28];
+    static const int16_t of_mxfp4[] = {MXFP4_MULTIPLES}, of_nf4[] = {NF4_MULTIPLES};
+    if (format == INT4)
+        return (float)((int32_t)code >> 28);
+    return format == NF4 ? of_nf4[code >> 28] : of_mxfp4[code >> 28];
 }
 
 /* multiples: [count] of weight[index ...]. */

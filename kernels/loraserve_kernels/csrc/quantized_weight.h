@@ -20,6 +20,10 @@
  *
  * MXFP4, as gpt-oss has its experts: the same, with powers of two as scales, and multiples that are looked up: a sign above the
  * place in 0, 1, 2, 3, 4, 6, 8, 12.
+ *
+ * NF4, as bitsandbytes has weights: the same, with a 2048th of the largest weight of each BLOCK_OF_NF4 as the scale, which both
+ * groups of a block have, and looked up multiples that its levels are nearest to. Sums of a group's products are less than 2^31
+ * all the same. Not all multiples are exact in bfloat16: for AMX they are rounded to it.
  */
 #pragma once
 
@@ -29,6 +33,9 @@
 #define GROUP 32                /* elements of depth that share a scale in four bits */
 #define GROUP_WORDS (GROUP / 2) /* pairs */
 #define MXFP4_MULTIPLES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
+#define BLOCK_OF_NF4 64
+#define LARGEST_NF4 2048
+#define NF4_MULTIPLES -2048, -1426, -1075, -809, -583, -378, -186, 0, 163, 330, 504, 692, 903, 1152, 1481, 2048
 
 /* Of the words that multiples are widened to. */
 INLINE enum dtype quantized_dtype_of(const enum weight_format format, const enum dtype dtype)
@@ -71,6 +78,7 @@ INLINE const char *first_quantized_panel(const struct packed_linear *linear, con
 #define WITH_CONSTANTS(format, dtype, call, ...)                                                                      \
     ((format) == INT8   ? WITH_DTYPE(dtype, INT8, call, __VA_ARGS__)                                                  \
      : (format) == INT4 ? WITH_DTYPE(dtype, INT4, call, __VA_ARGS__)                                                  \
+     : (format) == NF4  ? WITH_DTYPE(dtype, NF4, call, __VA_ARGS__)                                                   \
                         : WITH_DTYPE(dtype, MXFP4, call, __VA_ARGS__))
 #define WITH_DTYPE(dtype, format, call, ...)                                                                          \
     ((dtype) == BFLOAT16 ? call(__VA_ARGS__, BFLOAT16, format) : call(__VA_ARGS__, FLOAT32, format))
@@ -140,13 +148,43 @@ INLINE vi16 mxfp4_multiples(vi16 words, const int bit)
 #endif
 }
 
+INLINE vi16 nf4_multiples(vi16 words, const int bit)
+{
+#if defined(__AVX512BW__)
+    /* Twice, as places are looked up by five bits, of which the highest is the next place's. */
+    static const int16_t multiples[] = {NF4_MULTIPLES, NF4_MULTIPLES};
+    return (vi16)_mm512_permutexvar_epi16((__m512i)(words >> bit), _mm512_loadu_si512(multiples));
+#elif LANES == 8 && defined(__AVX2__)
+    /* Lower and upper bytes by themselves; where the place has its highest bit set, zero is found. */
+#define LOW_BYTE(multiple) ((multiple) & 255)
+#define HIGH_BYTE(multiple) ((multiple) >> 8)
+#define OF_EACH(byte, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)                                                 \
+    _mm_setr_epi8((char)byte(a), (char)byte(b), (char)byte(c), (char)byte(d), (char)byte(e), (char)byte(f),           \
+                  (char)byte(g), (char)byte(h), (char)byte(i), (char)byte(j), (char)byte(k), (char)byte(l),           \
+                  (char)byte(m), (char)byte(n), (char)byte(o), (char)byte(p))
+#define BYTES(byte, ...) OF_EACH(byte, __VA_ARGS__)
+    const __m256i low = _mm256_broadcastsi128_si256(BYTES(LOW_BYTE, NF4_MULTIPLES));
+    const __m256i high = _mm256_broadcastsi128_si256(BYTES(HIGH_BYTE, NF4_MULTIPLES));
+    const vi16 places = words >> bit & 15, zero_above = places | (int16_t)0x8000, zero_below = places << 8 | 0x80;
+    return (vi16)(_mm256_shuffle_epi8(low, (__m256i)zero_above) | _mm256_shuffle_epi8(high, (__m256i)zero_below));
+#else
+    static const int16_t multiples[] = {NF4_MULTIPLES};
+    vi16 found;
+    for (int i = 0; i < 2 * LANES; i++)
+        found[i] = multiples[words[i] >> bit & 15];
+    return found;
+#endif
+}
+
 /* The multiples of one of four words, LANES pairs of int16. */
 INLINE vf int16_pairs(const struct quantized_panel *panel, int64_t four, const int of_four, const enum weight_format format)
 {
     if (format != INT8) {
         vi16 words;
         memcpy(&words, panel->multiples + four * (int64_t)sizeof words, sizeof words);
-        return (vf)(format == INT4 ? words << (12 - 4 * of_four) >> 12 : mxfp4_multiples(words, 4 * of_four));
+        if (format == INT4)
+            return (vf)(words << (12 - 4 * of_four) >> 12);
+        return (vf)(format == NF4 ? nf4_multiples(words, 4 * of_four) : mxfp4_multiples(words, 4 * of_four));
     }
     const char *source = panel->multiples + (4 * four + of_four) * LANES * 2;
 #if defined(__AVX512BW__)
@@ -195,6 +233,13 @@ INLINE float float_of(int32_t bits)
 /* Pairs of bfloat16 of floats that have no more digits. */
 INLINE vf exact_words(vf first, vf second) { return (vf)((vu)first >> 16 | ((vu)second & 0xffff0000)); }
 
+/* Pairs of bfloat16 of any floats, rounded; NaN stays NaN where it has only bits that bfloat16 has. */
+INLINE vf rounded_words(vf first, vf second)
+{
+    const vu low = (vu)first, high = (vu)second;
+    return exact_words((vf)(low + 0x7fff + (low >> 16 & 1)), (vf)(high + 0x7fff + (high >> 16 & 1)));
+}
+
 /* Four words in bfloat16, of multiples in four bits. */
 INLINE void widen_four(vf *words, const struct quantized_panel *panel, int64_t word, const enum weight_format format)
 {
@@ -202,7 +247,8 @@ INLINE void widen_four(vf *words, const struct quantized_panel *panel, int64_t w
 #pragma GCC unroll 4
     for (int of_four = 0; of_four < 4; of_four++) {
         const vf pairs = int16_pairs(panel, word / 4, of_four, format);
-        words[of_four] = exact_words(scaled_half(pairs, 0, scale), scaled_half(pairs, 1, scale));
+        const vf first = scaled_half(pairs, 0, scale), second = scaled_half(pairs, 1, scale);
+        words[of_four] = format == NF4 ? rounded_words(first, second) : exact_words(first, second);
     }
 }
 

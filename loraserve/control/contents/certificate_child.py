@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from transformers import PreTrainedModel
 
+    from loraserve.engine.model_description import ModelDescription
+
 PROMPT_TOKENS = 24
 NEW_TOKENS = 4
 KV_BYTES = 128 << 20
@@ -92,12 +94,14 @@ def measure(job: CertificateJob) -> Certificate:
         raise Skipped("peft is not installed")
     import torch
 
+    from loraserve.models.loader import DTYPES
+
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     _check_memory(job)
-    samples, dtype, body = _our_samples(job)
+    samples, description, body = _our_samples(job)
     gc.collect()
-    reference = _reference(job, dtype, body)
+    reference = _reference(job, DTYPES[description.dtype], body, keeps_stored=description.keeps_stored)
     found = _compare(job, reference, samples[0])
     for sample in samples[1:]:
         if found.status is CertificateStatus.AGREES:
@@ -158,9 +162,9 @@ def _check_memory(job: CertificateJob) -> None:
         )
 
 
-def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
-    """With the model's dtype and `body_name`. Of a model of experts there are several, of which one that agrees is
-    enough, as in the check of the model."""
+def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription, str]":
+    """With `body_name`. Of a model of experts there are several, of which one that agrees is enough, as in the check of
+    the model."""
     import torch
     from loraserve_adapters.config import SEQ_CLS
     from loraserve_adapters.headless import body_name
@@ -174,7 +178,6 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
         SamplingParams,
         to_classify,
     )
-    from loraserve.models import loader
     from loraserve.models.self_check import NUM_PROBES_OF_EXPERTS
 
     fields = _config_fields(job)
@@ -230,10 +233,10 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
             sample.rows.append(vector)
             off_by = (numbers - head @ vector).abs()
             sample.is_head_right &= bool((off_by <= HEAD_TOLERANCE * (head.abs() @ vector.abs())).all())
-    return samples, loader.DTYPES[description.dtype], body_name(description.layout) or ""
+    return samples, description, body_name(description.layout) or ""
 
 
-def _reference(job: CertificateJob, dtype: Any, body: str) -> Reference:
+def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool = False) -> Reference:
     """PEFT puts the adapter where it was trained: on the whole model, or on the body alone.
 
     The model is called as PEFT's own where that is the whole one, which knows from which token on an activated LoRA
@@ -256,7 +259,7 @@ def _reference(job: CertificateJob, dtype: Any, body: str) -> Reference:
     }
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
         raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by other ranks than in training")
-    model = _base_model(job, dtype)
+    model = _base_model(job, dtype, keeps_stored=keeps_stored)
     signal.signal(signal.SIGALRM, _patterns_take_too_long)
     signal.alarm(PATTERN_S)
     place = body if fields["task_type"] == FEATURE_EXTRACTION else ""
@@ -287,22 +290,21 @@ def _config_fields(job: CertificateJob) -> dict[str, Any]:
     return {"alora_invocation_tokens": None, "task_type": None} | stated
 
 
-def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":
+def _base_model(job: CertificateJob, dtype: Any, *, keeps_stored: bool) -> "PreTrainedModel":
     from loraserve_kernels.quantization import Quantization
 
     from loraserve.models import loader
     from loraserve.models.quantized_weights import round_weights
-    from loraserve.models.stored_experts import names_of_stored
 
     config = loader.load_config(job.engine.model, job.engine.revision)
     if job.engine.load_format == "dummy":
         model = loader.dummy_model(config, dtype, job.engine.seed)
     else:
         model = loader.load_model(job.engine.model, job.engine.revision, config, dtype).model
-    if job.engine.quantization != "none":
-        is_dummy = job.engine.load_format == "dummy"
-        stored = frozenset() if is_dummy else names_of_stored(job.engine.model, job.engine.revision)
-        round_weights(model, Quantization(job.engine.quantization), stored)
+    stored = loader.forms_kept(job.engine.model, job.engine.revision, config) if keeps_stored else {}
+    if job.engine.quantization != "none" or stored:
+        quantization = None if job.engine.quantization == "none" else Quantization(job.engine.quantization)
+        round_weights(model, quantization, stored)
     return model
 
 
