@@ -271,7 +271,7 @@ def _four_bits(parts: _Parts) -> FourBits:
         num_blocks = -(-num_elements // block_size)
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise parts.refused(state_name, f"is not understood: {error!r}") from None
-    codes = parts.take("weight").flatten()
+    codes = parts.take("weight").flatten().view(torch.uint8)  # of any `bnb_4bit_quant_storage`
     if len(codes) != -(-num_elements // 2):
         raise parts.refused(
             "weight", f"has {len(codes)} bytes, expected {-(-num_elements // 2)} for {[num_rows, depth]}"

@@ -68,7 +68,7 @@ def test_without_c_kernels_it_is_whole_unless_fewer_bits_are_asked_for(oracle: O
 @pytest.mark.parametrize("stated", ["bfloat16", "float16"])
 @pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
 def test_whole_it_is_what_it_stands_for(tmp_path: Path, dtype: torch.dtype, stated: str, is_nested: bool) -> None:
-    save_nf4(tmp_path, is_nested=is_nested, dtype=stated)
+    save_nf4(tmp_path, is_nested=is_nested, dtype=stated, storage=torch.bfloat16 if is_nested else torch.uint8)
     whole, kept = load(tmp_path, dtype, keeps_stored=False).model, load(tmp_path, dtype)
     assert kept.stored.keys() == linears_of(whole).keys()
     assert kept.stored.keys() == loader.forms_kept(str(tmp_path), None, loader.load_config(str(tmp_path), None)).keys()

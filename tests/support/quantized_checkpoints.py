@@ -219,9 +219,10 @@ def save_nf4(
     is_nested: bool = True,
     levels: Tensor = LEVELS,
     dtype: str = "bfloat16",
+    storage: torch.dtype = torch.uint8,
 ) -> PreTrainedModel:
     """As bitsandbytes, with blocks of 64 over all rows, whose scales are in eight bits too, or not. dtype: to which it
-    rounds whole weights."""
+    rounds whole weights. storage: what their bytes are said to be."""
     nested_size, offset = 256, 0.25
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -245,7 +246,7 @@ def save_nf4(
         codes = (blocks[..., None] / blocks.abs().amax(1)[:, None, None] - levels).abs().argmin(-1)
         pairs = codes.view(-1, 2)
         tensors |= {
-            "weight": (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8),
+            "weight": (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8).flatten().view(storage)[:, None],
             "weight.quant_map": levels.clone(),
             "weight.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8),
         }
@@ -325,6 +326,7 @@ UNPACKED_SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     "awq-experts": lambda folder: save_awq(folder, mixtral()),
     "nf4": save_nf4,
     "nf4-plain": partial(save_nf4, is_nested=False, dtype="float16"),
+    "nf4-in-bfloat16": partial(save_nf4, storage=torch.bfloat16),
     "other-levels": partial(save_nf4, levels=ANY_LEVELS),
     "int8": save_int8,
 }
