@@ -174,8 +174,7 @@ def test_what_is_not_finite_is_seen_in_its_row_alone(
 
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("quantization", FORMS)
+@pytest.mark.parametrize(("quantization", "shape"), FORMS_OF_SHAPES, ids=str)
 def test_rows_are_those_of_the_rounded_weight(
     any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], packed_dtype: torch.dtype
 ) -> None:
@@ -196,8 +195,9 @@ def test_weights_below_the_normal_range_keep_their_sign(any_library: CpuLibrary,
 
 
 @pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [*SHAPES, (3, 50, 400)], ids=str)
-@pytest.mark.parametrize("quantization", FORMS)
+@pytest.mark.parametrize(
+    ("quantization", "shape"), [*FORMS_OF_SHAPES, *((form, (3, 50, 400)) for form in FORMS)], ids=str
+)
 def test_a_backend_rounds_as_torch_does(
     any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, ...], packed_dtype: torch.dtype
 ) -> None:
