@@ -44,7 +44,6 @@ from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.quantized_checkpoint import MXFP4, quantization_method
 from loraserve.models.stored_weights import StoredWeights
-from loraserve.models.unpacked_weights import BITSANDBYTES
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -109,16 +108,16 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     grammars = Grammars(loader.without_gaps(tokenizer_json, token_ids), eos_token_ids)
     backend, backend_note = _backend(config, device)
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
-    keeps_stored = _keeps_stored(model_config, device, dtype, backend, quantization)
-    form = Quantization.NF4 if keeps_stored and quantization_method(model_config) == BITSANDBYTES else quantization
-    """Of most linears."""
+    stored: StoredWeights = {}
+    if _keeps_stored(config, device, dtype, backend, quantization):
+        stored = loader.stored_weights(config.model, config.revision, model_config)
+    form = _form_of_most(model_config, dtype, stored) or quantization
     num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, form)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
-    loaded = _load_weights(config, model_config, device, dtype, progress, keeps_stored=keeps_stored)
-    hf_model, is_headless, stored = loaded
+    hf_model, is_headless = _load_weights(config, model_config, device, dtype, progress, stored)
     model = CausalModel(hf_model, backend, quantization, stored)
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
@@ -235,9 +234,12 @@ def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quan
 def _checkpoint_notes(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> list[str]:
     if (method := quantization_method(model_config)) is None:
         return []
-    if stored:
+    if stored and (method == MXFP4 or _form_of_most(model_config, dtype, stored) is not None):
         kept = "experts" if method == MXFP4 else "linears"
         return [f"{method} checkpoint: its {kept} stay as they are stored, in four bits"]
+    if stored:
+        kept = f"{len(stored)} of its linears stay as they are stored, in four bits"
+        return [f"{method} checkpoint: {kept}, and its other weights are made whole, in {_name(dtype)}"]
     return [f"{method} checkpoint: its weights are made whole, in {_name(dtype)}"]
 
 
@@ -248,16 +250,19 @@ def _quantization_notes(quantization: Quantization | None, model: CausalModel, b
 
 
 def _keeps_stored(
-    model_config: PreTrainedConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    backend: Backend,
-    quantization: Quantization | None,
+    config: EngineConfig, device: torch.device, dtype: torch.dtype, backend: Backend, quantization: Quantization | None
 ) -> bool:
     """Whether what is in four bits that we have too stays so. Without our C kernels each step makes it whole again,
     which has to be asked for."""
     is_fit = device.type == "cpu" and (backend.packs(dtype) or quantization is not None)
-    return is_fit and quantization_method(model_config) in (MXFP4, BITSANDBYTES)
+    return is_fit and config.load_format != "dummy"
+
+
+def _form_of_most(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> Quantization | None:
+    """Of what is read for a token; None where that is not stored in it."""
+    linears = [weight for weight in stored.values() if weight.quantization is Quantization.NF4]
+    num_bytes = sum(weight.placeholder(dtype).nbytes for weight in linears)
+    return Quantization.NF4 if num_bytes > loader.num_weight_bytes(model_config, dtype) / 2 else None
 
 
 def _load_weights(
@@ -266,18 +271,14 @@ def _load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress,
-    *,
-    keeps_stored: bool,
+    stored: StoredWeights,
 ) -> loader.LoadedModel:
     progress("loading weights", 0, 1)
     if config.load_format == "dummy":
         loaded = loader.LoadedModel(loader.dummy_model(model_config, dtype, config.seed, device), is_headless=False)
     elif config.load_format in ("auto", "safetensors"):
-        if not keeps_stored:
-            _require_room(config, model_config, dtype)
-        loaded = loader.load_model(
-            config.model, config.revision, model_config, dtype, device, keeps_stored=keeps_stored
-        )
+        _require_room(config, model_config, dtype, stored)
+        loaded = loader.load_model(config.model, config.revision, model_config, dtype, device, stored=stored)
     else:
         raise EngineStartError(
             f"load_format {config.load_format!r} is not supported: choose auto, safetensors or dummy"
@@ -286,14 +287,19 @@ def _load_weights(
     return loaded
 
 
-def _require_room(config: EngineConfig, model_config: PreTrainedConfig, dtype: torch.dtype) -> None:
+def _require_room(
+    config: EngineConfig, model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights
+) -> None:
     """For weights that are made whole, in memory. Others are mapped from their files."""
-    if (method := quantization_method(model_config)) is None:
+    method = quantization_method(model_config)
+    if method is None or (method == MXFP4 and stored):
         return
-    needed, available = loader.num_weight_bytes(model_config, dtype), available_memory_bytes()
+    kept_bytes = sum(weight.placeholder(dtype).nbytes for weight in stored.values())
+    needed, available = loader.num_weight_bytes(model_config, dtype) - kept_bytes, available_memory_bytes()
     if needed > available:
+        rest = ", but for those that stay in four bits," if stored else ""
         raise EngineStartError(
-            f"{config.model} is quantized with {method} and made whole as it is loaded: its weights in "
+            f"{config.model} is quantized with {method} and made whole as it is loaded: its weights{rest} in "
             f"{_name(dtype)} take {needed / GIB:.1f} GiB, and {available / GIB:.1f} GiB of memory are free"
         )
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from loraserve_kernels.backend import Backend
-from loraserve_kernels.quantization import Quantization
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -27,17 +26,17 @@ from loraserve.models.experts import is_experts
 from loraserve.models.model_files import find_file
 from loraserve.models.model_place import not_found, why_absent
 from loraserve.models.quantized_checkpoint import (
-    MXFP4,
     make_whole,
     quantization_method,
     require_all_read,
     require_undone,
     whole_config,
 )
-from loraserve.models.stored_weights import StoredWeights, forms_of_stored, read_experts, read_linears
-from loraserve.models.unpacked_weights import BITSANDBYTES, UNPACKED, read_whole
+from loraserve.models.stored_weights import StoredWeights, find_stored, read_others
+from loraserve.models.unpacked_weights import UNPACKED, read_whole
 
 CPU = torch.device("cpu")
+PLACEHOLDER_BYTES = 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,8 +44,6 @@ class LoadedModel(NamedTuple):
     model: PreTrainedModel
     is_headless: bool
     """It was saved without an `lm_head`, as models for embeddings are: the table of tokens stands in for it."""
-    stored: StoredWeights = MappingProxyType({})
-    """For which the model has placeholders."""
 
 
 def load_config(model: str, revision: str | None) -> PreTrainedConfig:
@@ -87,6 +84,13 @@ def is_mostly_linears(config: PreTrainedConfig) -> bool:
     return _is_mostly(config, _is_linear)
 
 
+def stored_weights(model: str, revision: str | None, config: PreTrainedConfig) -> StoredWeights:
+    """What can stay in four bits that we have too. config: of `load_config`. Raises `ModelRefusedError`."""
+    if quantization_method(config) is None:
+        return {}
+    return find_stored(model, revision, config.quantization_config, _without_weights(config))
+
+
 def num_weight_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     """Of the whole model."""
     return sum(parameter.nbytes for parameter in _without_weights(config, dtype).parameters())
@@ -124,25 +128,22 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device = CPU,
     *,
-    keeps_stored: bool = False,
+    stored: StoredWeights = MappingProxyType({}),
 ) -> LoadedModel:
     """Load safetensors weights; pickled weights are never read.
 
     Raises `ModelRefusedError`, also where some are missing: transformers would make them up. config: of `load_config`.
-    keeps_stored: what is in four bits that we have too, `LoadedModel.stored`, is not made whole; on a CPU.
+    stored: of `stored_weights`, is not made whole; on a CPU.
     """
     method = quantization_method(config)
     model_class: Any = AutoModelForCausalLM
     source: dict[str, Any] = {"revision": revision, "config": config}
-    stored: StoredWeights = {}
     if method is not None:
         bare = _without_weights(config)
         require_undone(model, method, has_experts=any(map(is_experts, bare.modules())))
         tensors = None
-        if keeps_stored and method == MXFP4:
-            tensors, stored = read_experts(model, revision, dtype, dict(bare.named_parameters()))
-        elif keeps_stored and method == BITSANDBYTES:
-            tensors, stored = read_linears(model, revision, config.quantization_config, dtype, bare)
+        if stored:
+            tensors = read_others(model, revision, config.quantization_config, dtype, stored)
         elif method in UNPACKED:
             tensors = read_whole(model, revision, config.quantization_config, dtype)
         if tensors is not None:
@@ -162,6 +163,7 @@ def load_model(
         raise ModelRefusedError(f"cannot load the weights of {model}: {_first_line(error)}") from error
     loaded, info = found
     require_all_read(model, method, info["unexpected_keys"])
+    _require_placeholders(model, loaded, stored)
     missing = sorted(info["missing_keys"])
     if missing and not _is_head(missing, loaded):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -170,16 +172,13 @@ def load_model(
         loaded.get_output_embeddings().weight = loaded.get_input_embeddings().weight
     # By way of the CPU, where they are a mapping of the file: transformers loads to a device only with accelerate.
     nn.Module.to(loaded, device)
-    return LoadedModel(loaded.eval(), bool(missing), stored)
+    return LoadedModel(loaded.eval(), bool(missing))
 
 
-def forms_kept(model: str, revision: str | None, config: PreTrainedConfig) -> dict[str, Quantization]:
-    """Of the weights that `load_model` would not make whole with `keeps_stored`, by their names.
-
-    Raises `ModelRefusedError`.
-    """
-    stored = getattr(config, "quantization_config", None)
-    return {} if stored is None else forms_of_stored(model, revision, stored, _without_weights(config))
+def _require_placeholders(model: str, loaded: PreTrainedModel, stored: StoredWeights) -> None:
+    for name in stored:
+        if loaded.get_parameter(name).untyped_storage().nbytes() > PLACEHOLDER_BYTES:
+            raise ModelRefusedError(f"{model} has {name} in four bits, and transformers makes another weight of it")
 
 
 def _is_head(names: list[str], model: PreTrainedModel) -> bool:

@@ -180,6 +180,8 @@ def few_rounded(
     tables = model.get_input_embeddings(), model.get_output_embeddings()
     ids = {id(weight) for table in tables if table is not None for weight in table.parameters()}
     num_rounded = sum(parameter.value.numel() for parameter in parameters if id(parameter.value) not in ids)
+    if num_rounded and all(parameter.stored for parameter in parameters if id(parameter.value) not in ids):
+        return f"{option}: rounds nothing in the layers, as their weights are in four bits already"
     if num_rounded == 0:
         raise ModelRefusedError(f"{name} has no linears or experts that {option} could round: leave it out")
     num_others = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in ids)

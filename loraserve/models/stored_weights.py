@@ -3,7 +3,7 @@
 Experts in MXFP4, as gpt-oss's, of which nothing is lost, and linears in NF4, as bitsandbytes has them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -14,16 +14,20 @@ from loraserve_kernels.quantization import GROUP, Quantization
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.model_files import weight_files
-from loraserve.models.quantized_checkpoint import MXFP4, stored_tensors
+from loraserve.models.quantized_checkpoint import MXFP4
 from loraserve.models.unpacked_weights import BITSANDBYTES, FourBits, four_bit_weights, read_whole
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _LARGEST_SCALE = 250
 """Of which all elements are finite, whatever they are rounded to."""
+_TWO_ZEROS = 0x77
+"""A byte of codes in NF4."""
 _SMALLEST = 2.0**-115
 """Largest of a block whose multiples are not rounded to 0."""
 
@@ -89,6 +93,7 @@ class StoredLinear:
     """One linear, as `whole_nf4` takes it."""
 
     bits: FourBits
+    name_in_file: str
     quantization: ClassVar = Quantization.NF4
     is_transposed: ClassVar = False
 
@@ -118,23 +123,52 @@ class StoredLinear:
         mapped.give_back(self.bits.codes)
 
 
-def read_experts(
-    model: str, revision: str | None, dtype: torch.dtype, parameters: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], StoredWeights]:
-    """(all tensors of the checkpoint by name, with placeholders for the stored weights, those).
+def find_stored(model: str, revision: str | None, stored: dict[str, Any], bare: PreTrainedModel) -> StoredWeights:
+    """What can stay as it is. stored: the checkpoint's `quantization_config`. bare: the model without values.
 
-    parameters: of the model, whose values are not looked at. Raises `ModelRefusedError`.
+    Raises `ModelRefusedError`.
     """
+    if stored["quant_method"] == MXFP4:
+        return _find_experts(model, revision, dict(bare.named_parameters()))
+    if stored["quant_method"] == BITSANDBYTES:
+        return _find_linears(model, revision, stored, bare)
+    return {}
+
+
+def read_others(
+    model: str, revision: str | None, quantization_config: dict[str, Any], dtype: torch.dtype, stored: StoredWeights
+) -> dict[str, Tensor]:
+    """All tensors of the checkpoint by name, with placeholders for the stored weights, of which there are some.
+
+    Raises `ModelRefusedError`.
+    """
+    placeholders = {
+        weight.name_in_file if isinstance(weight, StoredLinear) else name: weight.placeholder(dtype)
+        for name, weight in stored.items()
+    }
+    if quantization_config["quant_method"] == BITSANDBYTES:
+        return read_whole(model, revision, quantization_config, dtype, placeholders)
+    parts = {name + part for name in stored for part in (_BLOCKS, _SCALES)}
     tensors: dict[str, Tensor] = {}
     for path in weight_files(model, revision):
         with safe_open(path, "pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, a file is no mapping
-    stored: dict[str, StoredWeight] = {}
+            names = [name for name in file.keys() if name not in parts]  # noqa: SIM118, a file is no mapping
+            tensors |= {name: file.get_tensor(name) for name in names}
+    return tensors | placeholders
+
+
+def _find_experts(model: str, revision: str | None, parameters: Mapping[str, Tensor]) -> dict[str, StoredExperts]:
+    """parameters: of the model, whose values are not looked at."""
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(model, revision):
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.endswith((_BLOCKS, _SCALES))]  # noqa: SIM118, likewise
+            tensors |= {name: file.get_tensor(name) for name in names}
+    found: dict[str, StoredExperts] = {}
     for name in [name.removesuffix(_BLOCKS) for name in tensors if name.endswith(_BLOCKS)]:
-        weight = StoredExperts(tensors.pop(name + _BLOCKS), tensors.pop(name + _SCALES))
-        _check(name, weight, parameters.get(name))
-        stored[name], tensors[name] = weight, weight.placeholder(dtype)
-    return tensors, stored
+        found[name] = StoredExperts(tensors[name + _BLOCKS], tensors[name + _SCALES])
+        _check(name, found[name], parameters.get(name))
+    return found
 
 
 def _check(name: str, weight: StoredExperts, parameter: Tensor | None) -> None:
@@ -155,50 +189,40 @@ def _check(name: str, weight: StoredExperts, parameter: Tensor | None) -> None:
         raise ModelRefusedError(f"{name} is {shape} in the checkpoint and {list(parameter.shape)} in the model")
 
 
-def read_linears(
-    model: str, revision: str | None, stored: dict[str, Any], dtype: torch.dtype, bare: PreTrainedModel
-) -> tuple[dict[str, Tensor], StoredWeights]:
-    """The same of a checkpoint of bitsandbytes; weights that are not in NF4 are whole. stored: see `read_whole`. bare:
-    the model without values."""
-    kept = _kept_linears(model, revision, stored, bare)
-    placeholders = {name: weight.placeholder(dtype) for name, weight in kept.items()}
-    return read_whole(model, revision, stored, dtype, placeholders), kept
-
-
-def forms_of_stored(
-    model: str, revision: str | None, stored: dict[str, Any] | None, bare: PreTrainedModel
-) -> dict[str, Quantization]:
-    """Of the weights that stay as they are where any do, by their names. stored, bare: see `read_linears`.
-
-    Raises `ModelRefusedError`.
-    """
-    method = None if stored is None else stored["quant_method"]
-    if method == MXFP4:
-        names = stored_tensors(model, revision)
-        return {name.removesuffix(_BLOCKS): Quantization.MXFP4 for name in names if name.endswith(_BLOCKS)}
-    if stored is None or method != BITSANDBYTES:
-        return {}
-    return dict.fromkeys(_kept_linears(model, revision, stored, bare), Quantization.NF4)
-
-
-def _kept_linears(
+def _find_linears(
     model: str, revision: str | None, stored: dict[str, Any], bare: PreTrainedModel
 ) -> dict[str, StoredLinear]:
     head = bare.get_output_embeddings()
     shapes = {
-        name: tuple(module.weight.shape)
+        f"{name}.weight": tuple(module.weight.shape)
         for name, module in bare.named_modules()
         if isinstance(module, nn.Linear) and module is not head
     }
-    return {
-        f"{name}.weight": StoredLinear(bits)
-        for name, bits in four_bit_weights(model, revision, stored).items()
-        if shapes.get(name) == bits.shape and _is_nf4(f"{name}.weight", bits)
-    }
+    rename, found = _renaming(bare), {}
+    for module, bits in four_bit_weights(model, revision, stored).items():
+        name_in_file = f"{module}.weight"
+        name = rename(name_in_file)
+        if shapes.get(name) == bits.shape and _is_nf4(name, bits):
+            found[name] = StoredLinear(bits, name_in_file)
+    return found
+
+
+def _renaming(bare: PreTrainedModel) -> Callable[[str], str]:
+    """From names in files to those in the model, as transformers does it; "" where it makes one weight of several."""
+    transforms = get_model_conversion_mapping(bare)
+    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    prefix, weights = bare.base_model_prefix, bare.state_dict()
+
+    def rename(name: str) -> str:
+        renamed, converted_from = rename_source_key(name, renamings, converters, prefix, weights)
+        return renamed if converted_from is None else ""
+
+    return rename
 
 
 def _is_nf4(name: str, bits: FourBits) -> bool:
-    """In blocks that no two rows share, each with a weight that is its largest. Raises `ModelRefusedError`."""
+    """In blocks that no two rows share, whose codes come back from their weights. Raises `ModelRefusedError`."""
     if bits.block_size != BLOCK or bits.shape[1] % BLOCK != 0 or not torch.equal(bits.levels, LEVELS):
         return False
     largest, codes = bits.largest(), bits.codes.view(-1, BLOCK // 2)
@@ -206,4 +230,6 @@ def _is_nf4(name: str, bits: FourBits) -> bool:
         raise ModelRefusedError(f"{name} has weights that are not finite")
     # 0 or 15, in the upper four bits or the lower ones.
     has_largest = ((codes + 16 & 0xE0) == 0).logical_or_((codes + 1 & 0x0E) == 0).any(1)
-    return bool((has_largest | (largest == 0)).all())
+    is_zero = (largest == 0) | (codes == _TWO_ZEROS).all(1)
+    # What is largest may be below zero where that was rounded to eight bits, beside much larger ones.
+    return bool((is_zero | (has_largest & (largest > 0))).all())

@@ -279,8 +279,9 @@ def test_its_memory_is_counted_as_it_will_be(gpt_oss: Oracle) -> None:
             return super().whole_mxfp4(blocks, scales, out)
 
     config = loader.load_config(str(gpt_oss.model), None)
-    loaded = loader.load_model(str(gpt_oss.model), None, config, torch.float32, keeps_stored=True)
-    model = CausalModel(loaded.model, CountingBackend(), stored=loaded.stored)
+    stored = loader.stored_weights(str(gpt_oss.model), None, config)
+    loaded = loader.load_model(str(gpt_oss.model), None, config, torch.float32, stored=stored)
+    model = CausalModel(loaded.model, CountingBackend(), stored=stored)
     whole = load(gpt_oss.model)
     experts = [weight for name, weight in whole.named_parameters() if ".experts." in name and weight.dim() == 3]
     saved = sum(weight.nbytes - weight.numel() // 32 * 18 for weight in experts)
@@ -311,9 +312,7 @@ def test_experts_that_are_no_mxfp4_are_refused(
     tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = change(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
     write_weights(tmp_path, tensors)
     with pytest.raises(ModelRefusedError, match=reason):
-        loader.load_model(
-            str(tmp_path), None, loader.load_config(str(tmp_path), None), torch.float32, keeps_stored=True
-        )
+        loader.stored_weights(str(tmp_path), None, loader.load_config(str(tmp_path), None))
 
 
 def test_experts_that_are_stored_whole_stay_whole(tmp_path: Path) -> None:

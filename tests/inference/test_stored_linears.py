@@ -1,15 +1,17 @@
 """Linears that stay in NF4 on CPUs, as bitsandbytes has them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from loraserve_kernels.quantization import ROUNDINGS, Quantization
 from loraserve_kernels.quantized_weight import rounded_weight
 from loraserve_kernels.reference_backend import ReferenceBackend
-from torch import Tensor
+from peft import LoraConfig
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.engine import startup
@@ -18,17 +20,25 @@ from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.quantized_weights import round_weights
+from loraserve.models.stored_weights import StoredWeights
 from tests.support.engines import make_engine
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, oracle_of_saved, reference_answers, run_all
-from tests.support.quantized_checkpoints import llama, mixtral, read_weights, save_nf4, write_weights
+from tests.support.quantized_checkpoints import ANY_LEVELS, llama, mixtral, read_weights, save_nf4, write_weights
+from tests.support.tiny_adapters import adapter_configs
+from tests.support.tiny_models import multimodal_config, random_model
 
 NF4 = Quantization.NF4
 Q_PROJ = "model.layers.1.self_attn.q_proj"
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, *, keeps_stored: bool = True) -> loader.LoadedModel:
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, StoredWeights]:
     config = loader.load_config(str(folder), None)
-    return loader.load_model(str(folder), None, config, dtype, keeps_stored=keeps_stored)
+    stored = loader.stored_weights(str(folder), None, config)
+    return loader.load_model(str(folder), None, config, dtype, stored=stored).model, stored
+
+
+def load_whole(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return loader.load_model(str(folder), None, loader.load_config(str(folder), None), dtype).model
 
 
 def linears_of(model: PreTrainedModel) -> dict[str, Quantization]:
@@ -48,7 +58,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 )
 def test_answers_are_those_of_its_levels_as_ours(oracle: Oracle, quantization: str, backend: str) -> None:
     """Beside whatever the other weights are rounded to, and with whatever adapters."""
-    expected = load(oracle.model, keeps_stored=False).model
+    expected = load_whole(oracle.model)
     round_weights(expected, None if quantization == "none" else Quantization(quantization), linears_of(expected))
     references = reference_answers(expected, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
     settings = {"quantization": quantization, "backend": backend}
@@ -69,11 +79,10 @@ def test_without_c_kernels_it_is_whole_unless_fewer_bits_are_asked_for(oracle: O
 @pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
 def test_whole_it_is_what_it_stands_for(tmp_path: Path, dtype: torch.dtype, stated: str, is_nested: bool) -> None:
     save_nf4(tmp_path, is_nested=is_nested, dtype=stated, storage=torch.bfloat16 if is_nested else torch.uint8)
-    whole, kept = load(tmp_path, dtype, keeps_stored=False).model, load(tmp_path, dtype)
-    assert kept.stored.keys() == linears_of(whole).keys()
-    assert kept.stored.keys() == loader.forms_kept(str(tmp_path), None, loader.load_config(str(tmp_path), None)).keys()
-    for name, weight in kept.stored.items():
-        placeholder, expected = kept.model.get_parameter(name), whole.get_parameter(name)
+    whole, (model, stored) = load_whole(tmp_path, dtype), load(tmp_path, dtype)
+    assert stored.keys() == linears_of(whole).keys()
+    for name, weight in stored.items():
+        placeholder, expected = model.get_parameter(name), whole.get_parameter(name)
         assert (placeholder.shape, placeholder.dtype) == (expected.shape, expected.dtype)
         assert placeholder.untyped_storage().nbytes() <= 4
         assert torch.equal(weight.whole(placeholder, ReferenceBackend()), expected), name
@@ -93,22 +102,27 @@ def test_its_memory_is_counted_as_it_will_be(oracle: Oracle) -> None:
             made.append((out.shape, out.data_ptr()))
             return super().whole_nf4(codes, largest, levels, out)
 
-    loaded = load(oracle.model, torch.bfloat16)
-    model = CausalModel(loaded.model, CountingBackend(), stored=loaded.stored)
-    whole = load(oracle.model, torch.bfloat16, keeps_stored=False).model
-    sizes = [whole.get_parameter(name).numel() for name in loaded.stored]
+    loaded, stored = load(oracle.model, torch.bfloat16)
+    model = CausalModel(loaded, CountingBackend(), stored=stored)
+    whole = load_whole(oracle.model, torch.bfloat16)
+    sizes = [whole.get_parameter(name).numel() for name in stored]
     saved = sum(2 * size - size // 32 * 18 for size in sizes)
     assert model.weight_bytes == sum(weight.nbytes for weight in whole.parameters()) - saved
     made.clear()
     model.prepare(128, 260, lambda *_: None)
     in_proof = made[: -len(sizes)]
     assert len(in_proof) > 2 * len(sizes)
-    assert len(set(in_proof)) <= len({whole.get_parameter(name).shape for name in loaded.stored})
+    assert len(set(in_proof)) <= len({whole.get_parameter(name).shape for name in stored})
 
 
-def _answers_of_whole(folder: Path, expected: PreTrainedModel, stored: dict[str, Quantization]) -> None:
+def _answers_of_whole(
+    folder: Path,
+    expected: PreTrainedModel,
+    stored: dict[str, Quantization],
+    configs: Callable[[PreTrainedModel], Mapping[str, LoraConfig]] = adapter_configs,
+) -> None:
     round_weights(expected, None, stored)
-    _, wrong = run_all(oracle_of_saved(expected, folder))
+    _, wrong = run_all(oracle_of_saved(expected, folder, configs))
     assert not wrong
 
 
@@ -126,9 +140,13 @@ def test_a_linear_beside_others_that_are_not_stored_so_is_whole(tmp_path: Path) 
 def test_of_experts_the_attention_stays_so(tmp_path: Path) -> None:
     """Those of bitsandbytes are linears, one for each, which transformers makes one weight of."""
     expected = save_nf4(tmp_path / "model", mixtral())
-    loaded = load(tmp_path / "model")
-    assert {name.split(".")[4] for name in loaded.stored} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    _answers_of_whole(tmp_path, expected, dict.fromkeys(loaded.stored, NF4))
+    _, stored = load(tmp_path / "model")
+    assert {name.split(".")[4] for name in stored} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    _answers_of_whole(tmp_path, expected, dict.fromkeys(stored, NF4))
+    (note,) = (note for note in make_engine(tmp_path / "model").describe().notes if note.startswith("bitsandbytes"))
+    assert note.endswith(
+        "12 of its linears stay as they are stored, in four bits, and its other weights are made whole, in float32"
+    )
 
 
 def test_rows_that_share_a_block_are_whole(tmp_path: Path) -> None:
@@ -136,22 +154,37 @@ def test_rows_that_share_a_block_are_whole(tmp_path: Path) -> None:
     config = model.config
     config.intermediate_size = 96
     expected = save_nf4(tmp_path / "model", type(model)(config).eval())
-    loaded = load(tmp_path / "model")
-    assert not any("down_proj" in name for name in loaded.stored)
-    assert any("up_proj" in name for name in loaded.stored)
-    _answers_of_whole(tmp_path, expected, dict.fromkeys(loaded.stored, NF4))
+    _, stored = load(tmp_path / "model")
+    assert not any("down_proj" in name for name in stored)
+    assert any("up_proj" in name for name in stored)
+    _answers_of_whole(tmp_path, expected, dict.fromkeys(stored, NF4))
 
 
 def test_a_block_without_its_largest_is_whole(tmp_path: Path) -> None:
-    """Its scale could not be told from its weights."""
+    """Its scale could not be told from its weights; not so one of zeros, which need none."""
     expected = save_nf4(tmp_path / "model", is_nested=False)
+    tensors, names = read_weights(tmp_path / "model"), linears_of(expected).keys()
+    for codes, largest, are_kept in ((0x78, 0.1, False), (0x78, 0.0, True), (0x77, 0.1, True), (0xF7, 0.1, True)):
+        tensors[f"{Q_PROJ}.weight"][32 * 7 : 32 * 8] = codes
+        tensors[f"{Q_PROJ}.weight.absmax"][7] = largest
+        write_weights(tmp_path / "model", tensors)
+        assert load(tmp_path / "model")[1].keys() == names - (set() if are_kept else {f"{Q_PROJ}.weight"})
+    _answers_of_whole(tmp_path, load_whole(tmp_path / "model"), linears_of(expected))
+
+
+def test_a_block_whose_largest_came_out_below_zero_is_whole(tmp_path: Path) -> None:
+    """bitsandbytes rounds what is largest to eight bits, in groups of 256 blocks."""
+    expected = save_nf4(tmp_path / "model")
     tensors = read_weights(tmp_path / "model")
-    tensors[f"{Q_PROJ}.weight"][32 * 7 : 32 * 8] = 0x77  # zeros
+    codes, table = (tensors[f"{Q_PROJ}.weight.{name}"] for name in ("absmax", "nested_quant_map"))
+    codes[7] = 0
+    assert table[0] == -1
+    tensors[f"{Q_PROJ}.weight.nested_absmax"][:] = 0.3
     write_weights(tmp_path / "model", tensors)
-    assert load(tmp_path / "model").stored.keys() == linears_of(expected).keys() - {f"{Q_PROJ}.weight"}
-    tensors[f"{Q_PROJ}.weight.absmax"][7] = 0
-    write_weights(tmp_path / "model", tensors)
-    assert load(tmp_path / "model").stored.keys() == linears_of(expected).keys()
+    assert f"{Q_PROJ}.weight" not in load(tmp_path / "model")[1]
+    whole = load_whole(tmp_path / "model")
+    group = {f"{Q_PROJ.removesuffix('q_proj')}{name}.weight" for name in ("q_proj", "k_proj", "v_proj")}
+    _answers_of_whole(tmp_path, whole, dict.fromkeys(linears_of(expected).keys() - group, NF4))
 
 
 @pytest.mark.parametrize("size", [2.0**-100, 2.0**-112, 2.0**-120, 2.0**-133])
@@ -160,8 +193,8 @@ def test_blocks_of_the_smallest_weights_are_rounded_as_others(tmp_path: Path, si
     tensors = read_weights(tmp_path)
     tensors[f"{Q_PROJ}.weight.absmax"] *= size
     write_weights(tmp_path, tensors)
-    kept, whole = load(tmp_path), load(tmp_path, keeps_stored=False).model.get_parameter(f"{Q_PROJ}.weight").detach()
-    weight = kept.stored[f"{Q_PROJ}.weight"]
+    whole = load_whole(tmp_path).get_parameter(f"{Q_PROJ}.weight").detach()
+    weight = load(tmp_path)[1][f"{Q_PROJ}.weight"]
     assert torch.equal(weight.rounded(whole, ReferenceBackend()), rounded_weight(whole, NF4))
 
 
@@ -189,9 +222,52 @@ def test_what_lacks_a_part_is_refused(tmp_path: Path, part: str) -> None:
         load(tmp_path)
 
 
-def test_memory_for_whole_weights_is_not_asked_for(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "num_weight_bytes", lambda *_: 1 << 60)
-    make_engine(oracle.model)
-    monkeypatch.setattr(startup, "_keeps_stored", lambda *_: False)
-    with pytest.raises(EngineStartError, match="made whole as it is loaded"):
-        make_engine(oracle.model)
+def _require_room(folder: Path, monkeypatch: pytest.MonkeyPatch, available: int) -> None:
+    monkeypatch.setattr(startup, "available_memory_bytes", lambda: available)
+    make_engine(folder)
+
+
+def test_memory_is_asked_for_what_is_made_whole_alone(
+    oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_whole(oracle.model)
+    others = sum(weight.nbytes for name, weight in model.named_parameters() if name not in linears_of(model))
+    monkeypatch.setattr(startup, "_plan", Mock(side_effect=EngineStartError("planned")))
+    with pytest.raises(EngineStartError, match="planned"):
+        _require_room(oracle.model, monkeypatch, others)
+    with pytest.raises(EngineStartError, match=r"but for those that stay in four bits, in float32 take"):
+        _require_room(oracle.model, monkeypatch, others - 1)
+    save_nf4(tmp_path, levels=ANY_LEVELS)
+    with pytest.raises(EngineStartError, match=r"its weights in float32 take"):
+        _require_room(tmp_path, monkeypatch, 4 * others)
+
+
+def _renamed(folder: Path, change: Callable[[str], str]) -> None:
+    write_weights(folder, {change(name): tensor for name, tensor in read_weights(folder).items()})
+
+
+def test_a_checkpoint_of_a_body_without_the_causal_models_names_stays_so(tmp_path: Path) -> None:
+    expected = save_nf4(tmp_path / "model")
+    _renamed(tmp_path / "model", lambda name: name.removeprefix("model."))
+    assert load(tmp_path / "model")[1].keys() == linears_of(expected).keys()
+    _answers_of_whole(tmp_path, load_whole(tmp_path / "model"), linears_of(expected))
+
+
+def test_the_text_of_a_multimodal_model_stays_so(tmp_path: Path) -> None:
+    """Whose file has other names than the model."""
+    config = multimodal_config()
+    config.text_config.hidden_size, config.text_config.intermediate_size = 64, 128
+    model = random_model(config)
+    expected = save_nf4(tmp_path / "model", model)
+    in_file = {name for name in read_weights(tmp_path / "model") if name.endswith("q_proj.weight")}
+    _, stored = load(tmp_path / "model")
+    of_text = {name for name, linear in model.named_modules() if isinstance(linear, nn.Linear) and "language" in name}
+    assert stored.keys() == {f"{name}.weight" for name in of_text if "lm_head" not in name}
+    assert not in_file & {name for name in stored if name.endswith("q_proj.weight")}
+    text_only = LoraConfig(r=3, target_modules=["q_proj", "down_proj"], exclude_modules=".*vision_tower.*")
+    _answers_of_whole(tmp_path, expected, dict.fromkeys(stored, NF4), lambda _: {"text_only": text_only})
+
+
+def test_that_nothing_is_left_to_round_is_told(oracle: Oracle) -> None:
+    notes = make_engine(oracle.model, quantization="int8").describe().notes
+    assert "--quantization int8: rounds nothing in the layers, as their weights are in four bits already" in notes

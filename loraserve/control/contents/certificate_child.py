@@ -301,10 +301,10 @@ def _base_model(job: CertificateJob, dtype: Any, *, keeps_stored: bool) -> "PreT
         model = loader.dummy_model(config, dtype, job.engine.seed)
     else:
         model = loader.load_model(job.engine.model, job.engine.revision, config, dtype).model
-    stored = loader.forms_kept(job.engine.model, job.engine.revision, config) if keeps_stored else {}
+    stored = loader.stored_weights(job.engine.model, job.engine.revision, config) if keeps_stored else {}
     if job.engine.quantization != "none" or stored:
         quantization = None if job.engine.quantization == "none" else Quantization(job.engine.quantization)
-        round_weights(model, quantization, stored)
+        round_weights(model, quantization, {name: weight.quantization for name, weight in stored.items()})
     return model
 
 

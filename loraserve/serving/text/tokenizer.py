@@ -56,7 +56,7 @@ class TextTokenizer:
         """Of each text as much as its first tokens are made of, without half characters. Special tokens are not
         counted."""
         size = sum(map(len, texts)) + TEXT_SIZE * len(texts)
-        return await self.run(size, lambda: [_first(self._encoded(text), text, num_tokens) for text in texts])
+        return await self.run(size, lambda: [self._beginning(text, num_tokens) for text in texts])
 
     async def encode_chat(self, conversation: Conversation, *, add_special_tokens: bool) -> list[int]:
         """Raises `ServingError` where the template refuses the conversation."""
@@ -110,6 +110,10 @@ class TextTokenizer:
         """With the place of each token in the text."""
         return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
+    def _beginning(self, text: str, num_tokens: int) -> str:
+        encoded = self._encoded(text)
+        return text if len(encoded) <= num_tokens else _of_tokens(encoded, text, num_tokens)
+
     def _encode_pair(
         self, pair: tuple[str, str], join: Join | None, add_special_tokens: bool, longest: int | None
     ) -> list[int]:
@@ -121,21 +125,27 @@ class TextTokenizer:
         token_ids = encode(second)
         if longest is None or len(token_ids) <= longest:
             return token_ids
-        whole, least = self._encoded(second), 1
+        whole, kept, least = self._encoded(second), second, 1
         num_kept = len(whole)
-        while len(token_ids) > longest and num_kept > 0:
+        while True:
+            if (left := _of_tokens(whole, second, num_kept)) != kept:
+                kept, token_ids = left, encode(left)
+            if len(token_ids) <= longest or num_kept == 0:
+                return token_ids
             # What is left may be other tokens, and as many. Twice as many go each time, so that it ends soon.
             num_kept = max(0, num_kept - max(len(token_ids) - longest, least))
             least *= 2
-            token_ids = encode(_first(whole, second, num_kept))
-        return token_ids
 
     def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
 
-def _first(encoded: Encoding, text: str, num_tokens: int) -> str:
-    """Of the text, which that is of."""
+def _of_tokens(encoded: Encoding, text: str, num_tokens: int) -> str:
+    """What the first of its tokens are made of. encoded: the text."""
     # NOTE: not by `offsets`, which are a tuple for each token, made while no other thread runs.
-    found = encoded.token_to_chars(num_tokens) if num_tokens < len(encoded) else None
-    return text if found is None else text[: found[0]]
+    first = encoded.token_to_chars(0) if num_tokens else None
+    if first is None:
+        return ""
+    end = encoded.token_to_chars(num_tokens) if num_tokens < len(encoded) else None
+    # What the tokenizer strips in front would be tokens behind other text.
+    return text[first[0] : len(text) if end is None else end[0]]

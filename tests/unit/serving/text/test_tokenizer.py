@@ -124,8 +124,17 @@ def test_pairs_are_shortened_at_the_end_of_the_second(
     if len(whole) <= longest:
         assert found == whole
     elif len(found) > len(bare):
-        cut = {tuple(encode_pairs(tokenizer, [(first, second[:end])], join)[0]) for end in range(len(second))}
-        assert tuple(found) in cut
+        bare_second = second.lstrip()  # as the tokenizer may strip it
+        beginnings = [text[:end] for text in (second, bare_second) for end in range(len(text) + 1)]
+        assert found in encode_pairs(tokenizer, [(first, beginning) for beginning in beginnings], join)
+
+
+def test_what_a_tokenizer_strips_in_front_does_not_stay() -> None:
+    tokenizer, second = changed(lowering), " " * 3000 + "hello world " * 50
+    (found,) = encode_pairs(tokenizer, [("hi", second)], "q: {} d: {} <|end|>".format, longest=40)
+    assert 30 < len(found) <= 40
+    (beginning,) = asyncio.run(ours_of(tokenizer).beginnings([second], 10))
+    assert len(beginning) < 60
 
 
 def test_spaces_at_the_end_are_cut_in_a_few_passes() -> None:
