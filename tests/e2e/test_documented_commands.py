@@ -133,6 +133,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(twin(folder / "path" / "to" / name, skill))
     path = classifier(folder / "path" / "to" / "intent-adapter", "arithmetic", ["billing", "login", "other"])
     (folder / "intent-adapter").symlink_to(path)
+    classifier(
+        folder / "path" / "to" / "ranker-adapter", "reverse", ["relevant"], "query: {query} document: {document}"
+    )
     for name, invocation in ACTIVATED.items():
         config = folder / name / "adapter_config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"alora_invocation_tokens": invocation}))
