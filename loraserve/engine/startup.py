@@ -111,7 +111,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     stored: StoredWeights = {}
     if _keeps_stored(config, device, dtype, backend, quantization):
         stored = loader.stored_weights(config.model, config.revision, model_config)
-    form = _form_of_most(model_config, dtype, stored) or quantization
+    form = _form_of_most(model_config, dtype, stored) or quantization  # by which drafts cost what they do
     num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, form)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from loraserve_kernels.backend import Backend
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -36,7 +36,6 @@ from loraserve.models.stored_weights import StoredWeights, find_stored, read_oth
 from loraserve.models.unpacked_weights import UNPACKED, read_whole
 
 CPU = torch.device("cpu")
-PLACEHOLDER_BYTES = 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -163,7 +162,10 @@ def load_model(
         raise ModelRefusedError(f"cannot load the weights of {model}: {_first_line(error)}") from error
     loaded, info = found
     require_all_read(model, method, info["unexpected_keys"])
-    _require_placeholders(model, loaded, stored)
+    for name, weight in stored.items():
+        placeholder: Tensor = source["state_dict"][weight.name_in_file]
+        if loaded.get_parameter(name).data_ptr() != placeholder.data_ptr():
+            raise ModelRefusedError(f"{model} has {weight.name_in_file} in four bits, which did not become {name}")
     missing = sorted(info["missing_keys"])
     if missing and not _is_head(missing, loaded):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -173,12 +175,6 @@ def load_model(
     # By way of the CPU, where they are a mapping of the file: transformers loads to a device only with accelerate.
     nn.Module.to(loaded, device)
     return LoadedModel(loaded.eval(), bool(missing))
-
-
-def _require_placeholders(model: str, loaded: PreTrainedModel, stored: StoredWeights) -> None:
-    for name in stored:
-        if loaded.get_parameter(name).untyped_storage().nbytes() > PLACEHOLDER_BYTES:
-            raise ModelRefusedError(f"{model} has {name} in four bits, and transformers makes another weight of it")
 
 
 def _is_head(names: list[str], model: PreTrainedModel) -> bool:

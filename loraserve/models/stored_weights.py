@@ -35,6 +35,11 @@ _SMALLEST = 2.0**-115
 class StoredWeight(Protocol):
     """Mapped from the file."""
 
+    @property
+    def name_in_file(self) -> str:
+        """Under which the checkpoint would have it whole."""
+        ...
+
     quantization: ClassVar[Quantization]
     """What its linear or its experts are packed in."""
     is_transposed: ClassVar[bool]
@@ -63,6 +68,7 @@ StoredWeights = Mapping[str, StoredWeight]
 class StoredExperts:
     """One projection of all experts of a layer, as `whole_mxfp4` takes it."""
 
+    name_in_file: str
     blocks: Tensor
     """[num_experts, out_features, groups, GROUP / 2]."""
     scales: Tensor
@@ -92,8 +98,8 @@ class StoredExperts:
 class StoredLinear:
     """One linear, as `whole_nf4` takes it."""
 
-    bits: FourBits
     name_in_file: str
+    bits: FourBits
     quantization: ClassVar = Quantization.NF4
     is_transposed: ClassVar = False
 
@@ -142,10 +148,7 @@ def read_others(
 
     Raises `ModelRefusedError`.
     """
-    placeholders = {
-        weight.name_in_file if isinstance(weight, StoredLinear) else name: weight.placeholder(dtype)
-        for name, weight in stored.items()
-    }
+    placeholders = {weight.name_in_file: weight.placeholder(dtype) for weight in stored.values()}
     if quantization_config["quant_method"] == BITSANDBYTES:
         return read_whole(model, revision, quantization_config, dtype, placeholders)
     parts = {name + part for name in stored for part in (_BLOCKS, _SCALES)}
@@ -166,7 +169,7 @@ def _find_experts(model: str, revision: str | None, parameters: Mapping[str, Ten
             tensors |= {name: file.get_tensor(name) for name in names}
     found: dict[str, StoredExperts] = {}
     for name in [name.removesuffix(_BLOCKS) for name in tensors if name.endswith(_BLOCKS)]:
-        found[name] = StoredExperts(tensors[name + _BLOCKS], tensors[name + _SCALES])
+        found[name] = StoredExperts(name, tensors[name + _BLOCKS], tensors[name + _SCALES])
         _check(name, found[name], parameters.get(name))
     return found
 
@@ -203,7 +206,7 @@ def _find_linears(
         name_in_file = f"{module}.weight"
         name = rename(name_in_file)
         if shapes.get(name) == bits.shape and _is_nf4(name, bits):
-            found[name] = StoredLinear(bits, name_in_file)
+            found[name] = StoredLinear(name_in_file, bits)
     return found
 
 

@@ -1,5 +1,6 @@
 """Linears that stay in NF4 on CPUs, as bitsandbytes has them."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -266,6 +267,21 @@ def test_the_text_of_a_multimodal_model_stays_so(tmp_path: Path) -> None:
     assert not in_file & {name for name in stored if name.endswith("q_proj.weight")}
     text_only = LoraConfig(r=3, target_modules=["q_proj", "down_proj"], exclude_modules=".*vision_tower.*")
     _answers_of_whole(tmp_path, expected, dict.fromkeys(stored, NF4), lambda _: {"text_only": text_only})
+
+
+def test_a_weight_that_becomes_another_than_was_thought_is_refused(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {"k_proj": "v_proj", "v_proj": "k_proj"}
+    change = re.compile("|".join(others))
+    monkeypatch.setattr(
+        "loraserve.models.stored_weights.rename_source_key",
+        lambda name, *_: (change.sub(lambda found: others[found[0]], name), None),
+    )
+    with pytest.raises(
+        ModelRefusedError, match=r"has \S+\.(k|v)_proj\.weight in four bits, which did not become \S+\.(k|v)_p"
+    ):
+        load(oracle.model)
 
 
 def test_that_nothing_is_left_to_round_is_told(oracle: Oracle) -> None:
