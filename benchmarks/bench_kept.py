@@ -18,7 +18,8 @@ from unittest import mock
 
 import torch
 from in_process import start_engine
-from loraserve_kernels.nf4 import BLOCK, LEVELS
+from loraserve_kernels.nf4 import LEVELS
+from loraserve_kernels.quantization import NF4_BLOCK
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
@@ -139,12 +140,12 @@ def _llama() -> tuple[PreTrainedConfig, dict[str, object], dict[str, Tensor]]:
     tensors = _whole(model, {f"{name}.weight" for name in linears})
     for name, linear in linears.items():
         shape = linear.out_features, linear.in_features
-        state = {"quant_type": "nf4", "blocksize": BLOCK, "dtype": "bfloat16", "shape": shape}
-        codes = torch.randint(256, (shape[0], shape[1] // BLOCK, BLOCK // 2), dtype=torch.uint8)
+        state = {"quant_type": "nf4", "blocksize": NF4_BLOCK, "dtype": "bfloat16", "shape": shape}
+        codes = torch.randint(256, (shape[0], shape[1] // NF4_BLOCK, NF4_BLOCK // 2), dtype=torch.uint8)
         codes[..., 0] |= 15  # the largest of each block
         tensors |= {
             f"{name}.weight": codes.view(-1, 1),
-            f"{name}.weight.absmax": torch.full((codes.numel() * 2 // BLOCK,), shape[1] ** -0.5),
+            f"{name}.weight.absmax": torch.full((codes.numel() * 2 // NF4_BLOCK,), shape[1] ** -0.5),
             f"{name}.weight.quant_map": LEVELS.clone(),
             f"{name}.weight.quant_state.bitsandbytes__nf4": torch.tensor(
                 [*json.dumps(state).encode()], dtype=torch.uint8

@@ -5,10 +5,9 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from loraserve_kernels.checks import mismatch
+from loraserve_kernels.quantization import NF4_BLOCK
 from loraserve_kernels.quantized_weight import LARGEST_NF4, NF4_MULTIPLES
 
-BLOCK = 64
-"""Weights, one after the other, that share a largest one."""
 LEVELS = torch.tensor(
     [
         -1.0,
@@ -31,7 +30,7 @@ LEVELS = torch.tensor(
 )
 """Of the largest weight. Quantiles of a normal distribution (Dettmers et al., "QLoRA"), as bitsandbytes has them."""
 PACKED_LEVELS = NF4_MULTIPLES / LARGEST_NF4
-"""Which weights have that are packed in `Quantization.NF4`."""
+"""Those of weights that are packed in `Quantization.NF4`."""
 _PIECE = 1 << 14
 """Blocks made whole at a time."""
 
@@ -44,7 +43,9 @@ def whole_nf4(codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Te
     """
     check_whole_nf4(codes, largest, levels, out)
     of_byte = torch.stack([levels.repeat_interleave(16), levels.repeat(16)], dim=1).to(codes.device)
-    pieces = (part.split(_PIECE) for part in (out.view(-1, BLOCK), codes.view(-1, BLOCK // 2), largest.view(-1, 1)))
+    pieces = (
+        part.split(_PIECE) for part in (out.view(-1, NF4_BLOCK), codes.view(-1, NF4_BLOCK // 2), largest.view(-1, 1))
+    )
     for target, block, of_block in zip(*pieces, strict=True):
         target.copy_(embedding(block.int(), of_byte).flatten(1) * of_block)
     return out
@@ -52,12 +53,12 @@ def whole_nf4(codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Te
 
 def check_whole_nf4(codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> None:
     """Raises `ValueError`."""
-    if codes.dtype != torch.uint8 or codes.shape[-1] != BLOCK // 2 or not codes.is_contiguous():
-        raise mismatch("codes", f"{list(codes.shape)} {codes.dtype}", f"dense [..., {BLOCK // 2}] torch.uint8")
+    if codes.dtype != torch.uint8 or codes.shape[-1] != NF4_BLOCK // 2 or not codes.is_contiguous():
+        raise mismatch("codes", f"{list(codes.shape)} {codes.dtype}", f"dense [..., {NF4_BLOCK // 2}] torch.uint8")
     if largest.dtype != torch.float32 or largest.shape != codes.shape[:-1] or not largest.is_contiguous():
         expected = f"dense {list(codes.shape[:-1])} torch.float32"
         raise mismatch("largest", f"{list(largest.shape)} {largest.dtype}", expected)
     if levels.dtype != torch.float32 or levels.shape != (16,) or not levels.is_contiguous():
         raise mismatch("levels", f"{list(levels.shape)} {levels.dtype}", "dense [16] torch.float32")
-    if out.shape != (*codes.shape[:-2], codes.shape[-2] * BLOCK) or not out.is_contiguous():
-        raise mismatch("out", list(out.shape), f"dense {[*codes.shape[:-2], codes.shape[-2] * BLOCK]}")
+    if out.shape != (*codes.shape[:-2], codes.shape[-2] * NF4_BLOCK) or not out.is_contiguous():
+        raise mismatch("out", list(out.shape), f"dense {[*codes.shape[:-2], codes.shape[-2] * NF4_BLOCK]}")

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_like
 from loraserve_kernels.prepacked_linear import check_linear
-from loraserve_kernels.quantization import GROUP, Quantization
+from loraserve_kernels.quantization import GROUP, NF4_BLOCK, Quantization
 
 MAX_INT8 = 127
 _NUM_INT4_SCALES = 4
@@ -159,8 +159,7 @@ def _in_mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    block_size = Quantization.NF4.group_size(weight.shape[1])
-    values = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % block_size)).unflatten(-1, (-1, block_size))
+    values = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % NF4_BLOCK)).unflatten(-1, (-1, NF4_BLOCK))
     largest = values.abs().amax(-1, keepdim=True).bfloat16().float()
     is_finite = largest.isfinite()  # amax gives NaN where there is one
     has_scale = is_finite & (largest.view(torch.int32) >> 23 >= _SMALLEST_NF4_EXPONENT)
@@ -169,7 +168,7 @@ def _in_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     multiples = levels[torch.bucketize((values / torch.where(has_scale, largest, 1)).contiguous(), between)]
     scales = torch.where(has_scale, largest / LARGEST_NF4, 0)
     multiples = torch.where(is_finite, torch.where(has_scale, multiples, 0), LARGEST_NF4)
-    scales = torch.where(is_finite, scales, torch.nan).expand(*largest.shape[:-1], block_size // GROUP)
+    scales = torch.where(is_finite, scales, torch.nan).expand(*largest.shape[:-1], NF4_BLOCK // GROUP)
     num_groups = -(-weight.shape[1] // GROUP)
     return multiples.flatten(1).unflatten(1, (-1, GROUP))[:, :num_groups], scales.flatten(1)[:, :num_groups, None]
 

@@ -259,7 +259,7 @@ def _keeps_stored(
 
 
 def _form_of_most(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> Quantization | None:
-    """Of what is read for a token; None where that is not stored in it."""
+    """NF4 where more than half of the model's weights are stored in it, else None."""
     linears = [weight for weight in stored.values() if weight.quantization is Quantization.NF4]
     num_bytes = sum(weight.placeholder(dtype).nbytes for weight in linears)
     return Quantization.NF4 if num_bytes > loader.num_weight_bytes(model_config, dtype) / 2 else None

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from loraserve_kernels.backend import Backend
-from loraserve_kernels.nf4 import BLOCK, LEVELS, PACKED_LEVELS
-from loraserve_kernels.quantization import GROUP, Quantization
+from loraserve_kernels.nf4 import LEVELS, PACKED_LEVELS
+from loraserve_kernels.quantization import GROUP, NF4_BLOCK, Quantization
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -120,7 +120,7 @@ class StoredLinear:
 
     @property
     def _codes(self) -> Tensor:
-        return self.bits.codes.view(self.bits.shape[0], -1, BLOCK // 2)
+        return self.bits.codes.view(self.bits.shape[0], -1, NF4_BLOCK // 2)
 
     def _in_blocks(self, largest: Tensor) -> Tensor:
         return largest.view(self.bits.shape[0], -1)
@@ -226,9 +226,9 @@ def _renaming(bare: PreTrainedModel) -> Callable[[str], str]:
 
 def _is_nf4(name: str, bits: FourBits) -> bool:
     """In blocks that no two rows share, whose codes come back from their weights. Raises `ModelRefusedError`."""
-    if bits.block_size != BLOCK or bits.shape[1] % BLOCK != 0 or not torch.equal(bits.levels, LEVELS):
+    if bits.block_size != NF4_BLOCK or bits.shape[1] % NF4_BLOCK != 0 or not torch.equal(bits.levels, LEVELS):
         return False
-    largest, codes = bits.largest(), bits.codes.view(-1, BLOCK // 2)
+    largest, codes = bits.largest(), bits.codes.view(-1, NF4_BLOCK // 2)
     if not largest.isfinite().all():
         raise ModelRefusedError(f"{name} has weights that are not finite")
     # 0 or 15, in the upper four bits or the lower ones.

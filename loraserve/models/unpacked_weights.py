@@ -75,13 +75,14 @@ class FourBits:
     block_size: int
     """Elements, row after row."""
     codes: Tensor
-    """uint8, flat; two elements in each, the first in its upper bits. May be mapped from the file."""
+    """uint8 [elements / 2]: places in levels, the first in the upper bits. May be mapped from the file."""
     levels: Tensor
     """float32 [16]."""
     of_blocks: Tensor
-    """What is largest, or uint8."""
+    """[blocks]: the largest of each in floats, or places in the first of `nested`, uint8."""
     nested: tuple[Tensor, Tensor, int, float] | None
-    """Of the latter: what each stands for, [256], the largest of each so many, how many, and what is added."""
+    """What places stand for [256], times the largest of each group of blocks [groups]; blocks in a group; and what is
+    added. None = they are no places."""
 
     def largest(self) -> Tensor:
         """float32 [blocks]."""
