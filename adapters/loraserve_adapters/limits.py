@@ -22,7 +22,7 @@ class Limits:
     max_labels_bytes: int = 8 * 1024
     """Of all of their names: they are in every revision of the adapter's document."""
     max_score_template_bytes: int = 4 * 1024
-    """It is there, too."""
+    """Of the text that a reranker is asked with, in UTF-8: it is in every revision, too."""
     max_patterns: int = 2048
     """Entries of `rank_pattern` and `alpha_pattern` together."""
     max_pattern_steps: int = 2_000_000

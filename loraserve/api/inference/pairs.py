@@ -95,7 +95,7 @@ def pair_inputs(
         raise invalid_value("max_tokens_per_doc", f"is {asked.max_tokens_per_doc}; it must be 1 or more.")
     times = len(given_documents) // len(given_queries)
     num_bytes = times * _num_bytes(given_queries) + _num_bytes(given_documents)
-    num_bytes += len(given_documents) * len(_template_of(adapter) or "")
+    num_bytes += len(given_documents) * _num_bytes([_template_of(adapter) or ""])
     if num_bytes > limits.max_pair_bytes:
         message = (
             f"and their queries have {num_bytes} bytes; the limit is {limits.max_pair_bytes}. A query, and what is "
