@@ -1,7 +1,8 @@
 """Weights kept in four bits beside the same made whole: start, memory and decode steps, each in a process of its own.
 
 Models have random weights: "mxfp4" gpt-oss-20b's shapes and a quarter of its layers, which made whole takes 16 GB to
-load, "nf4" those of a Llama with 3 billion weights, as bitsandbytes has them.
+load, "nf4", "awq" and "gptq" those of a Llama with 3 billion weights, as bitsandbytes and those have them, and
+"awq-experts" Qwen3-30B-A3B's with a sixth of its layers.
 
 Run: python benchmarks/bench_kept.py --model nf4
 """
@@ -12,13 +13,14 @@ import resource
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from unittest import mock
 
 import torch
 from in_process import start_engine
-from loraserve_kernels.nf4 import LEVELS
 from loraserve_kernels.quantization import NF4_BLOCK
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -30,10 +32,13 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from loraserve.engine import startup
 from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.models.packed_weights import NF4_LEVELS
 
 OUT = Path("benchmarks/out")
 TOKENIZER = Path("loraserve/demo/model")
@@ -42,6 +47,9 @@ PROMPT_TOKENS = 64
 STEPS = 24
 REPEATS = 2
 GROUP = 32
+AWQ_GROUP = 128
+Made = tuple[PreTrainedConfig, dict[str, object], dict[str, Tensor]]
+"""With what its config says of its quantization, and its tensors."""
 
 
 def main() -> None:
@@ -94,7 +102,7 @@ def _measured(folder: Path, *, is_kept: bool) -> dict[str, float]:
     return found
 
 
-def _gpt_oss() -> tuple[PreTrainedConfig, dict[str, object], dict[str, Tensor]]:
+def _gpt_oss() -> Made:
     config = GptOssConfig(
         num_hidden_layers=6,
         num_local_experts=32,
@@ -120,7 +128,7 @@ def _gpt_oss() -> tuple[PreTrainedConfig, dict[str, object], dict[str, Tensor]]:
     return config, {"quant_method": "mxfp4"}, tensors
 
 
-def _llama() -> tuple[PreTrainedConfig, dict[str, object], dict[str, Tensor]]:
+def _llama(stated: dict[str, object], pack: Callable[[str, int, int], dict[str, Tensor]]) -> Made:
     config = LlamaConfig(
         hidden_size=3072,
         num_hidden_layers=28,
@@ -139,22 +147,84 @@ def _llama() -> tuple[PreTrainedConfig, dict[str, object], dict[str, Tensor]]:
     }
     tensors = _whole(model, {f"{name}.weight" for name in linears})
     for name, linear in linears.items():
-        shape = linear.out_features, linear.in_features
-        state = {"quant_type": "nf4", "blocksize": NF4_BLOCK, "dtype": "bfloat16", "shape": shape}
-        codes = torch.randint(256, (shape[0], shape[1] // NF4_BLOCK, NF4_BLOCK // 2), dtype=torch.uint8)
-        codes[..., 0] |= 15  # the largest of each block
-        tensors |= {
-            f"{name}.weight": codes.view(-1, 1),
-            f"{name}.weight.absmax": torch.full((codes.numel() * 2 // NF4_BLOCK,), shape[1] ** -0.5),
-            f"{name}.weight.quant_map": LEVELS.clone(),
-            f"{name}.weight.quant_state.bitsandbytes__nf4": torch.tensor(
-                [*json.dumps(state).encode()], dtype=torch.uint8
-            ),
-        }
-    return config, {"quant_method": "bitsandbytes", "load_in_4bit": True}, tensors
+        tensors |= pack(name, linear.out_features, linear.in_features)
+    return config, stated, tensors
 
 
-MODELS = {"mxfp4": _gpt_oss, "nf4": _llama}
+def _qwen_moe() -> Made:
+    config = Qwen3MoeConfig(
+        hidden_size=2048,
+        num_hidden_layers=8,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        vocab_size=32_000,
+        max_position_embeddings=4096,
+        dtype="bfloat16",
+    )
+    config.head_dim = 128
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(config)
+    experts = [name for name, module in model.named_modules() if name.endswith("mlp.experts")]
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and ".layers." in name and not name.endswith(".gate")
+    }
+    packed = {f"{name}.weight" for name in linears}
+    packed |= {f"{name}.{weight}" for name in experts for weight in ("gate_up_proj", "down_proj")}
+    tensors = _whole(model, packed)
+    for name, linear in linears.items():
+        tensors |= _in_awq(name, linear.out_features, linear.in_features)
+    for name in experts:
+        for i in range(config.num_experts):
+            for linear in ("gate_proj", "up_proj"):
+                tensors |= _in_awq(f"{name}.{i}.{linear}", config.moe_intermediate_size, config.hidden_size)
+            tensors |= _in_awq(f"{name}.{i}.down_proj", config.hidden_size, config.moe_intermediate_size)
+    return config, AWQ, tensors
+
+
+def _in_nf4(name: str, num_outputs: int, depth: int) -> dict[str, Tensor]:
+    state = {"quant_type": "nf4", "blocksize": NF4_BLOCK, "dtype": "bfloat16", "shape": [num_outputs, depth]}
+    codes = torch.randint(256, (num_outputs, depth // NF4_BLOCK, NF4_BLOCK // 2), dtype=torch.uint8)
+    return {
+        f"{name}.weight": codes.view(-1, 1),
+        f"{name}.weight.absmax": torch.full((codes.numel() * 2 // NF4_BLOCK,), depth**-0.5),
+        f"{name}.weight.quant_map": NF4_LEVELS.clone(),
+        f"{name}.weight.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8),
+    }
+
+
+def _in_awq(name: str, num_outputs: int, depth: int) -> dict[str, Tensor]:
+    def words(num_rows: int) -> Tensor:
+        return torch.randint(-(2**31), 2**31, (num_rows, num_outputs // 8)).int()
+
+    num_groups = depth // AWQ_GROUP
+    scales = torch.full((num_groups, num_outputs), depth**-0.5 / 7).half()
+    return {f"{name}.qweight": words(depth), f"{name}.qzeros": words(num_groups), f"{name}.scales": scales}
+
+
+def _in_gptq(name: str, num_outputs: int, depth: int) -> dict[str, Tensor]:
+    parts = _in_awq(name, num_outputs, depth)
+    parts[f"{name}.qweight"] = parts[f"{name}.qweight"].view(depth // 8, num_outputs)
+    return parts
+
+
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": AWQ_GROUP, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": AWQ_GROUP, "checkpoint_format": "gptq_v2", "desc_act": False}
+MODELS: dict[str, Callable[[], Made]] = {
+    "mxfp4": _gpt_oss,
+    "nf4": partial(_llama, NF4, _in_nf4),
+    "awq": partial(_llama, AWQ, _in_awq),
+    "gptq": partial(_llama, GPTQ, _in_gptq),
+    "awq-experts": _qwen_moe,
+}
 
 
 def _whole(model: PreTrainedModel, others: set[str]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
+from loraserve_kernels.four_bit_weight import FourBitWeight
 from loraserve_kernels.host_sampling import SamplesOnHost
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.quantization import Quantization
@@ -38,12 +39,12 @@ class Backend(SamplesOnHost, Protocol):
         """What `linear` computes with; see `quantized_weight.rounded_weight`."""
         ...
 
-    def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
-        """See `mxfp4.whole_mxfp4`."""
+    def four_bit_linear(self, weight: FourBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """A linear layer of a weight that stays in four bits. bias: [N]; dtype: its and that of rows."""
         ...
 
-    def whole_nf4(self, codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Tensor:
-        """See `nf4.whole_nf4`."""
+    def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        """What `four_bit_linear` computes with; see `four_bit_weight.whole_weight`."""
         ...
 
     def packs(self, dtype: torch.dtype) -> bool:

@@ -19,16 +19,15 @@ from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Dec
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw, check_draws, pack_draws
 from loraserve_kernels.edited_draw import EditedDraw, check_edited_draws, pack_edited_draws
+from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, check_whole, whole_weight
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add
 from loraserve_kernels.lora_bias import lora_bias_add
-from loraserve_kernels.mxfp4 import check_whole_mxfp4, whole_mxfp4
-from loraserve_kernels.nf4 import check_whole_nf4, whole_nf4
 from loraserve_kernels.packed_linear import PackedLinear, packed_bytes
 from loraserve_kernels.paged_attention import check_paged_attention
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import STORED, Quantization
 from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_like, rounded_weight
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.rms_norm import check_add_rms_norm, check_rms_norm
@@ -78,24 +77,22 @@ class CpuBackend:
         self._c.round_weight(rounded.data_ptr(), dense.data_ptr(), *sizes, weight_format, code, num_threads)
         return rounded
 
-    def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
-        """See `Backend.whole_mxfp4`."""
-        code = DTYPE_CODES.get(out.dtype)
-        if code is None:
-            return whole_mxfp4(blocks, scales, out)
-        check_whole_mxfp4(blocks, scales, out)
-        pointers = out.data_ptr(), blocks.data_ptr(), scales.data_ptr()
-        self._c.whole_mxfp4(*pointers, scales.numel(), code, torch.get_num_threads())
-        return out
+    def four_bit_linear(self, weight: FourBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """See `Backend.four_bit_linear`."""
+        if self.packs(dtype):
+            return PackedLinear(weight, bias, self.library, dtype=dtype)
+        return FourBitLinear(weight, bias, dtype)
 
-    def whole_nf4(self, codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Tensor:
-        """See `Backend.whole_nf4`."""
+    def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        """See `Backend.whole_weight`."""
         code = DTYPE_CODES.get(out.dtype)
         if code is None:
-            return whole_nf4(codes, largest, levels, out)
-        check_whole_nf4(codes, largest, levels, out)
-        pointers = out.data_ptr(), codes.data_ptr(), largest.data_ptr(), levels.data_ptr()
-        self._c.whole_nf4(*pointers, largest.numel(), code, torch.get_num_threads())
+            return whole_weight(weight, out)
+        check_whole(weight, out)
+        zeros = None if weight.zeros is None else weight.zeros.data_ptr()
+        pointers = out.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros
+        weight_format, num_threads = QUANTIZED_FORMATS[weight.quantization], torch.get_num_threads()
+        self._c.whole_four_bits(*pointers, *weight.shape, weight_format, code, num_threads)
         return out
 
     def packs(self, dtype: torch.dtype) -> bool:
@@ -114,7 +111,7 @@ class CpuBackend:
         is_wide = instructions == "AVX512"
         # 4,096 x 4,096, 1, 2, 4, 8 rows, in eight bits: with AVX-512 577, 598, 665 and 858 µs; with AVX2 538, 414, 640
         # and 1,477, in float32 516, 655, 883 and 1,920. In four: 301, 301, 406 and 736; 297, 391, 642 and 1,804.
-        if quantization in (Quantization.INT4, Quantization.MXFP4, Quantization.NF4):
+        if quantization is Quantization.INT4 or quantization in STORED:
             return 2
         if quantization is Quantization.INT8:
             multiplies_integers = instructions == "AVX2" and dtype == torch.bfloat16

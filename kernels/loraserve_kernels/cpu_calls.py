@@ -10,7 +10,13 @@ from loraserve_kernels.quantization import Quantization
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 PLAIN, COMPRESSED = range(2)
-QUANTIZED_FORMATS = {Quantization.INT8: 2, Quantization.INT4: 3, Quantization.MXFP4: 4, Quantization.NF4: 5}
+QUANTIZED_FORMATS = {
+    Quantization.INT8: 2,
+    Quantization.INT4: 3,
+    Quantization.MXFP4: 4,
+    Quantization.NF4: 5,
+    Quantization.UINT4: 6,
+}
 """`enum weight_format` of packed_linear.h."""
 
 STATUS_MESSAGES = {
@@ -224,8 +230,8 @@ SIGNATURES = {
     "round_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int, c_int],
     "quantize_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int, c_int],
     "quantized_weight_bytes": [c_int64, c_int64, c_int, c_int],
-    "whole_mxfp4": [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],
-    "whole_nf4": [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],
+    "pack_four_bits": [*[c_void_p] * 4, c_int64, c_int64, c_int, c_int],
+    "whole_four_bits": [*[c_void_p] * 4, c_int64, c_int64, c_int, c_int, c_int],
     "packed_rows": [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],
     "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
     "decoder_layers": [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_int],

@@ -8,6 +8,7 @@ from torch import Tensor
 from loraserve_kernels.checks import mismatch, require_dense
 from loraserve_kernels.cpu_calls import COMPRESSED, DTYPE_CODES, PLAIN, QUANTIZED_FORMATS, PackedLinearStruct
 from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.four_bit_weight import FourBitWeight
 from loraserve_kernels.prepacked_linear import check_linear
 from loraserve_kernels.quantization import Quantization
 
@@ -17,22 +18,34 @@ class PackedLinear:
 
     A row's result is the same bits for any number of rows. For AMX a bfloat16 weight takes three quarters of its bytes
     where N fills groups of 64 outputs, and every bit is read back (`csrc/compressed_weight.h`). quantization: it is the
-    `rounded_weight` (`csrc/quantized_weight.h`).
+    `rounded_weight` (`csrc/quantized_weight.h`). dtype: of rows, where the weight is in four bits.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, library: CpuLibrary, quantization: Quantization | None = None
+        self,
+        weight: Tensor | FourBitWeight,
+        bias: Tensor | None,
+        library: CpuLibrary,
+        quantization: Quantization | None = None,
+        *,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        check_linear(weight, bias)
-        if packed_bytes(weight, library) == 0:
-            raise mismatch("weight", f"{list(weight.shape)} {weight.dtype}", "one that `packed_bytes` has a size for")
-        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
-        self.dtype = weight.dtype
-        self.bias = None if bias is None else bias.detach().contiguous()
-        self._code = DTYPE_CODES[weight.dtype]
         self._c = library.functions
-        dense = weight.detach().contiguous()
-        self.weight, self.format = self._quantized(dense, quantization) if quantization else self._packed(dense)
+        self.out_features, self.in_features = weight.shape
+        if isinstance(weight, FourBitWeight):
+            assert dtype is not None, "a weight in four bits has none"
+            self.dtype, self._code = dtype, DTYPE_CODES[dtype]
+            self.weight, self.format = self._as_stored(weight)
+        else:
+            check_linear(weight, bias)
+            if packed_bytes(weight, library) == 0:
+                raise mismatch(
+                    "weight", f"{list(weight.shape)} {weight.dtype}", "one that `packed_bytes` has a size for"
+                )
+            self.dtype, self._code = weight.dtype, DTYPE_CODES[weight.dtype]
+            dense = weight.detach().contiguous()
+            self.weight, self.format = self._quantized(dense, quantization) if quantization else self._packed(dense)
+        self.bias = None if bias is None else bias.detach().contiguous()
         bias_address = None if self.bias is None else self.bias.data_ptr()
         self.struct = PackedLinearStruct(
             self.weight.data_ptr(), bias_address, self.out_features, self.in_features, self.format
@@ -46,6 +59,16 @@ class PackedLinear:
         weight = torch.empty(self._c.quantized_weight_bytes(*sizes), dtype=torch.uint8)
         self._c.quantize_weight(weight.data_ptr(), dense.data_ptr(), *sizes, torch.get_num_threads())
         return weight, weight_format
+
+    def _as_stored(self, weight: FourBitWeight) -> tuple[Tensor, int]:
+        weight_format = QUANTIZED_FORMATS[weight.quantization]
+        packed = torch.empty(
+            self._c.quantized_weight_bytes(*weight.shape, weight_format, self._code), dtype=torch.uint8
+        )
+        zeros = None if weight.zeros is None else weight.zeros.data_ptr()
+        pointers = packed.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros
+        self._c.pack_four_bits(*pointers, *weight.shape, weight_format, torch.get_num_threads())
+        return packed, weight_format
 
     def _packed(self, dense: Tensor) -> tuple[Tensor, int]:
         """Compressed where that is worth it."""

@@ -8,6 +8,7 @@ NF4_BLOCK = 64
 """Weights of an output, one after the other, of which NF4 has the largest."""
 _INT8_SCALE_BYTES = 4
 _GROUP_SCALE_BYTES = 2
+_ZERO_POINT_BYTES = 1
 
 
 class Quantization(StrEnum):
@@ -18,24 +19,28 @@ class Quantization(StrEnum):
     what is rounded off are least: four bits each, and two bytes for a scale. All are exact in bfloat16."""
     MXFP4 = "mxfp4"
     """0, 1, 2, 3, 4, 6, 8 or 12 times a power of two for each 32 weights of an output, or minus that: four bits each,
-    and two bytes for a scale. What checkpoints have in it (OCP's Microscaling Formats) stays what it is."""
+    and two bytes for a scale. gpt-oss has its experts so (OCP's Microscaling Formats)."""
     NF4 = "nf4"
-    """-2048, -1426, …, 1481 or 2048 times a 2048th of the largest of each 64 weights of an output, as bfloat16 has it:
-    four bits each, and two bytes for each 32. They are what the 16 levels of bitsandbytes' NF4 are nearest to, at
-    most 0.024 % of the largest weight away."""
+    """-2048, -1426, …, 1481 or 2048 times a 2048th of the largest of each `NF4_BLOCK` weights of an output, as bfloat16
+    has it: four bits each, and two bytes for each 32. They are what the 16 levels of bitsandbytes' NF4 are nearest to,
+    at most 0.024 % of the largest weight away."""
+    UINT4 = "uint4"
+    """0 to 15, less a zero point, times a scale, both for each 32 weights of an output, or for more of them: four bits
+    each, two bytes for a scale, which has bfloat16's digits, and one for a zero point. GPTQ and AWQ have weights so."""
 
     def row_bytes(self, depth: int) -> int:
         """Bytes of the weights of an output, without what pads them."""
         if self is Quantization.INT8:
             return depth + _INT8_SCALE_BYTES
-        return -(-depth // GROUP) * (GROUP // 2 + _GROUP_SCALE_BYTES)
+        zero_point_bytes = _ZERO_POINT_BYTES if self is Quantization.UINT4 else 0
+        return -(-depth // GROUP) * (GROUP // 2 + _GROUP_SCALE_BYTES + zero_point_bytes)
 
     def group_size(self, depth: int) -> int:
-        """Weights of an output that share a scale."""
-        if self is Quantization.INT8:
-            return depth
-        return NF4_BLOCK if self is Quantization.NF4 else GROUP
+        """Weights of an output that share a scale, of `ROUNDINGS`."""
+        return depth if self is Quantization.INT8 else GROUP
 
 
 ROUNDINGS = (Quantization.INT8, Quantization.INT4)
 """What weights of any model can be rounded to."""
+STORED = (Quantization.MXFP4, Quantization.NF4, Quantization.UINT4)
+"""What weights stay in that checkpoints have so."""

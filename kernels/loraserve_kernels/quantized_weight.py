@@ -5,22 +5,13 @@ from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_like
 from loraserve_kernels.prepacked_linear import check_linear
-from loraserve_kernels.quantization import GROUP, NF4_BLOCK, Quantization
+from loraserve_kernels.quantization import GROUP, Quantization
 
 MAX_INT8 = 127
 _NUM_INT4_SCALES = 4
 """That are tried, two of them below the one that the largest weight is -8 times, in steps of the fifth digit."""
 _SMALLEST_SCALE = 16
 """The smallest normal number, of which the last 19 bits are left out."""
-_MXFP4_MULTIPLES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
-NF4_MULTIPLES = torch.tensor(
-    [-2048, -1426, -1075, -809, -583, -378, -186, 0, 163, 330, 504, 692, 903, 1152, 1481, 2048], dtype=torch.int16
-)
-LARGEST_NF4 = 2048
-_SMALLEST_NF4_EXPONENT = 12
-"""As below."""
-_SMALLEST_MXFP4_EXPONENT = 4
-"""Of the largest weight of a group, as float32 has it: of smaller ones the scale is no normal number."""
 _PIECE = 1 << 16
 """Weights rounded at a time: they stay in a cache meanwhile."""
 
@@ -79,25 +70,18 @@ def rounded_like(weight: Tensor, out: Tensor | None) -> Tensor:
 
 
 def multiples_of(weight: Tensor, quantization: Quantization) -> tuple[Tensor, Tensor]:
-    """Multiples and scales: [N, K] -> float32 [N, groups, group size], padded with zeros, and [N, groups, 1]."""
-    if quantization is Quantization.INT8:
-        return _in_int8(weight)
-    if quantization is Quantization.NF4:
-        return _in_nf4(weight)
-    return _in_int4(weight) if quantization is Quantization.INT4 else _in_mxfp4(weight)
+    """[N, K] -> multiples, float32 [N, groups, group size], padded with zeros, and their scales [N, groups, 1].
+
+    quantization: of `ROUNDINGS`.
+    """
+    return _in_int8(weight) if quantization is Quantization.INT8 else _in_int4(weight)
 
 
 def _stored(multiples: Tensor, quantization: Quantization) -> Tensor:
     """float32 -> int8 [..., group size], four bits two in a byte."""
-    if quantization is Quantization.NF4:
-        multiples = torch.bucketize(multiples.contiguous(), NF4_MULTIPLES.to(multiples.device, multiples.dtype))
     multiples = multiples.to(torch.int8)
     if quantization is Quantization.INT8:
         return multiples
-    if quantization is Quantization.MXFP4:
-        sizes = multiples.abs()
-        places = sizes - (sizes > 4).to(torch.int8) - (sizes > 6).to(torch.int8) - 3 * (sizes > 8).to(torch.int8)
-        multiples = places | (multiples < 0).to(torch.int8) << 3
     first, second = multiples.unflatten(-1, (-1, 2)).unbind(-1)
     return first << 4 | (second & 15)
 
@@ -105,11 +89,7 @@ def _stored(multiples: Tensor, quantization: Quantization) -> Tensor:
 def _read(stored: Tensor, quantization: Quantization) -> Tensor:
     if quantization is Quantization.INT8:
         return stored
-    halves = torch.stack([stored >> 4, stored << 4 >> 4], -1).flatten(-2)
-    if quantization is Quantization.INT4:
-        return halves
-    table = NF4_MULTIPLES if quantization is Quantization.NF4 else _MXFP4_MULTIPLES
-    return table.to(stored.device)[(halves & 15).long()]
+    return torch.stack([stored >> 4, stored << 4 >> 4], -1).flatten(-2)
 
 
 def _in_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,35 +122,6 @@ def _in_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales *= (exponents << 23).view(torch.float32)
     scales[scales.abs() < torch.finfo(torch.float32).tiny] = 0  # bfloat16 has not all of their digits
     return torch.where(is_finite, multiples, 1.0), torch.where(is_finite, scales, torch.nan)
-
-
-def _in_mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    values = _in_groups(weight)
-    is_finite = values.isfinite().all(-1, keepdim=True)
-    exponents = values.abs().amax(-1, keepdim=True).view(torch.int32) >> 23
-    has_scale = is_finite & (exponents >= _SMALLEST_MXFP4_EXPONENT)
-    exponents.clamp_(_SMALLEST_MXFP4_EXPONENT, 254)
-    inverse = torch.where(has_scale, ((257 - exponents) << 23).view(torch.float32), 0)
-    scaled = (values * inverse).clamp_(-12, 12)
-    steps = torch.where(scaled.abs() >= 8, 4.0, torch.where(scaled.abs() >= 4, 2.0, 1.0))
-    multiples = (scaled / steps).round_() * steps
-    scales = torch.where(has_scale, ((exponents - 3) << 23).view(torch.float32), 0)
-    return torch.where(is_finite, multiples, 1.0), torch.where(is_finite, scales, torch.nan)
-
-
-def _in_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    values = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % NF4_BLOCK)).unflatten(-1, (-1, NF4_BLOCK))
-    largest = values.abs().amax(-1, keepdim=True).bfloat16().float()
-    is_finite = largest.isfinite()  # amax gives NaN where there is one
-    has_scale = is_finite & (largest.view(torch.int32) >> 23 >= _SMALLEST_NF4_EXPONENT)
-    levels = NF4_MULTIPLES.to(weight.device, torch.float32)
-    between = (levels[:-1] + levels[1:]) / (2 * LARGEST_NF4)
-    multiples = levels[torch.bucketize((values / torch.where(has_scale, largest, 1)).contiguous(), between)]
-    scales = torch.where(has_scale, largest / LARGEST_NF4, 0)
-    multiples = torch.where(is_finite, torch.where(has_scale, multiples, 0), LARGEST_NF4)
-    scales = torch.where(is_finite, scales, torch.nan).expand(*largest.shape[:-1], NF4_BLOCK // GROUP)
-    num_groups = -(-weight.shape[1] // GROUP)
-    return multiples.flatten(1).unflatten(1, (-1, GROUP))[:, :num_groups], scales.flatten(1)[:, :num_groups, None]
 
 
 def _in_groups(weight: Tensor) -> Tensor:

@@ -8,14 +8,13 @@ from torch import Tensor
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import DecoderModelParts
+from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, whole_weight
 from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
 from loraserve_kernels.lora_bias import lora_bias_add
 from loraserve_kernels.lora_embed import check_lora_embed, lora_embed_reference
-from loraserve_kernels.mxfp4 import whole_mxfp4
-from loraserve_kernels.nf4 import whole_nf4
 from loraserve_kernels.paged_attention import check_paged_attention, paged_attention_reference
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.quantization import Quantization
@@ -49,13 +48,13 @@ class ReferenceBackend(ReferenceSampling):
         """See `Backend.rounded_weight`."""
         return rounded_weight(weight, quantization, out)
 
-    def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
-        """See `Backend.whole_mxfp4`."""
-        return whole_mxfp4(blocks, scales, out)
+    def four_bit_linear(self, weight: FourBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """See `Backend.four_bit_linear`."""
+        return FourBitLinear(weight, bias, dtype)
 
-    def whole_nf4(self, codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Tensor:
-        """See `Backend.whole_nf4`."""
-        return whole_nf4(codes, largest, levels, out)
+    def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        """See `Backend.whole_weight`."""
+        return whole_weight(weight, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

@@ -10,6 +10,7 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, ComposedDecoderLayers
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModelParts
+from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, whole_weight
 from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
@@ -17,8 +18,6 @@ from loraserve_kernels.logit_edits import LogitEdits
 from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
 from loraserve_kernels.lora_embed import check_lora_embed
 from loraserve_kernels.lora_tiles import check_tiles, tiles_of
-from loraserve_kernels.mxfp4 import whole_mxfp4
-from loraserve_kernels.nf4 import whole_nf4
 from loraserve_kernels.prepacked_linear import RowMajorLinear
 from loraserve_kernels.quantization import Quantization
 from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_weight
@@ -65,13 +64,13 @@ class TritonBackend(ReferenceSampling):
         """See `Backend.rounded_weight`."""
         return rounded_weight(weight, quantization, out)
 
-    def whole_mxfp4(self, blocks: Tensor, scales: Tensor, out: Tensor) -> Tensor:
-        """See `Backend.whole_mxfp4`."""
-        return whole_mxfp4(blocks, scales, out)
+    def four_bit_linear(self, weight: FourBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """See `Backend.four_bit_linear`."""
+        return FourBitLinear(weight, bias, dtype)
 
-    def whole_nf4(self, codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Tensor:
-        """See `Backend.whole_nf4`."""
-        return whole_nf4(codes, largest, levels, out)
+    def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        """See `Backend.whole_weight`."""
+        return whole_weight(weight, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

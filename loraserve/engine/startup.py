@@ -1,6 +1,6 @@
 """From an `EngineConfig` to a model ready to run: load, size memory, prove, swap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.quantized_checkpoint import MXFP4, quantization_method
-from loraserve.models.stored_weights import StoredWeights
+from loraserve.models.stored_weights import StoredWeight, StoredWeights, placeholder
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -234,11 +234,12 @@ def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quan
 def _checkpoint_notes(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> list[str]:
     if (method := quantization_method(model_config)) is None:
         return []
-    if stored and (method == MXFP4 or _form_of_most(model_config, dtype, stored) is not None):
+    if stored and (method == MXFP4 or _are_most(stored.values(), model_config, dtype)):
         kept = "experts" if method == MXFP4 else "linears"
         return [f"{method} checkpoint: its {kept} stay as they are stored, in four bits"]
     if stored:
-        kept = f"{len(stored)} of its linears stay as they are stored, in four bits"
+        num_linears = sum(len(weight.names_in_file) for weight in stored.values())
+        kept = f"{num_linears} of its linears stay as they are stored, in four bits"
         return [f"{method} checkpoint: {kept}, and its other weights are made whole, in {_name(dtype)}"]
     return [f"{method} checkpoint: its weights are made whole, in {_name(dtype)}"]
 
@@ -259,10 +260,14 @@ def _keeps_stored(
 
 
 def _form_of_most(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> Quantization | None:
-    """NF4 where more than half of the model's weights are stored in it, else None."""
-    linears = [weight for weight in stored.values() if weight.quantization is Quantization.NF4]
-    num_bytes = sum(weight.placeholder(dtype).nbytes for weight in linears)
-    return Quantization.NF4 if num_bytes > loader.num_weight_bytes(model_config, dtype) / 2 else None
+    """That of the linears which are not experts', where they are more than half of the model's weights, else None."""
+    linears = [weight for weight in stored.values() if len(weight.shape) == 2]
+    return linears[0].quantization if _are_most(linears, model_config, dtype) else None
+
+
+def _are_most(weights: Collection[StoredWeight], model_config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+    num_bytes = sum(placeholder(weight, dtype).nbytes for weight in weights)
+    return num_bytes > loader.num_weight_bytes(model_config, dtype) / 2
 
 
 def _load_weights(
@@ -294,7 +299,7 @@ def _require_room(
     method = quantization_method(model_config)
     if method is None or (method == MXFP4 and stored):
         return
-    kept_bytes = sum(weight.placeholder(dtype).nbytes for weight in stored.values())
+    kept_bytes = sum(placeholder(weight, dtype).nbytes for weight in stored.values())
     needed, available = loader.num_weight_bytes(model_config, dtype) - kept_bytes, available_memory_bytes()
     if needed > available:
         rest = ", but for those that stay in four bits," if stored else ""

@@ -1,7 +1,7 @@
 """A transformers model that computes packed, mixed-adapter batches over paged KV."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from loraserve_adapters.packed_file import layout_fingerprint
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.decoder_model import ModelOutput
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import STORED, Quantization
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -33,6 +33,7 @@ from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
 from loraserve.models.quantized_weights import (
     few_rounded,
+    forms_of,
     quantizations_of,
     quantized_parameters,
     rounded_while_computing,
@@ -40,7 +41,7 @@ from loraserve.models.quantized_weights import (
     stored_parameters,
 )
 from loraserve.models.rope import freeze_rope, tabulate_rope
-from loraserve.models.stored_weights import StoredWeights
+from loraserve.models.stored_weights import StoredWeight, StoredWeights
 from loraserve.models.structure import AttentionSpec, LinearsSpec, ModelStructure, record_structure
 
 _HASHED_ROWS = 4096
@@ -77,9 +78,8 @@ class CausalModel:
         with rounded_while_computing(self._stored.values(), backend):
             structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
-        forms = {name: weight.quantization for name, weight in stored.items()}
-        quantizations = quantizations_of(model, structure, quantization, forms)
-        self._fetch_others(structure, quantizations)
+        quantizations = quantizations_of(model, structure, quantization, forms_of(stored))
+        self._make_others_whole(structure, quantizations)
         self._adaptable = deque(zip(structure.adaptable, quantizations, strict=True))
         """Each with what it is rounded to, until `prepare` has put something else in its place, which frees the memory
         of its weights."""
@@ -139,13 +139,13 @@ class CausalModel:
         for index in range(total):
             spec, quantization = self._adaptable.popleft()
             if isinstance(spec, ExpertsSpec):
-                self._fetch([f"{spec.name}.{name}" for name in spec.parameters], mapped)
-                attach_experts(model, spec, (next(groups), next(groups)), context, mapped, quantization=quantization)
+                of_both, kept = (next(groups), next(groups)), self._take_stored(spec)
+                attach_experts(model, spec, of_both, context, mapped, quantization=quantization, stored=kept)
             elif isinstance(spec, BareWeightSpec):
                 attach_bare_weight(spec, next(groups), context)
             else:
-                self._fetch([f"{name}.weight" for name, _ in spec.members], mapped)
-                group = replace_linears(model, spec, next(groups), context, mapped, quantization=quantization)
+                of_all, kept = next(groups), self._take_stored(spec)
+                group = replace_linears(model, spec, of_all, context, mapped, quantization=quantization, stored=kept)
                 self._dora_groups.append(group)
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)
@@ -157,29 +157,26 @@ class CausalModel:
             self._embedding_adapters.attach(model.get_input_embeddings())
         self._choose_forward(probes[0], vocab_size)
 
-    def _fetch(self, names: Collection[str], mapped: MappedWeights) -> None:
-        """In place of placeholders weights as they are packed."""
-        for name in names:
-            if (parameter := self._stored.pop(name, None)) is not None:
-                parameter.value.data = parameter.rounded(self._context.backend)
-                parameter.give_back(mapped)
+    def _take_stored(self, spec: LinearsSpec | ExpertsSpec) -> list[StoredWeight]:
+        """All that is computed together, or nothing."""
+        parameters = [self._stored.pop(name) for name in _parameters_of(spec) if name in self._stored]
+        return [parameter.stored for parameter in parameters if parameter.stored is not None]
 
-    def _fetch_others(self, structure: ModelStructure, quantizations: Sequence[Quantization | None]) -> None:
-        """Linears' that cannot stay as they are: routers', and those beside others that are not stored so."""
-        computed: set[str] = set()
+    def _make_others_whole(self, structure: ModelStructure, quantizations: Sequence[Quantization | None]) -> None:
+        """What cannot stay as it is: routers, and what is beside others that are not stored so."""
+        kept: set[str] = set()
         for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
-            if isinstance(spec, ExpertsSpec):
-                computed |= {f"{spec.name}.{name}" for name in spec.parameters}
-            elif isinstance(spec, LinearsSpec) and quantization is Quantization.NF4:
-                computed |= {f"{name}.weight" for name, _ in spec.members}
-        others = self._stored.keys() - computed
+            if quantization in STORED and isinstance(spec, LinearsSpec | ExpertsSpec):
+                kept |= {*_parameters_of(spec)}
+        others = self._stored.keys() - kept
         if any(self._stored[name].quantization is Quantization.MXFP4 for name in others):
             raise ModelRefusedError(
                 f"{type(self._model).__name__} cannot be served: its experts are in MXFP4, and not all can be computed"
             )
         for name in others:
             parameter = self._stored.pop(name)
-            parameter.value.data = parameter.whole(self._context.backend)
+            assert parameter.stored is not None
+            parameter.value.data = parameter.stored.whole(self._model.dtype)
 
     def _require_equal(self, probes: list[self_check.Probe]) -> None:
         """Also of a model that reads the table of its embeddings itself, once it has one again."""
@@ -226,6 +223,12 @@ class CausalModel:
         output = self._forward(batch)
         self._context.batch = self._context.arrivals = None
         return output
+
+
+def _parameters_of(spec: LinearsSpec | ExpertsSpec) -> list[str]:
+    if isinstance(spec, ExpertsSpec):
+        return [f"{spec.name}.{name}" for name in spec.parameters]
+    return [f"{name}.weight" for name, _ in spec.members]
 
 
 def _lora_groups(layout: BaseLayout) -> list[LoraGroup]:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
 from loraserve_kernels.backend import Backend
+from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_experts import ExpertPairs, lora_add_experts, pair_up
 from loraserve_kernels.quantization import Quantization
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from loraserve.models.context import ForwardContext
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.rounding import TOLERANCE
+from loraserve.models.stored_weights import StoredWeight
 
 EXPERTS_NAME = "loraserve"
 _ATTRIBUTE = "loraserve_experts"
@@ -89,16 +91,10 @@ class PackedProjection:
     and 2.9; 1,024 rows 7.3 and 10.9, in bfloat16 7.2 and 42.
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, backend: Backend, *, quantization: Quantization | None
-    ) -> None:
-        """As `GroupedProjection`; the weight is copied. quantization: see `Backend.linear`."""
-        self.dtype = weight.dtype
-        biases = [None] * len(weight) if bias is None else [*bias]
-        self._linears = [
-            backend.linear(w, b, keep_weight=False, quantization=quantization)
-            for w, b in zip(weight, biases, strict=True)
-        ]
+    def __init__(self, linears: Sequence[Linear], dtype: torch.dtype) -> None:
+        """Of each expert."""
+        self.dtype = dtype
+        self._linears = linears
 
     def __call__(self, x: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
         first = 0
@@ -193,16 +189,30 @@ def _bias(module: Any, weight_name: str) -> Tensor | None:
 
 
 def _projection(
-    module: Any, name: str, backend: Backend, mapped: MappedWeights, *, quantization: Quantization | None
+    module: Any,
+    name: str,
+    backend: Backend,
+    mapped: MappedWeights,
+    quantization: Quantization | None,
+    stored: StoredWeight | None,
 ) -> Projection:
     """Takes the module's weight where it is copied."""
     weight, bias = _weight(module, name), _bias(module, name)
     if quantization is None and not backend.packs(weight.dtype):
         return GroupedProjection(weight, bias)
-    packed = PackedProjection(weight, bias, backend, quantization=quantization)
-    mapped.give_back(weight)
+    biases = [None] * len(weight) if bias is None else [*bias]
+    if stored is not None:
+        of_experts = zip(stored.four_bits(), biases, strict=True)
+        linears = [backend.four_bit_linear(four_bits, b, weight.dtype) for four_bits, b in of_experts]
+        stored.give_back(mapped)
+    else:
+        linears = [
+            backend.linear(w, b, keep_weight=False, quantization=quantization)
+            for w, b in zip(weight, biases, strict=True)
+        ]
+        mapped.give_back(weight)
     setattr(module, name, nn.Parameter(weight.new_empty(0), requires_grad=False))
-    return packed
+    return PackedProjection(linears, weight.dtype)
 
 
 def attach_experts(
@@ -213,10 +223,12 @@ def attach_experts(
     mapped: MappedWeights,
     *,
     quantization: Quantization | None,
+    stored: Sequence[StoredWeight] = (),
 ) -> None:
     """Have the experts computed here. groups: of their projections up and down. Raises `ModelRefusedError`.
 
-    Their weights' memory is given back where they are packed. quantization: see `Backend.linear`.
+    Their weights' memory is given back where they are packed. quantization: see `Backend.linear`. stored: what the
+    projections are in the checkpoint, where they stay so.
     """
     model.set_experts_implementation(EXPERTS_NAME)
     module: Any = spec.module
@@ -227,7 +239,8 @@ def attach_experts(
         )
     adapters = ExpertsAdapters(groups, context)
     projections = [
-        _projection(module, name, context.backend, mapped, quantization=quantization) for name in spec.parameters
+        _projection(module, name, context.backend, mapped, quantization, weight)
+        for name, weight in zip(spec.parameters, stored or (None, None), strict=True)
     ]
     vars(spec.module)[_ATTRIBUTE] = ExpertsLayer(spec, projections, adapters)
 

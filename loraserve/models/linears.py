@@ -4,11 +4,14 @@ The linears of a group (q|k|v, gate|up) read the same input: the first one calle
 product and one LoRA call, the others return their columns.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
+from loraserve_kernels.backend import Backend
+from loraserve_kernels.four_bit_weight import joined
 from loraserve_kernels.linear import Linear, PacksRows
 from loraserve_kernels.quantization import Quantization
 from torch import Tensor, nn
@@ -18,6 +21,7 @@ from loraserve.models.context import ForwardContext
 from loraserve.models.dora import DoraGroup, squared_norms
 from loraserve.models.embedding import PackedEmbedding, is_table, is_tied
 from loraserve.models.mapped_weights import MappedWeights
+from loraserve.models.stored_weights import StoredWeight, rounded_as_packed
 from loraserve.models.structure import LinearsSpec
 
 
@@ -76,37 +80,21 @@ def replace_linears(
     mapped: MappedWeights,
     *,
     quantization: Quantization | None,
+    stored: Sequence[StoredWeight] = (),
 ) -> DoraGroup:
     """Swap a group's linears for one `LinearGroup`; returns the same for DoRA.
 
     The weights' memory is given back as early as it can be.
 
-    quantization: see `Backend.linear`; an embedding that shares the weight is rounded with it.
+    quantization: see `Backend.linear`; an embedding that shares the weight is rounded with it. stored: what all of them
+    are in the checkpoint, where they stay so.
     """
     linears = [linear for _, linear in spec.members]
     bias = _joined_bias(linears)
-    weights = [linear.weight.detach() for linear in linears]
-    is_rounded = quantization in (None, Quantization.NF4)  # as it is of weights that were stored so
-    rounded = None if is_rounded else partial(context.backend.rounded_weight, quantization=quantization)
-    norms = torch.cat([squared_norms(weight, rounded) for weight in weights])
-    if len(linears) == 1:
-        shares_weight, embedding = is_tied(linears[0], model), model.get_input_embeddings()
-        can_pack = is_table(embedding) and context.backend.packs(weights[0].dtype)
-        keep_weight = shares_weight and not can_pack and quantization is None
-        packed = context.backend.linear(weights[0], bias, keep_weight=keep_weight, quantization=quantization)
-        if shares_weight and can_pack:
-            model.set_input_embeddings(PackedEmbedding(cast(PacksRows, packed), weights[0]))
-        elif shares_weight and rounded is not None:
-            embedding.weight = nn.Parameter(rounded(weights[0]), requires_grad=False)
-        if not keep_weight:
-            mapped.give_back(weights[0])
+    if stored:
+        packed, norms = _pack_stored(linears, bias, context.backend, mapped, stored)
     else:
-        joined = torch.cat(weights)
-        for linear in linears:
-            mapped.give_back(linear.weight)
-            linear.weight = nn.Parameter(joined.new_empty(0), requires_grad=False)
-        weights.clear()
-        packed = context.backend.linear(joined, bias, keep_weight=False, quantization=quantization)
+        packed, norms = _pack(model, linears, bias, context.backend, mapped, quantization)
     group = LinearGroup(packed, lora_group, context, spec.has_sampled_rows)
     start = 0
     for name, linear in spec.members:
@@ -114,6 +102,57 @@ def replace_linears(
         model.set_submodule(name, GroupMember(group, start, end))
         start = end
     return DoraGroup(packed, bias, norms, lora_group)
+
+
+def _pack(
+    model: PreTrainedModel,
+    linears: list[nn.Linear],
+    bias: Tensor | None,
+    backend: Backend,
+    mapped: MappedWeights,
+    quantization: Quantization | None,
+) -> tuple[Linear, Tensor]:
+    """As one, and the `squared_norms` of its weight."""
+    weights = [linear.weight.detach() for linear in linears]
+    rounded = None if quantization is None else partial(backend.rounded_weight, quantization=quantization)
+    norms = torch.cat([squared_norms(weight, rounded) for weight in weights])
+    if len(linears) > 1:
+        whole = torch.cat(weights)
+        for linear in linears:
+            mapped.give_back(linear.weight)
+            linear.weight = nn.Parameter(whole.new_empty(0), requires_grad=False)
+        weights.clear()
+        return backend.linear(whole, bias, keep_weight=False, quantization=quantization), norms
+    shares_weight, embedding = is_tied(linears[0], model), model.get_input_embeddings()
+    can_pack = is_table(embedding) and backend.packs(weights[0].dtype)
+    keep_weight = shares_weight and not can_pack and quantization is None
+    packed = backend.linear(weights[0], bias, keep_weight=keep_weight, quantization=quantization)
+    if shares_weight and can_pack:
+        model.set_input_embeddings(PackedEmbedding(cast(PacksRows, packed), weights[0]))
+    elif shares_weight and rounded is not None:
+        embedding.weight = nn.Parameter(rounded(weights[0]), requires_grad=False)
+    if not keep_weight:
+        mapped.give_back(weights[0])
+    return packed, norms
+
+
+def _pack_stored(
+    linears: list[nn.Linear],
+    bias: Tensor | None,
+    backend: Backend,
+    mapped: MappedWeights,
+    stored: Sequence[StoredWeight],
+) -> tuple[Linear, Tensor]:
+    """The same."""
+    norms = [
+        squared_norms(rounded_as_packed(weight, linear.weight.detach(), backend), None)
+        for linear, weight in zip(linears, stored, strict=True)
+    ]
+    four_bits = joined([part for weight in stored for part in weight.four_bits()])
+    packed = backend.four_bit_linear(four_bits, bias, linears[0].weight.dtype)
+    for weight in stored:
+        weight.give_back(mapped)
+    return packed, torch.cat(norms)
 
 
 def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:

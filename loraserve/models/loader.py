@@ -32,8 +32,8 @@ from loraserve.models.quantized_checkpoint import (
     require_undone,
     whole_config,
 )
-from loraserve.models.stored_weights import StoredWeights, find_stored, read_others
-from loraserve.models.unpacked_weights import UNPACKED, read_whole
+from loraserve.models.stored_weights import StoredWeights, find_stored, name_to_load, read_others
+from loraserve.models.unpacked_weights import are_unpacked, read_whole
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -139,12 +139,13 @@ def load_model(
     source: dict[str, Any] = {"revision": revision, "config": config}
     if method is not None:
         bare = _without_weights(config)
-        require_undone(model, method, has_experts=any(map(is_experts, bare.modules())))
+        stated = config.quantization_config
+        require_undone(model, stated, has_experts=any(map(is_experts, bare.modules())))
         tensors = None
         if stored:
-            tensors = read_others(model, revision, config.quantization_config, dtype, stored)
-        elif method in UNPACKED:
-            tensors = read_whole(model, revision, config.quantization_config, dtype)
+            tensors = read_others(model, revision, stated, dtype, stored)
+        elif are_unpacked(stated):
+            tensors = read_whole(model, revision, stated, dtype)
         if tensors is not None:
             model_class = type(bare)
             source = {"config": whole_config(config), "state_dict": tensors}
@@ -163,9 +164,10 @@ def load_model(
     loaded, info = found
     require_all_read(model, method, info["unexpected_keys"])
     for name, weight in stored.items():
-        placeholder: Tensor = source["state_dict"][weight.name_in_file]
-        if loaded.get_parameter(name).data_ptr() != placeholder.data_ptr():
-            raise ModelRefusedError(f"{model} has {weight.name_in_file} in four bits, which did not become {name}")
+        loaded_as = name_to_load(name, weight)
+        given: Tensor = source["state_dict"][loaded_as]
+        if loaded.get_parameter(name).data_ptr() != given.data_ptr():
+            raise ModelRefusedError(f"{model} has {loaded_as} in four bits, which did not become {name}")
     missing = sorted(info["missing_keys"])
     if missing and not _is_head(missing, loaded):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

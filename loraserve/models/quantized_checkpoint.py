@@ -15,10 +15,10 @@ from transformers import PreTrainedConfig
 
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.model_files import weight_files
-from loraserve.models.unpacked_weights import UNPACKED, what_is_not_read
+from loraserve.models.unpacked_weights import COMPRESSED, UNPACKED, are_unpacked, what_is_not_read
 
-MXFP4, _FP8, _COMPRESSED = "mxfp4", "fp8", "compressed-tensors"
-_PACKAGES = {MXFP4: (), _FP8: ("accelerate",), _COMPRESSED: ("accelerate", "compressed_tensors")}
+MXFP4, _FP8 = "mxfp4", "fp8"
+_PACKAGES = {MXFP4: (), _FP8: ("accelerate",), COMPRESSED: ("accelerate", "compressed_tensors")}
 """What each method needs beside transformers."""
 _OF_WEIGHTS = ("scale", "zero_point", "packed", "shape", "blocks", "g_idx")
 """In the names of tensors without which weights cannot be made whole."""
@@ -49,7 +49,7 @@ def quantization_method(config: PreTrainedConfig) -> str | None:
 
 
 def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> None:
-    """Have transformers load its weights so, in the dtype that the model is loaded in; those of `UNPACKED` are not its.
+    """Have transformers load its weights so, in the dtype that the model is loaded in; others `are_unpacked` by us.
 
     Raises `ModelRefusedError`.
     """
@@ -61,7 +61,7 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
         _require_whole(model, modules)
         return
     method = quantization_method(config)
-    if method in UNPACKED:
+    if are_unpacked(stored):
         if (unread := what_is_not_read(stored)) is not None:
             raise ModelRefusedError(f"{model} cannot be made whole: its {unread}; or {_UNQUANTIZED}")
         return
@@ -84,11 +84,12 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
     config.quantization_config = {**stored, "dequantize": True}
 
 
-def require_undone(model: str, method: str | None, *, has_experts: bool) -> None:
-    """Raises `ModelRefusedError` where transformers would leave scales out."""
-    if method == _COMPRESSED and has_experts:
+def require_undone(model: str, stored: dict[str, Any], *, has_experts: bool) -> None:
+    """Raises `ModelRefusedError` where transformers would leave scales out. stored: its `quantization_config`."""
+    if stored["quant_method"] == COMPRESSED and has_experts and not are_unpacked(stored):
         raise ModelRefusedError(
-            f"{model} cannot be made whole: mixtures of experts in compressed-tensors are not supported, {_UNQUANTIZED}"
+            f"{model} cannot be made whole: mixtures of experts in compressed-tensors are not supported but in packed "
+            f"integers, {_UNQUANTIZED}"
         )
 
 

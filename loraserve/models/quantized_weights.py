@@ -6,7 +6,7 @@ of small models it is half of what is read for a token. An embedding that is one
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,8 +22,7 @@ from loraserve.models.bare_weights import BareWeightSpec
 from loraserve.models.embedding import is_table, is_tied
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec
-from loraserve.models.mapped_weights import MappedWeights
-from loraserve.models.stored_weights import StoredWeight, StoredWeights
+from loraserve.models.stored_weights import StoredWeight, StoredWeights, rounded_as_packed
 from loraserve.models.structure import LinearsSpec, ModelStructure, record_structure
 
 Spare = defaultdict[tuple[torch.Size, torch.dtype, bool], list[Tensor]]
@@ -65,7 +64,7 @@ class QuantizedParameter:
         is no scale for it."""
         value = self.value.detach()
         if self.stored is not None:
-            return self.stored.rounded(value, backend, out)
+            return rounded_as_packed(self.stored, value, backend, out)
         if self.is_transposed:
             rounded = torch.empty_like(value) if out is None else out
             for to, expert in zip(rounded, value, strict=True):  # one at a time, as it is copied
@@ -82,16 +81,6 @@ class QuantizedParameter:
             )
         return rounded
 
-    def whole(self, backend: Backend) -> Tensor:
-        """Of one that is stored."""
-        assert self.stored is not None
-        return self.stored.whole(self.value.detach(), backend)
-
-    def give_back(self, mapped: MappedWeights) -> None:
-        """The memory of what is stored."""
-        if self.stored is not None:
-            self.stored.give_back(mapped)
-
 
 def quantizations_of(
     model: PreTrainedModel,
@@ -105,24 +94,30 @@ def quantizations_of(
         len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
     }
 
+    def form_of(names: Iterable[str]) -> Quantization | None:
+        """What is computed together stays as it is stored if all of it does."""
+        forms = {stored.get(name) for name in names}
+        return forms.pop() if len(forms) == 1 else None
+
     def of(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> Quantization | None:
         if isinstance(spec, ExpertsSpec):
-            forms = {stored.get(f"{spec.name}.{name}") for name in spec.parameters}
-            if len(forms) > 1:
-                raise ModelRefusedError(f"{spec.name} has only some of its weights in MXFP4")
-            return forms.pop() or quantization
+            return form_of(f"{spec.name}.{name}" for name in spec.parameters) or quantization
         if isinstance(spec, BareWeightSpec):
             return None
         if num_experts and any(linear.out_features in {1, *num_experts} for _, linear in spec.members):
             return None  # routers
         if not spec.has_sampled_rows:
-            forms = {stored.get(f"{name}.weight") for name, _ in spec.members}
-            return (forms.pop() if len(forms) == 1 else None) or quantization
+            return form_of(f"{name}.weight" for name, _ in spec.members) or quantization
         is_alone = not any(is_tied(linear, model) for _, linear in spec.members)
         is_rounded = quantization is Quantization.INT4 and (is_alone or is_table(model.get_input_embeddings()))
         return Quantization.INT8 if is_rounded else None
 
     return [of(spec) for spec in structure.adaptable]
+
+
+def forms_of(stored: StoredWeights) -> dict[str, Quantization]:
+    """As `quantizations_of` takes them."""
+    return {name: weight.quantization for name, weight in stored.items()}
 
 
 def stored_parameters(model: PreTrainedModel, stored: StoredWeights) -> dict[str, QuantizedParameter]:
@@ -193,14 +188,13 @@ def few_rounded(
 def round_weights(
     model: PreTrainedModel,
     quantization: Quantization | None,
-    stored: Mapping[str, Quantization] = MappingProxyType({}),
+    stored: StoredWeights = MappingProxyType({}),
 ) -> None:
-    """In place: the model that an engine with such weights computes. stored: see `quantizations_of`."""
+    """In place: the model that an engine with such weights computes. stored: what stays so in it."""
     structure, backend = record_structure(model), ReferenceBackend()
-    quantizations = quantizations_of(model, structure, quantization, stored)
-    for parameter in quantized_parameters(model, structure, quantizations):
-        if parameter.quantization is not Quantization.MXFP4:
-            parameter.value.data = parameter.rounded(backend)
+    quantizations = quantizations_of(model, structure, quantization, forms_of(stored))
+    for parameter in quantized_parameters(model, structure, quantizations, stored_parameters(model, stored)):
+        parameter.value.data = parameter.rounded(backend)
 
 
 @contextmanager

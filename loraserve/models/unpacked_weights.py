@@ -1,35 +1,44 @@
-"""Weights of GPTQ, AWQ and bitsandbytes checkpoints, made whole; transformers needs packages of kernels to read these.
+"""Checkpoints of GPTQ, AWQ, bitsandbytes, and packed integers of compressed-tensors, read without their packages.
 
-Each format in one function, as the library that writes it defines it: AutoGPTQ and GPTQModel, AutoAWQ, bitsandbytes.
+Each format in one function, as its library defines it.
 """
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.model_files import weight_files
+from loraserve.models.packed_weights import (
+    AWQ_BITS,
+    AWQ_COLUMNS,
+    AWQ_ORDER,
+    COLUMNS,
+    ROWS,
+    BlocksOfLevels,
+    GroupsOfCodes,
+    PackedWeight,
+    RowsOfInt8,
+    fields,
+    in_awq_order,
+)
 
-GPTQ, AWQ, BITSANDBYTES = "gptq", "awq", "bitsandbytes"
+GPTQ, AWQ, BITSANDBYTES, COMPRESSED = "gptq", "awq", "bitsandbytes", "compressed-tensors"
 UNPACKED = (GPTQ, AWQ, BITSANDBYTES)
 """Values of `quant_method`."""
 
 _WORD_BITS = 32
-_GPTQ_BITS = (2, 4, 8)
+_CODE_BITS = (2, 4, 8)
+"""Of which there are several in a word, and none in two."""
 _GPTQ_V2 = "gptq_v2"
-_AWQ_BITS, _GEMM = 4, "gemm"
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The column of eight that each four bits of a word are, from the lowest on."""
-_LARGEST_INT8 = 127
+_GEMM = "gemm"
+_PACKED_INTEGERS = "pack-quantized"
 _STATE = "weight.quant_state.bitsandbytes__"
 _FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -65,69 +74,55 @@ class _Parts:
         return _Refused(f"{self._module}.{name} {reason}")
 
 
-@dataclass(frozen=True, slots=True)
-class FourBits:
-    """A weight of bitsandbytes: levels times the largest of each block, as they were, or in eight bits themselves."""
-
-    shape: tuple[int, int]
-    dtype: torch.dtype
-    """To which products are rounded."""
-    block_size: int
-    """Elements, row after row."""
-    codes: Tensor
-    """uint8 [elements / 2]: places in levels, the first in the upper bits. May be mapped from the file."""
-    levels: Tensor
-    """float32 [16]."""
-    of_blocks: Tensor
-    """[blocks]: the largest of each in floats, or places in the first of `nested`, uint8."""
-    nested: tuple[Tensor, Tensor, int, float] | None
-    """What places stand for [256], times the largest of each group of blocks [groups]; blocks in a group; and what is
-    added. None = they are no places."""
-
-    def largest(self) -> Tensor:
-        """float32 [blocks]."""
-        if self.nested is None:
-            return self.of_blocks.float()
-        multiples, largest, size, offset = self.nested
-        return (
-            multiples[self.of_blocks.long()] * largest.repeat_interleave(size)[: len(self.of_blocks)] + offset
-        ).float()
-
-    def whole(self) -> Tensor:
-        of_byte = torch.stack([self.levels.repeat_interleave(16), self.levels.repeat(16)], dim=1)
-        whole, largest = embedding(self.codes.int(), of_byte).flatten(), self.largest()
-        num_elements = self.shape[0] * self.shape[1]
-        if num_elements % self.block_size == 0:
-            whole.view(-1, self.block_size).mul_(largest[:, None])
-        else:
-            whole = whole[:num_elements] * largest.repeat_interleave(self.block_size)[:num_elements]
-        return whole.to(self.dtype).view(self.shape)
-
-
 class _Format(NamedTuple):
     names: re.Pattern[str]
     """Of all tensors that a weight may be made of: of the module, and what follows it."""
-    unpack: Callable[[_Parts, dict[str, Any]], Tensor]
-    """With the `quantization_config`; gives [out_features, in_features]."""
+    read: Callable[[_Parts, dict[str, Any]], PackedWeight]
+    """With the `quantization_config`."""
 
 
 _Opened = tuple[list[str], dict[str, list[str]], Callable[[str], Tensor]]
 """Names of tensors that are no parts of packed weights, the others by their module, and how one is read."""
 
 
+def are_unpacked(stored: dict[str, Any]) -> bool:
+    """Whether weights are read here, not by transformers. stored: a `quantization_config`."""
+    method = stored.get("quant_method")
+    return method in UNPACKED or (method == COMPRESSED and _has_packed_integers(stored))
+
+
+def _has_packed_integers(stored: dict[str, Any]) -> bool:
+    """Of compressed-tensors, and nothing else."""
+    schemes, sparsity = stored.get("config_groups"), stored.get("sparsity_config") or {}
+    if not isinstance(schemes, dict) or len(schemes) != 1 or not isinstance(sparsity, dict):
+        return False
+    (scheme,) = schemes.values()
+    weights: dict[str, Any] = scheme.get("weights") or {}
+    return (
+        {stored.get("format"), scheme.get("format")} - {None} == {_PACKED_INTEGERS}
+        and not stored.get("transform_config")
+        and sparsity.get("format", "dense") == "dense"
+        and (weights.get("type"), weights.get("dynamic", False)) == ("int", False)
+        and weights.get("strategy") in ("group", "channel")
+        and weights.get("num_bits") in _CODE_BITS
+    )
+
+
 def what_is_not_read(stored: dict[str, Any]) -> str | None:
     """What is wrong with the option of a `quantization_config` that is not followed; None where all are.
 
-    quant_method: of `UNPACKED`.
+    Weights `are_unpacked`.
     """
+    if stored["quant_method"] == COMPRESSED:
+        return None
     method, bits, layouts = stored["quant_method"], stored.get("bits"), _layouts(stored)
     shown_layouts = ", ".join(sorted(layouts))
-    if method == GPTQ and bits not in _GPTQ_BITS:
-        return f"bits ({bits!r}) is not supported, {', '.join(map(str, _GPTQ_BITS))} are"
+    if method == GPTQ and bits not in _CODE_BITS:
+        return f"bits ({bits!r}) is not supported, {', '.join(map(str, _CODE_BITS))} are"
     if method == GPTQ and layouts not in ({GPTQ}, {_GPTQ_V2}):
         return f"format ({shown_layouts}) is not supported, {GPTQ} and {_GPTQ_V2} are"
-    if method == AWQ and bits != _AWQ_BITS:
-        return f"bits ({bits!r}) is not supported, {_AWQ_BITS} is"
+    if method == AWQ and bits != AWQ_BITS:
+        return f"bits ({bits!r}) is not supported, {AWQ_BITS} is"
     if method == AWQ and layouts != {_GEMM}:
         return f"version ({shown_layouts}) is not supported, {_GEMM} is"
     if method == AWQ and stored.get("zero_point", True) is not True:
@@ -152,39 +147,36 @@ def read_whole(
     revision: str | None,
     stored: dict[str, Any],
     dtype: torch.dtype,
-    given: Mapping[str, Tensor] = MappingProxyType({}),
+    left_out: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """All tensors of the checkpoint, in `dtype`, those of packed weights as the weights that they stand for.
 
-    stored: its `quantization_config`, of which `what_is_not_read` finds nothing. given: weights that are not read.
+    stored: its `quantization_config`, of which `what_is_not_read` finds nothing. left_out: names of whole weights.
     Raises `ModelRefusedError`.
     """
     with _reading(model, revision, _format(stored)) as (others, modules, read):
         tensors = {name: read(name) for name in others}
         tensors = {name: found.to(dtype) if found.is_floating_point() else found for name, found in tensors.items()}
         for module, parts in modules.items():
-            name = f"{module}.weight"
-            if name in given:
-                tensors[name] = given[name]
-                continue
-            weight = None if parts != ["weight"] else read(name)
-            if weight is None or not weight.is_floating_point():
-                weight = _format(stored).unpack(_Parts(module, parts, read), stored)
-            tensors[name] = weight.to(dtype)
+            if (name := f"{module}.weight") not in left_out:
+                packed = _packed(_Parts(module, parts, read), _format(stored), stored)
+                tensors[name] = (read(name) if packed is None else packed.whole()).to(dtype)
         return tensors
 
 
-def four_bit_weights(model: str, revision: str | None, stored: dict[str, Any]) -> dict[str, FourBits]:
-    """Those that a checkpoint of bitsandbytes has so, by the names of their modules. stored: see `read_whole`.
-
-    Raises `ModelRefusedError`.
-    """
+def packed_weights(model: str, revision: str | None, stored: dict[str, Any]) -> dict[str, PackedWeight]:
+    """By the names of their modules in the file. stored: see `read_whole`. Raises `ModelRefusedError`."""
     packing = _format(stored)
-    if packing is not _BITSANDBYTES_4:
-        return {}
     with _reading(model, revision, packing) as (_, modules, read):
-        packed = {module: parts for module, parts in modules.items() if parts != ["weight"]}
-        return {module: _four_bits(_Parts(module, parts, read)) for module, parts in packed.items()}
+        weights = {module: _packed(_Parts(module, parts, read), packing, stored) for module, parts in modules.items()}
+        return {module: weight for module, weight in weights.items() if weight is not None}
+
+
+def _packed(parts: _Parts, packing: _Format, stored: dict[str, Any]) -> PackedWeight | None:
+    """None = its weight is whole in the checkpoint."""
+    if parts.names == {"weight"} and parts.take("weight").is_floating_point():
+        return None
+    return packing.read(parts, stored)
 
 
 @contextmanager
@@ -208,11 +200,10 @@ def _reading(model: str, revision: str | None, packing: _Format) -> Iterator[_Op
 def _format(stored: dict[str, Any]) -> _Format:
     if stored["quant_method"] == BITSANDBYTES:
         return _BITSANDBYTES_8 if stored.get("load_in_8bit") else _BITSANDBYTES_4
-    return _GPTQ if stored["quant_method"] == GPTQ else _AWQ
+    return {GPTQ: _GPTQ, AWQ: _AWQ, COMPRESSED: _COMPRESSED}[stored["quant_method"]]
 
 
-def _unpack_gptq(parts: _Parts, stored: dict[str, Any]) -> Tensor:
-    """qweight: int32 [in_features / n, out_features], n of a column in a word, the first in its lowest bits."""
+def _read_gptq(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     bits: int = stored["bits"]
     per_word = _WORD_BITS // bits
     packed = parts.words("qweight")
@@ -220,7 +211,7 @@ def _unpack_gptq(parts: _Parts, stored: dict[str, Any]) -> Tensor:
     group_size = _group_size(stored, num_in)
     num_groups = -(-num_in // group_size)
     scales = parts.take("scales", num_groups, num_out)
-    zeros = _fields(parts.words("qzeros", num_groups, num_out // per_word), bits).flatten(1)
+    zeros = fields(parts.words("qzeros", num_groups, num_out // per_word), bits).flatten(1)
     if _layouts(stored) == {GPTQ}:
         # Stored less one, without what that borrows: of a zero point of 0 readers make 0 or 2 ** bits.
         if bool((zeros == 2**bits - 1).any()):
@@ -228,41 +219,49 @@ def _unpack_gptq(parts: _Parts, stored: dict[str, Any]) -> Tensor:
         zeros = zeros + 1
     group_of_row = None
     if stored.get("desc_act") or "g_idx" in parts.names:
-        group_of_row = parts.take("g_idx", num_in).long()
-        if not 0 <= int(group_of_row.min()) <= int(group_of_row.max()) < num_groups:
-            raise parts.refused("g_idx", f"names groups that are none of {num_groups}")
-    return _scaled(_fields(packed, bits).movedim(1, 0).flatten(1), zeros, scales, group_size, group_of_row)
+        group_of_row = _groups_of_rows(parts, "g_idx", num_in, num_groups)
+    return GroupsOfCodes((num_out, num_in), bits, packed, COLUMNS, zeros, scales, group_size, group_of_row)
 
 
-def _unpack_awq(parts: _Parts, stored: dict[str, Any]) -> Tensor:
-    """qweight: int32 [in_features, out_features / 8], eight of a row in a word."""
+def _read_awq(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     packed = parts.words("qweight")
-    num_in, num_out = packed.shape[0], packed.shape[1] * len(_AWQ_ORDER)
+    num_in, num_out = packed.shape[0], packed.shape[1] * len(AWQ_ORDER)
     group_size = _group_size(stored, num_in)
     num_groups = -(-num_in // group_size)
     scales = parts.take("scales", num_groups, num_out)
-    zeros = _in_awq_order(parts.words("qzeros", num_groups, packed.shape[1]))
-    return _scaled(_in_awq_order(packed).T.contiguous(), zeros, scales, group_size, None)
+    zeros = in_awq_order(parts.words("qzeros", num_groups, packed.shape[1]))
+    return GroupsOfCodes((num_out, num_in), AWQ_BITS, packed, AWQ_COLUMNS, zeros, scales, group_size, None)
 
 
-def _scaled(codes: Tensor, zeros: Tensor, scales: Tensor, group_size: int, group_of_row: Tensor | None) -> Tensor:
-    """codes: uint8 [N, K]; zeros, scales: [G, N], G groups of K. group_of_row: [K], None = they follow each other."""
-    num_in = codes.shape[1]
-    zeros, scales = zeros.T.float(), scales.T.float()
-    if group_of_row is None and num_in % group_size == 0:
-        # 4,096 × 4,096 codes in 30 ms; with a scale and a zero point for each in 114 (two Zen 4 cores).
-        grouped = codes.unflatten(1, (-1, group_size)).float()
-        return grouped.sub_(zeros[..., None]).mul_(scales[..., None]).flatten(1)
-    if group_of_row is None:
-        group_of_row = torch.arange(num_in) // group_size
-    return codes.float().sub_(zeros[:, group_of_row]).mul_(scales[:, group_of_row])
+def _read_compressed(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
+    (scheme,) = stored["config_groups"].values()
+    weights = scheme["weights"]
+    bits: int = weights["num_bits"]
+    per_word = _WORD_BITS // bits
+    num_out, num_in = parts.take("weight_shape", 2).tolist()
+    packed = parts.words("weight_packed", num_out, -(-num_in // per_word))
+    group_size = _group_size(weights, num_in)
+    num_groups = -(-num_in // group_size)
+    scales = parts.take("weight_scale", num_out, num_groups).T
+    if weights.get("symmetric", True):
+        zeros = torch.full(scales.shape, 2 ** (bits - 1), dtype=torch.uint8)
+    else:
+        words = parts.words("weight_zero_point", -(-num_out // per_word), num_groups)
+        zeros = fields(words.T, bits).flatten(1)[:, :num_out]
+    group_of_row = None
+    if weights.get("actorder") == "group" or "weight_g_idx" in parts.names:
+        group_of_row = _groups_of_rows(parts, "weight_g_idx", num_in, num_groups)
+    return GroupsOfCodes((num_out, num_in), bits, packed, ROWS, zeros, scales, group_size, group_of_row)
 
 
-def _unpack_4bit(parts: _Parts, _: dict[str, Any]) -> Tensor:
-    return _four_bits(parts).whole()
+def _groups_of_rows(parts: _Parts, name: str, num_in: int, num_groups: int) -> Tensor:
+    group_of_row = parts.take(name, num_in).long()
+    if not 0 <= int(group_of_row.min()) <= int(group_of_row.max()) < num_groups:
+        raise parts.refused(name, f"names groups that are none of {num_groups}")
+    return group_of_row
 
 
-def _four_bits(parts: _Parts) -> FourBits:
+def _read_4bit(parts: _Parts, _: dict[str, Any]) -> BlocksOfLevels:
     state_name = next((name for name in parts.names if name.startswith(_STATE)), f"{_STATE}nf4")
     try:
         state = json.loads(parts.take(state_name).numpy().tobytes())
@@ -284,41 +283,28 @@ def _four_bits(parts: _Parts) -> FourBits:
         largest = parts.take("weight.nested_absmax", -(-num_blocks // nested_size))
         nested = parts.take("weight.nested_quant_map", 256), largest, nested_size, offset
     levels = parts.take("weight.quant_map", 16).float()
-    return FourBits((num_rows, depth), dtype, block_size, codes, levels, of_blocks, nested)
+    return BlocksOfLevels((num_rows, depth), dtype, block_size, codes, levels, of_blocks, nested)
 
 
-def _unpack_8bit(parts: _Parts, _: dict[str, Any]) -> Tensor:
-    """weight: int8 [out_features, in_features]; SCB: the largest of each row."""
+def _read_8bit(parts: _Parts, _: dict[str, Any]) -> RowsOfInt8:
     packed = parts.take("weight")
-    if packed.dtype != torch.int8:
-        raise parts.refused("weight", f"is {packed.dtype}, expected torch.int8")
+    if packed.dtype != torch.int8 or packed.dim() != 2:
+        raise parts.refused("weight", f"is {packed.dtype} {list(packed.shape)}, expected torch.int8 of two dimensions")
     if "weight_format" in parts.names and int(parts.take("weight_format")) != 0:
         raise parts.refused("weight_format", "is not that of rows")
-    return packed.float() * (parts.take("SCB", len(packed)).float() / _LARGEST_INT8)[:, None]
+    return RowsOfInt8(packed, parts.take("SCB", len(packed)))
 
 
 def _group_size(stored: dict[str, Any], num_in: int) -> int:
+    """Of inputs."""
     size = stored.get("group_size", -1)
     return size if isinstance(size, int) and size > 0 else num_in
 
 
-def _fields(words: Tensor, bits: int) -> Tensor:
-    """int32 [m, n] -> uint8 [m, n, 32 / bits], from the lowest bits on."""
-    # NOTE: bytes of little-endian machines, as are all that torch and safetensors run on.
-    in_bytes = words.contiguous().view(torch.uint8).unflatten(-1, (-1, 4))
-    fields = [(in_bytes >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
-    return torch.stack(fields, dim=-1).flatten(-2)
-
-
-def _in_awq_order(words: Tensor) -> Tensor:
-    """int32 [m, n] -> uint8 [m, 8 n]."""
-    fields = _fields(words, _AWQ_BITS)
-    return fields[..., torch.tensor(_AWQ_ORDER).argsort()].flatten(1)
-
-
-_GPTQ = _Format(re.compile(r"(.+)\.(qweight|qzeros|scales|g_idx)"), _unpack_gptq)
-_AWQ = _Format(re.compile(r"(.+)\.(qweight|qzeros|scales)"), _unpack_awq)
+_GPTQ = _Format(re.compile(r"(.+)\.(qweight|qzeros|scales|g_idx)"), _read_gptq)
+_AWQ = _Format(re.compile(r"(.+)\.(qweight|qzeros|scales)"), _read_awq)
+_COMPRESSED = _Format(re.compile(r"(.+)\.(weight_(?:packed|scale|shape|zero_point|g_idx))"), _read_compressed)
 _BITSANDBYTES_4 = _Format(
-    re.compile(r"(.+)\.(weight(?:\.(?:nested_)?(?:absmax|quant_map)|\.quant_state\.bitsandbytes__\w+)?)"), _unpack_4bit
+    re.compile(r"(.+)\.(weight(?:\.(?:nested_)?(?:absmax|quant_map)|\.quant_state\.bitsandbytes__\w+)?)"), _read_4bit
 )
-_BITSANDBYTES_8 = _Format(re.compile(r"(.+)\.(weight|weight_format|SCB)"), _unpack_8bit)
+_BITSANDBYTES_8 = _Format(re.compile(r"(.+)\.(weight|weight_format|SCB)"), _read_8bit)

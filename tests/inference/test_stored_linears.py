@@ -1,4 +1,4 @@
-"""Linears that stay in NF4 on CPUs, as bitsandbytes has them."""
+"""Linears that stay in four bits on CPUs, as bitsandbytes, GPTQ and AWQ have them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,12 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from loraserve_kernels.quantization import ROUNDINGS, Quantization
-from loraserve_kernels.quantized_weight import rounded_weight
+from loraserve_kernels.four_bit_weight import FourBitWeight
+from loraserve_kernels.quantization import GROUP, ROUNDINGS, Quantization
 from loraserve_kernels.reference_backend import ReferenceBackend
 from peft import LoraConfig
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from loraserve.engine import startup
 from loraserve.engine.errors import EngineStartError
@@ -21,14 +21,24 @@ from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.quantized_weights import round_weights
-from loraserve.models.stored_weights import StoredWeights
+from loraserve.models.stored_weights import StoredWeights, rounded_as_packed
 from tests.support.engines import make_engine
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, oracle_of_saved, reference_answers, run_all
-from tests.support.quantized_checkpoints import ANY_LEVELS, llama, mixtral, read_weights, save_nf4, write_weights
+from tests.support.quantized_checkpoints import (
+    ANY_LEVELS,
+    llama,
+    mixtral,
+    read_weights,
+    save_awq,
+    save_compressed,
+    save_gptq,
+    save_integers,
+    save_nf4,
+    write_weights,
+)
 from tests.support.tiny_adapters import adapter_configs
-from tests.support.tiny_models import multimodal_config, random_model
+from tests.support.tiny_models import COMMON, multimodal_config, random_model
 
-NF4 = Quantization.NF4
 Q_PROJ = "model.layers.1.self_attn.q_proj"
 
 
@@ -42,9 +52,26 @@ def load_whole(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
     return loader.load_model(str(folder), None, loader.load_config(str(folder), None), dtype).model
 
 
-def linears_of(model: PreTrainedModel) -> dict[str, Quantization]:
-    names = [name for name, weight in model.named_parameters() if ".layers." in name and weight.dim() == 2]
-    return dict.fromkeys(names, NF4)
+def linears_of(model: PreTrainedModel) -> set[str]:
+    return {name for name, weight in model.named_parameters() if ".layers." in name and weight.dim() == 2}
+
+
+SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
+    "nf4": save_nf4,
+    "gptq": save_gptq,
+    "awq": save_awq,
+    "nf4-experts": lambda folder: save_nf4(folder, mixtral()),
+    "gptq-experts": lambda folder: save_gptq(folder, mixtral()),
+    "awq-experts": lambda folder: save_awq(folder, mixtral()),
+    "integers": save_integers,
+    "integers-experts": lambda folder: save_integers(folder, mixtral(), is_symmetric=True),
+}
+
+
+@pytest.fixture(scope="module", params=SAVES)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    folder = tmp_path_factory.mktemp(request.param)
+    return oracle_of_saved(SAVES[request.param](folder / "model"), folder)
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +80,26 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     return oracle_of_saved(save_nf4(folder / "model"), folder)
 
 
-@pytest.mark.parametrize(
-    ("quantization", "backend"),
-    [("none", "auto"), *((each, "auto") for each in ROUNDINGS), ("int8", "reference")],
-)
-def test_answers_are_those_of_its_levels_as_ours(oracle: Oracle, quantization: str, backend: str) -> None:
-    """Beside whatever the other weights are rounded to, and with whatever adapters."""
+def _of_rounded(oracle: Oracle, quantization: str = "none", backend: str = "auto") -> Oracle:
     expected = load_whole(oracle.model)
-    round_weights(expected, None if quantization == "none" else Quantization(quantization), linears_of(expected))
+    round_weights(expected, None if quantization == "none" else Quantization(quantization), load(oracle.model)[1])
     references = reference_answers(expected, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
     settings = {"quantization": quantization, "backend": backend}
-    ours = replace(oracle, references=references, settings=settings, packed=f"packed-{quantization}-{backend}")
-    engine, wrong = run_all(ours)
+    return replace(oracle, references=references, settings=settings, packed=f"packed-{quantization}-{backend}")
+
+
+def test_answers_are_those_of_its_weights_as_ours(saved: Oracle) -> None:
+    """With whatever adapters."""
+    engine, wrong = run_all(_of_rounded(saved))
     assert not wrong
-    assert "bitsandbytes checkpoint: its linears stay as they are stored, in four bits" in engine.describe().notes
+    assert any(note.endswith("its linears stay as they are stored, in four bits") for note in engine.describe().notes)
+
+
+@pytest.mark.parametrize(("quantization", "backend"), [*((each, "auto") for each in ROUNDINGS), ("int8", "reference")])
+def test_its_linears_are_rounded_no_further(oracle: Oracle, quantization: str, backend: str) -> None:
+    """Whatever the other weights are rounded to."""
+    _, wrong = run_all(_of_rounded(oracle, quantization, backend))
+    assert not wrong
 
 
 def test_without_c_kernels_it_is_whole_unless_fewer_bits_are_asked_for(oracle: Oracle) -> None:
@@ -75,23 +108,35 @@ def test_without_c_kernels_it_is_whole_unless_fewer_bits_are_asked_for(oracle: O
     assert any("its weights are made whole, in float32" in note for note in engine.describe().notes)
 
 
+def _require_near(folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Its weights as they are packed are off by no more than bfloat16's digits of what is largest in a group of 32."""
+    whole, (model, stored) = load_whole(folder, dtype), load(folder, dtype)
+    assert stored
+    for name, weight in stored.items():
+        given, expected = model.get_parameter(name).detach(), whole.get_parameter(name).detach()
+        assert (given.shape, given.dtype) == (expected.shape, expected.dtype)
+        assert given.untyped_storage().nbytes() <= 4
+        assert torch.equal(weight.whole(dtype), expected), name
+        rounded = rounded_as_packed(weight, given, ReferenceBackend())
+        in_groups = expected.float().unflatten(-1, (-1, GROUP))
+        off = (rounded.float().unflatten(-1, (-1, GROUP)) - in_groups).abs()
+        assert (off <= 2**-7 * in_groups.abs().amax(-1, keepdim=True)).all(), name
+        out = torch.empty_like(expected)
+        assert rounded_as_packed(weight, given, ReferenceBackend(), out).data_ptr() == out.data_ptr()
+        assert torch.equal(out, rounded)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("stated", ["bfloat16", "float16"])
 @pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
-def test_whole_it_is_what_it_stands_for(tmp_path: Path, dtype: torch.dtype, stated: str, is_nested: bool) -> None:
+def test_packed_nf4_is_what_it_was(tmp_path: Path, dtype: torch.dtype, stated: str, is_nested: bool) -> None:
     save_nf4(tmp_path, is_nested=is_nested, dtype=stated, storage=torch.bfloat16 if is_nested else torch.uint8)
-    whole, (model, stored) = load_whole(tmp_path, dtype), load(tmp_path, dtype)
-    assert stored.keys() == linears_of(whole).keys()
-    for name, weight in stored.items():
-        placeholder, expected = model.get_parameter(name), whole.get_parameter(name)
-        assert (placeholder.shape, placeholder.dtype) == (expected.shape, expected.dtype)
-        assert placeholder.untyped_storage().nbytes() <= 4
-        assert torch.equal(weight.whole(placeholder, ReferenceBackend()), expected), name
-        rounded = rounded_weight(expected.detach(), NF4)
-        assert torch.equal(weight.rounded(placeholder, ReferenceBackend()), rounded), name
-        out = torch.empty_like(expected)
-        assert weight.rounded(placeholder, ReferenceBackend(), out) is out
-        assert torch.equal(out, rounded)
+    _require_near(tmp_path, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_packed_it_is_what_it_was(saved: Oracle, dtype: torch.dtype) -> None:
+    _require_near(saved.model, dtype)
 
 
 def test_its_memory_is_counted_as_it_will_be(oracle: Oracle) -> None:
@@ -99,9 +144,9 @@ def test_its_memory_is_counted_as_it_will_be(oracle: Oracle) -> None:
     made: list[tuple[torch.Size, int]] = []
 
     class CountingBackend(ReferenceBackend):
-        def whole_nf4(self, codes: Tensor, largest: Tensor, levels: Tensor, out: Tensor) -> Tensor:
+        def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
             made.append((out.shape, out.data_ptr()))
-            return super().whole_nf4(codes, largest, levels, out)
+            return super().whole_weight(weight, out)
 
     loaded, stored = load(oracle.model, torch.bfloat16)
     model = CausalModel(loaded, CountingBackend(), stored=stored)
@@ -119,10 +164,9 @@ def test_its_memory_is_counted_as_it_will_be(oracle: Oracle) -> None:
 def _answers_of_whole(
     folder: Path,
     expected: PreTrainedModel,
-    stored: dict[str, Quantization],
     configs: Callable[[PreTrainedModel], Mapping[str, LoraConfig]] = adapter_configs,
 ) -> None:
-    round_weights(expected, None, stored)
+    round_weights(expected, None, load(folder / "model")[1])
     _, wrong = run_all(oracle_of_saved(expected, folder, configs))
     assert not wrong
 
@@ -133,21 +177,66 @@ def test_a_linear_beside_others_that_are_not_stored_so_is_whole(tmp_path: Path) 
     folder = tmp_path / "model"
     tensors = {name: tensor for name, tensor in read_weights(folder).items() if not name.startswith(f"{Q_PROJ}.")}
     write_weights(folder, tensors | {f"{Q_PROJ}.weight": expected.get_parameter(f"{Q_PROJ}.weight").detach()})
-    attention = Q_PROJ.removesuffix("q_proj")
-    others = [f"{attention}{name}_proj.weight" for name in ("q", "k", "v")]
-    _answers_of_whole(tmp_path, expected, {name: NF4 for name in linears_of(expected) if name not in others})
+    _answers_of_whole(tmp_path, expected)
 
 
-def test_of_experts_the_attention_stays_so(tmp_path: Path) -> None:
-    """Those of bitsandbytes are linears, one for each, which transformers makes one weight of."""
-    expected = save_nf4(tmp_path / "model", mixtral())
-    _, stored = load(tmp_path / "model")
-    assert {name.split(".")[4] for name in stored} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    _answers_of_whole(tmp_path, expected, dict.fromkeys(stored, NF4))
-    (note,) = (note for note in make_engine(tmp_path / "model").describe().notes if note.startswith("bitsandbytes"))
+def test_experts_are_whole_where_one_of_them_is(tmp_path: Path) -> None:
+    """Also their projection down, which is computed with the one up."""
+    expected, folder = save_gptq(tmp_path / "model", mixtral()), tmp_path / "model"
+    linear, experts = "model.layers.1.block_sparse_moe.experts.2.w3", "model.layers.1.mlp.experts"
+    tensors = {name: tensor for name, tensor in read_weights(folder).items() if not name.startswith(f"{linear}.")}
+    whole = expected.get_parameter(f"{experts}.gate_up_proj").detach()[2].chunk(2)[1]
+    write_weights(folder, tensors | {f"{linear}.weight": whole})
+    stored = load(folder)[1]
+    assert f"{experts}.gate_up_proj" not in stored
+    assert f"{experts}.down_proj" in stored
+    _answers_of_whole(tmp_path, expected)
+
+
+def test_a_checkpoint_of_few_that_stay_names_their_number(tmp_path: Path) -> None:
+    save_nf4(tmp_path, random_model(LlamaConfig(**COMMON | {"intermediate_size": 96, "num_hidden_layers": 1})))
+    (note,) = (note for note in make_engine(tmp_path).describe().notes if note.startswith("bitsandbytes"))
     assert note.endswith(
-        "12 of its linears stay as they are stored, in four bits, and its other weights are made whole, in float32"
+        "6 of its linears stay as they are stored, in four bits, and its other weights are made whole, in float32"
     )
+
+
+@pytest.mark.parametrize("scheme", ["W4A16", "W4A16_ASYM"])
+def test_what_compressed_tensors_packs_stays_so(tmp_path: Path, scheme: str) -> None:
+    """By its own packer."""
+    expected = save_compressed(tmp_path / "model", scheme)
+    assert load(tmp_path / "model")[1].keys() == linears_of(expected)
+    _require_near(tmp_path / "model")
+    _answers_of_whole(tmp_path, expected)
+
+
+@pytest.mark.parametrize("save", [save_gptq, save_integers])
+@pytest.mark.parametrize(
+    ("group_size", "bits", "is_kept"), [(32, 4, True), (64, 4, True), (-1, 4, True), (48, 4, False), (32, 8, False)]
+)
+def test_groups_of_whole_32_stay_so(
+    tmp_path: Path, save: Callable[..., PreTrainedModel], group_size: int, bits: int, *, is_kept: bool
+) -> None:
+    """-1: a row is one."""
+    config = LlamaConfig(**COMMON | {"hidden_size": 96, "intermediate_size": 192}, head_dim=24)
+    expected = save(tmp_path / "model", random_model(config), bits, group_size=group_size)
+    assert load(tmp_path / "model")[1].keys() == (linears_of(expected) if is_kept else set())
+    if is_kept:
+        _require_near(tmp_path / "model")
+    _answers_of_whole(tmp_path, expected)
+
+
+def test_an_order_of_rows_that_is_stated_and_usual_stays_so(tmp_path: Path) -> None:
+    """As GPTQ's libraries write it; with another one linears are whole."""
+    expected = save_gptq(tmp_path)
+    tensors = read_weights(tmp_path)
+    linears = [name.removesuffix("qweight") for name in tensors if name.endswith("qweight")]
+    in_order = {f"{name}g_idx": torch.arange(8 * len(tensors[f"{name}qweight"])) // GROUP for name in linears}
+    write_weights(tmp_path, tensors | {name: rows.int() for name, rows in in_order.items()})
+    assert load(tmp_path)[1].keys() == linears_of(expected)
+    in_order[f"{Q_PROJ}.g_idx"][[0, -1]] = in_order[f"{Q_PROJ}.g_idx"][[-1, 0]]
+    write_weights(tmp_path, tensors | {name: rows.int() for name, rows in in_order.items()})
+    assert load(tmp_path)[1].keys() == linears_of(expected) - {f"{Q_PROJ}.weight"}
 
 
 def test_rows_that_share_a_block_are_whole(tmp_path: Path) -> None:
@@ -158,45 +247,20 @@ def test_rows_that_share_a_block_are_whole(tmp_path: Path) -> None:
     _, stored = load(tmp_path / "model")
     assert not any("down_proj" in name for name in stored)
     assert any("up_proj" in name for name in stored)
-    _answers_of_whole(tmp_path, expected, dict.fromkeys(stored, NF4))
+    _answers_of_whole(tmp_path, expected)
 
 
-def test_a_block_without_its_largest_is_whole(tmp_path: Path) -> None:
-    """Its scale could not be told from its weights; not so one of zeros, which need none."""
-    expected = save_nf4(tmp_path / "model", is_nested=False)
-    tensors, names = read_weights(tmp_path / "model"), linears_of(expected).keys()
-    for codes, largest, are_kept in ((0x78, 0.1, False), (0x78, 0.0, True), (0x77, 0.1, True), (0xF7, 0.1, True)):
-        tensors[f"{Q_PROJ}.weight"][32 * 7 : 32 * 8] = codes
-        tensors[f"{Q_PROJ}.weight.absmax"][7] = largest
-        write_weights(tmp_path / "model", tensors)
-        assert load(tmp_path / "model")[1].keys() == names - (set() if are_kept else {f"{Q_PROJ}.weight"})
-    _answers_of_whole(tmp_path, load_whole(tmp_path / "model"), linears_of(expected))
-
-
-def test_a_block_whose_largest_came_out_below_zero_is_whole(tmp_path: Path) -> None:
-    """bitsandbytes rounds what is largest to eight bits, in groups of 256 blocks."""
-    expected = save_nf4(tmp_path / "model")
+def test_a_block_may_be_of_any_levels_and_of_any_largest(tmp_path: Path) -> None:
+    """Whose largest weight is none of its levels, or below zero, as bitsandbytes rounds it to eight bits."""
+    save_nf4(tmp_path / "model")
     tensors = read_weights(tmp_path / "model")
-    codes, table = (tensors[f"{Q_PROJ}.weight.{name}"] for name in ("absmax", "nested_quant_map"))
-    codes[7] = 0
-    assert table[0] == -1
+    tensors[f"{Q_PROJ}.weight"][32 * 7 : 32 * 8] = 0x78
+    tensors[f"{Q_PROJ}.weight.absmax"][9] = 0
+    assert tensors[f"{Q_PROJ}.weight.nested_quant_map"][0] == -1
     tensors[f"{Q_PROJ}.weight.nested_absmax"][:] = 0.3
     write_weights(tmp_path / "model", tensors)
-    assert f"{Q_PROJ}.weight" not in load(tmp_path / "model")[1]
-    whole = load_whole(tmp_path / "model")
-    group = {f"{Q_PROJ.removesuffix('q_proj')}{name}.weight" for name in ("q_proj", "k_proj", "v_proj")}
-    _answers_of_whole(tmp_path, whole, dict.fromkeys(linears_of(expected).keys() - group, NF4))
-
-
-@pytest.mark.parametrize("size", [2.0**-100, 2.0**-112, 2.0**-120, 2.0**-133])
-def test_blocks_of_the_smallest_weights_are_rounded_as_others(tmp_path: Path, size: float) -> None:
-    save_nf4(tmp_path, is_nested=False)
-    tensors = read_weights(tmp_path)
-    tensors[f"{Q_PROJ}.weight.absmax"] *= size
-    write_weights(tmp_path, tensors)
-    whole = load_whole(tmp_path).get_parameter(f"{Q_PROJ}.weight").detach()
-    weight = load(tmp_path)[1][f"{Q_PROJ}.weight"]
-    assert torch.equal(weight.rounded(whole, ReferenceBackend()), rounded_weight(whole, NF4))
+    assert f"{Q_PROJ}.weight" in load(tmp_path / "model")[1]
+    _answers_of_whole(tmp_path, load_whole(tmp_path / "model"))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -246,8 +310,8 @@ def _renamed(folder: Path, change: Callable[[str], str]) -> None:
 def test_a_checkpoint_of_a_body_without_the_causal_models_names_stays_so(tmp_path: Path) -> None:
     expected = save_nf4(tmp_path / "model")
     _renamed(tmp_path / "model", lambda name: name.removeprefix("model."))
-    assert load(tmp_path / "model")[1].keys() == linears_of(expected).keys()
-    _answers_of_whole(tmp_path, load_whole(tmp_path / "model"), linears_of(expected))
+    assert load(tmp_path / "model")[1].keys() == linears_of(expected)
+    _answers_of_whole(tmp_path, load_whole(tmp_path / "model"))
 
 
 def test_the_text_of_a_multimodal_model_stays_so(tmp_path: Path) -> None:
@@ -262,7 +326,7 @@ def test_the_text_of_a_multimodal_model_stays_so(tmp_path: Path) -> None:
     assert stored.keys() == {f"{name}.weight" for name in of_text if "lm_head" not in name}
     assert not in_file & {name for name in stored if name.endswith("q_proj.weight")}
     text_only = LoraConfig(r=3, target_modules=["q_proj", "down_proj"], exclude_modules=".*vision_tower.*")
-    _answers_of_whole(tmp_path, expected, dict.fromkeys(stored, NF4), lambda _: {"text_only": text_only})
+    _answers_of_whole(tmp_path, expected, lambda _: {"text_only": text_only})
 
 
 def test_a_weight_that_becomes_another_than_was_thought_is_refused(

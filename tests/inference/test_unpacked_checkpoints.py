@@ -50,7 +50,7 @@ def test_its_weights_are_those_that_it_stands_for(saved: Saved, dtype: torch.dty
         assert torch.equal(weight, wanted.to(dtype)), name
 
 
-@pytest.mark.parametrize("saved", ["gptq-act-order", "awq-experts", "other-levels"], indirect=True)
+@pytest.mark.parametrize("saved", ["gptq-act-order", "gptq-8", "other-levels"], indirect=True)
 def test_answers_are_those_of_the_whole_model(saved: Saved) -> None:
     folder, expected = saved
     engine, wrong = run_all(oracle_of_saved(expected, folder))

@@ -16,12 +16,12 @@ from loraserve_kernels.cpu_library import open_prebuilt
 from loraserve_kernels.cpu_variants import Variant
 from loraserve_kernels.draw import Draw
 from loraserve_kernels.lora_add import make_lora_inputs
-from loraserve_kernels.nf4 import LEVELS
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import GROUP, ROUNDINGS, STORED
 from loraserve_kernels.score import Ask
 
+from tests.kernels.four_bits import make_four_bits
 from tests.kernels.test_decoder_model import make_caches, make_model, make_model_parts, with_tokens
 from tests.support.decoder_cases import CASES, add_dora, make_case, random
 
@@ -96,19 +96,22 @@ def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
     for depth, num_outputs in LINEARS:
         weight, bias = (random(*shape, dtype=dtype, seed=1) for shape in ((num_outputs, depth), (num_outputs,)))
         linears = [cpu.linear(weight, bias, keep_weight=keep_weight) for keep_weight in (False, True)]
-        for quantization in Quantization:
+        for quantization in ROUNDINGS:
             linear = cpu.linear(weight, bias, keep_weight=False, quantization=quantization)
             assert isinstance(linear, PackedLinear)
             linear.rows(torch.arange(num_outputs))
             linears.append(linear)
             cpu.rounded_weight(weight, quantization)
-        blocks = torch.full((num_outputs, -(-depth // 32), 16), 0x5A, dtype=torch.uint8)
-        cpu.whole_mxfp4(blocks, blocks[..., 0].contiguous(), weight.new_empty(num_outputs, blocks.shape[1] * 32))
-        codes = torch.full((num_outputs, -(-depth // 64), 32), 0x5A, dtype=torch.uint8)
-        cpu.whole_nf4(codes, torch.ones(codes.shape[:-1]), LEVELS, weight.new_empty(num_outputs, codes.shape[1] * 64))
         for linear in linears:
             for num_rows in (1, 2, 5, 18, 65):
                 linear(random(num_rows, depth, dtype=dtype, seed=num_rows))
+        shape = num_outputs, depth // GROUP * GROUP
+        for form in STORED if shape[1] else ():
+            four_bits = make_four_bits(form, shape)
+            cpu.whole_weight(four_bits, weight.new_empty(shape))
+            linear = cpu.four_bit_linear(four_bits, bias, dtype)
+            for num_rows in (1, 2, 5, 18, 65):
+                linear(random(num_rows, shape[1], dtype=dtype, seed=num_rows))
 
 
 def run_sampling(cpu: CpuBackend, dtype: torch.dtype) -> None:

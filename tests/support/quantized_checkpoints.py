@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from loraserve_kernels.nf4 import LEVELS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, PreTrainedModel
 
+from loraserve.models.packed_weights import NF4_LEVELS
 from tests.support.tiny_models import COMMON, WINDOW, random_model, save_model
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -155,13 +155,19 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def save_gptq(
-    folder: Path, model: PreTrainedModel | None = None, bits: int = 4, layout: str = "gptq", in_order: bool = True
+    folder: Path,
+    model: PreTrainedModel | None = None,
+    bits: int = 4,
+    layout: str = "gptq",
+    in_order: bool = True,
+    group_size: int = GROUP,
 ) -> PreTrainedModel:
-    """layout: of zero points, which "gptq" stores less one. in_order: a group's rows follow each other."""
+    """layout: of zero points, which "gptq" stores less one. in_order: a group's rows follow each other. group_size: of
+    inputs, -1 = all."""
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         rows = weight.T
-        group_of_row = torch.arange(len(rows)) // GROUP
+        group_of_row = torch.arange(len(rows)) // (group_size if group_size > 0 else len(rows))
         if not in_order:
             group_of_row = group_of_row[torch.randperm(len(rows), generator=torch.Generator().manual_seed(len(rows)))]
         codes, scales, zeros = rounded(rows, group_of_row, bits)
@@ -175,7 +181,7 @@ def save_gptq(
             tensors["g_idx"] = group_of_row.int()
         return tensors, ((codes - zeros[group_of_row]) * scales.float()[group_of_row]).T
 
-    stated = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "checkpoint_format": layout}
+    stated = {"quant_method": "gptq", "bits": bits, "group_size": group_size, "checkpoint_format": layout}
     return save_packed(folder, model or llama(), packed, stated | {"desc_act": not in_order})
 
 
@@ -188,6 +194,43 @@ def save_awq(folder: Path, model: PreTrainedModel | None = None) -> PreTrainedMo
 
     stated = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
     return save_packed(folder, model or llama(), packed, stated)
+
+
+def save_integers(
+    folder: Path,
+    model: PreTrainedModel | None = None,
+    bits: int = 4,
+    *,
+    is_symmetric: bool = False,
+    in_order: bool = True,
+    group_size: int = GROUP,
+) -> PreTrainedModel:
+    """As compressed-tensors' "pack-quantized", whose own packer is `save_compressed`."""
+    middle = 2 ** (bits - 1)
+
+    def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        depth = weight.shape[1]
+        group_of_row = torch.arange(depth) // (group_size if group_size > 0 else depth)
+        if not in_order:
+            group_of_row = group_of_row[torch.randperm(depth, generator=torch.Generator().manual_seed(depth))]
+        codes, scales, zeros = rounded(weight.T, group_of_row, bits)
+        if is_symmetric:
+            zeros = torch.full_like(zeros, middle)
+        tensors = {
+            "weight_packed": in_words(codes.T, bits, range(32 // bits), 1),
+            "weight_scale": scales.T,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not is_symmetric:
+            tensors["weight_zero_point"] = in_words(zeros, bits, range(32 // bits), 1).T
+        if not in_order:
+            tensors["weight_g_idx"] = group_of_row.int()
+        return tensors, ((codes - zeros[group_of_row]) * scales.float()[group_of_row]).T
+
+    weights = {"num_bits": bits, "type": "int", "symmetric": is_symmetric, "group_size": group_size}
+    weights |= {"strategy": "group" if group_size > 0 else "channel", "actorder": None if in_order else "group"}
+    stated = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, "format": "pack-quantized"}
+    return save_packed(folder, model or llama(), packed, {"quant_method": "compressed-tensors", **stated})
 
 
 def rounded(rows: Tensor, group_of_row: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,7 +260,7 @@ def save_nf4(
     model: PreTrainedModel | None = None,
     *,
     is_nested: bool = True,
-    levels: Tensor = LEVELS,
+    levels: Tensor = NF4_LEVELS,
     dtype: str = "bfloat16",
     storage: torch.dtype = torch.uint8,
 ) -> PreTrainedModel:
@@ -329,5 +372,9 @@ UNPACKED_SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     "nf4-in-bfloat16": partial(save_nf4, storage=torch.bfloat16),
     "other-levels": partial(save_nf4, levels=ANY_LEVELS),
     "int8": save_int8,
+    "integers": save_integers,
+    "integers-8": partial(save_integers, bits=8, is_symmetric=True),
+    "integers-act-order": partial(save_integers, in_order=False),
+    "integers-experts": lambda folder: save_integers(folder, mixtral(), is_symmetric=True),
 }
 """Likewise, of those that transformers does not make whole."""

@@ -103,7 +103,7 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
                            const enum weight_format format, const bool widens)
 {
     const int group_words = format == INT8 ? INT16_GROUP : GROUP_WORDS;
-    const int bytes_of_four = panels * LANES * (format == INT8 ? 16 : 9) / 2; /* words, their scales included */
+    const int bytes_of_four = panels * LANES * (format == INT8 ? 32 : format == UINT4 ? 19 : 18) / 4; /* with scales */
     const uint32_t *x = product->x;
     char *weight = product->weight;
     const char *ahead = product->ahead;
@@ -170,10 +170,12 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
     KERNEL(widen_##rows##x##panels##_int4_float32, multiply, rows, panels, FLOAT32, INT4)                             \
     KERNEL(widen_##rows##x##panels##_mxfp4_float32, multiply, rows, panels, FLOAT32, MXFP4)                           \
     KERNEL(widen_##rows##x##panels##_nf4_float32, multiply, rows, panels, FLOAT32, NF4)                               \
+    KERNEL(widen_##rows##x##panels##_uint4_float32, multiply, rows, panels, FLOAT32, UINT4)                           \
     KERNEL(widen_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, true)                            \
     KERNEL(widen_##rows##x##panels##_int4_int16, multiply_int16, rows, panels, INT4, true)                            \
     KERNEL(widen_##rows##x##panels##_mxfp4_int16, multiply_int16, rows, panels, MXFP4, true)                          \
     KERNEL(widen_##rows##x##panels##_nf4_int16, multiply_int16, rows, panels, NF4, true)                              \
+    KERNEL(widen_##rows##x##panels##_uint4_int16, multiply_int16, rows, panels, UINT4, true)                          \
     KERNEL(multiply_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, false)                        \
     KERNEL(multiply_##rows##x##panels##_groups_int16, multiply_int16, rows, panels, INT4, false)
 MULTIPLY(1, 4)
@@ -221,6 +223,7 @@ STORE(2, float32, FLOAT32)
      : is_first && format == INT4  ? widen_##shape##_int4_float32                                                     \
      : is_first && format == MXFP4 ? widen_##shape##_mxfp4_float32                                                    \
      : is_first && format == NF4   ? widen_##shape##_nf4_float32                                                      \
+     : is_first && format == UINT4 ? widen_##shape##_uint4_float32                                                    \
      : words_dtype == BFLOAT16     ? multiply_##shape##_bfloat16                                                      \
                                    : multiply_##shape##_float32)
 #define INT16_KERNEL_OF(shape, is_first)                                                                              \
@@ -228,6 +231,7 @@ STORE(2, float32, FLOAT32)
      : !is_first      ? multiply_##shape##_groups_int16                                                               \
      : format == INT4 ? widen_##shape##_int4_int16                                                                    \
      : format == NF4  ? widen_##shape##_nf4_int16                                                                     \
+     : format == UINT4 ? widen_##shape##_uint4_int16                                                                  \
                       : widen_##shape##_mxfp4_int16)
 
 #define TILE(rows, panels)                                                                                            \

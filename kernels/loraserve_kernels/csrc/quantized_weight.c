@@ -1,4 +1,4 @@
-/* Rounding weights to eight or four bits, see quantized_weight.h. */
+/* Rounding weights to INT8 or INT4, see quantized_weight.h. */
 #include "quantized_weight.h"
 
 #include <float.h>
@@ -6,6 +6,9 @@
 
 #include "linear_tiles.h"
 
+/* As WITH_CONSTANTS, of the formats that weights are rounded to. */
+#define OF_ROUNDED(format, dtype, call, ...)                                                                          \
+    ((format) == INT8 ? WITH_DTYPE(dtype, INT8, call, __VA_ARGS__) : WITH_DTYPE(dtype, INT4, call, __VA_ARGS__))
 #define BLOCK 512 /* elements of depth rounded at a time */
 #define GROUP_VECTORS (GROUP / LANES)
 #define SCALES_BELOW 2 /* that are tried, steps of the fifth digit below the one that the largest weight is -8 times */
@@ -96,98 +99,12 @@ INLINE float int4_multiples_of(vf *values)
     return fabsf(scale) < FLT_MIN ? 0 : scale; /* bfloat16 has not all digits of smaller ones */
 }
 
-/* The same. Of weights that are stored so it leaves what they are; others become at most 12 times the scale, as the scale is a
- * power of two, which the largest is 8 to 16 times. */
-INLINE float mxfp4_multiples_of(vf *values)
-{
-    vf largest = {0}, zeros = {0};
-    for (int v = 0; v < GROUP_VECTORS; v++) {
-        largest = vmax(largest, vmax(values[v], -values[v]));
-        zeros += values[v] * 0;
-    }
-    const bool is_finite = horizontal_sum(zeros) == 0;
-    const int32_t exponent = bits_of(horizontal_max(largest)) >> 23;
-    const float inverse = is_finite && exponent > 3 ? float_of((257 - exponent) << 23) : 0;
-    for (int v = 0; v < GROUP_VECTORS; v++) {
-        const vf scaled = clamp(values[v] * inverse, -12, 12), magnitude = vmax(scaled, -scaled);
-        const vf step = choose(magnitude >= 8, splat(4), choose(magnitude >= 4, splat(2), splat(1)));
-        const vf inverse_step = choose(magnitude >= 8, splat(0.25f), choose(magnitude >= 4, splat(0.5f), splat(1)));
-        values[v] = is_finite ? round_to_integers(scaled * inverse_step) * step : splat(1);
-    }
-    if (!is_finite)
-        return NAN;
-    return exponent > 3 ? float_of((exponent - 3) << 23) : 0;
-}
-
-/* The largest weight of a block, rounded to bfloat16; NaN where one is not finite. */
-INLINE float nf4_largest_of(const void *row, int64_t k, int64_t depth, const enum dtype dtype)
-{
-    vf largest = {0}, zeros = {0};
-    for (int64_t end = k + BLOCK_OF_NF4; k < end; k += LANES) {
-        const vf values = load_upto(row, k, MAX(0, depth - k), dtype);
-        largest = vmax(largest, vmax(values, -values));
-        zeros += values * 0;
-    }
-    const int32_t bits = bits_of(horizontal_max(largest)), rounded = (bits + 0x7fff + (bits >> 16 & 1)) & ~0xffff;
-    return horizontal_sum(zeros) == 0 && float_of(rounded) < INFINITY ? float_of(rounded) : NAN;
-}
-
-/* The same, of half of a block with that largest weight; the nearest multiples. */
-INLINE float nf4_multiples_of(vf *values, float largest)
-{
-    static const float levels[] = {NF4_MULTIPLES};
-    const bool is_finite = largest == largest;
-    const bool has_scale = is_finite && bits_of(largest) >> 23 > 11; /* that is a normal number */
-    for (int v = 0; v < GROUP_VECTORS; v++) {
-        const vf shares = values[v] / splat(has_scale ? largest : 1.0f);
-        vf multiples = splat(levels[0]);
-#pragma GCC unroll 15
-        for (int i = 1; i < 16; i++)
-            multiples += choose(shares > splat((levels[i - 1] + levels[i]) / (2 * LARGEST_NF4)),
-                                splat(levels[i] - levels[i - 1]), (vf){0});
-        values[v] = has_scale ? multiples : splat(is_finite ? 0 : LARGEST_NF4);
-    }
-    if (!is_finite)
-        return NAN;
-    return has_scale ? largest / LARGEST_NF4 : 0;
-}
-
 /* The values from k on become multiples; returns their scale. */
-INLINE float load_group(vf *values, const void *row, int64_t k, int64_t depth, const enum dtype dtype,
-                        const enum weight_format format)
+INLINE float load_group(vf *values, const void *row, int64_t k, int64_t depth, const enum dtype dtype)
 {
     for (int v = 0; v < GROUP_VECTORS; v++)
         values[v] = load_upto(row, k + v * LANES, MAX(0, depth - k - v * LANES), dtype);
-    if (format == NF4)
-        return nf4_multiples_of(values, nf4_largest_of(row, k & ~(int64_t)(BLOCK_OF_NF4 - 1), depth, dtype));
-    return format == INT4 ? int4_multiples_of(values) : mxfp4_multiples_of(values);
-}
-
-/* A multiple in four bits. */
-INLINE uint32_t code_of(float multiple, const enum weight_format format)
-{
-    static const uint8_t places[] = {[1] = 1, [2] = 2, [3] = 3, [4] = 4, [6] = 5, [8] = 6, [12] = 7};
-#define NF4_PLACE(multiple) (((multiple) + LARGEST_NF4) >> 5)
-    static const uint8_t of_nf4[] = {
-        [NF4_PLACE(-1426)] = 1, [NF4_PLACE(-1075)] = 2, [NF4_PLACE(-809)] = 3,  [NF4_PLACE(-583)] = 4,
-        [NF4_PLACE(-378)] = 5,  [NF4_PLACE(-186)] = 6,  [NF4_PLACE(0)] = 7,     [NF4_PLACE(163)] = 8,
-        [NF4_PLACE(330)] = 9,   [NF4_PLACE(504)] = 10,  [NF4_PLACE(692)] = 11,  [NF4_PLACE(903)] = 12,
-        [NF4_PLACE(1152)] = 13, [NF4_PLACE(1481)] = 14, [NF4_PLACE(2048)] = 15,
-    };
-    if (format == INT4)
-        return (uint32_t)(int32_t)multiple & 15;
-    if (format == NF4)
-        return of_nf4[NF4_PLACE((int32_t)multiple)];
-    return (multiple < 0 ? 8 : 0) | places[(int)fabsf(multiple)];
-}
-
-/* `code` in the highest four bits. */
-INLINE float multiple_of(uint32_t code, const enum weight_format format)
-{
-    static const int16_t of_mxfp4[] = {MXFP4_MULTIPLES}, of_nf4[] = {NF4_MULTIPLES};
-    if (format == INT4)
-        return (float)((int32_t)code >> 28);
-    return format == NF4 ? of_nf4[code >> 28] : of_mxfp4[code >> 28];
+    return int4_multiples_of(values);
 }
 
 /* multiples: [count] of weight[index ...]. */
@@ -219,20 +136,20 @@ INLINE void quantize_int8_panel(float *scales, int8_t *panel, const void *weight
     }
 }
 
-INLINE void quantize_group_panel(uint16_t *scales, uint32_t *panel, const void *weight, int64_t num_outputs, int64_t depth,
-                                 const enum dtype dtype, const enum weight_format format)
+INLINE void quantize_int4_panel(uint16_t *scales, uint32_t *panel, const void *weight, int64_t num_outputs, int64_t depth,
+                                const enum dtype dtype)
 {
     for (int64_t output = 0; output < num_outputs; output++)
         for (int64_t k = 0; k < depth; k += GROUP) {
             vf multiples[GROUP_VECTORS];
-            const float scale = load_group(multiples, at(weight, output * depth, dtype), k, depth, dtype, format);
+            const float scale = load_group(multiples, at(weight, output * depth, dtype), k, depth, dtype);
             scales[k / GROUP * LANES + output] = (uint16_t)(bits_of(scale) >> 16);
             float values[GROUP];
             memcpy(values, multiples, sizeof values);
             for (int first = 0; first < GROUP; first += 8) {
                 uint32_t eight = 0;
                 for (int i = 0; i < 8; i++)
-                    eight |= code_of(values[first + i], format) << (i % 2 * 16 + i / 2 * 4);
+                    eight |= ((uint32_t)(int32_t)values[first + i] & 15) << (i % 2 * 16 + i / 2 * 4);
                 panel[(k + first) / 8 * LANES + output] = eight;
             }
         }
@@ -241,11 +158,11 @@ INLINE void quantize_group_panel(uint16_t *scales, uint32_t *panel, const void *
 INLINE void quantize_panel(float *int8_scales, char *panel, const void *weight, int64_t num_outputs, int64_t depth,
                            const enum dtype dtype, const enum weight_format format)
 {
-    const int64_t scale_bytes = num_groups_of(depth) * LANES * (int64_t)size_of(BFLOAT16);
+    const int64_t scale_bytes = num_groups_of(depth) * group_head_bytes_of(INT4);
     if (format == INT8)
         quantize_int8_panel(int8_scales, (int8_t *)panel, weight, num_outputs, depth, dtype);
     else
-        quantize_group_panel((uint16_t *)panel, (uint32_t *)(panel + scale_bytes), weight, num_outputs, depth, dtype, format);
+        quantize_int4_panel((uint16_t *)panel, (uint32_t *)(panel + scale_bytes), weight, num_outputs, depth, dtype);
 }
 
 EXPORT int64_t quantized_weight_bytes(int64_t num_outputs, int64_t depth, int format, int dtype)
@@ -271,7 +188,7 @@ EXPORT int quantize_weight(void *quantized, const void *weight, int64_t num_outp
         memset(target, 0, (size_t)panel_bytes);
         if (format == INT8)
             memset(scales, 0, LANES * sizeof *scales);
-        WITH_CONSTANTS(format, dtype, quantize_panel, scales, target, rows, count, depth);
+        OF_ROUNDED(format, dtype, quantize_panel, scales, target, rows, count, depth);
     }
     return OK;
 }
@@ -284,7 +201,7 @@ INLINE void round_row(void *rounded, const void *row, int64_t depth, const enum 
         store_upto(rounded, k, depth - k, int8_multiples_of(load_upto(row, k, depth - k, dtype), scale) * scale, dtype);
     for (int64_t k = 0; k < depth && format != INT8; k += GROUP) {
         vf values[GROUP_VECTORS];
-        const float of_group = load_group(values, row, k, depth, dtype, format);
+        const float of_group = load_group(values, row, k, depth, dtype);
         for (int v = 0; v < GROUP_VECTORS; v++)
             store_upto(rounded, k + v * LANES, MAX(0, depth - k - v * LANES), values[v] * of_group, dtype);
     }
@@ -298,7 +215,7 @@ EXPORT int round_weight(void *rounded, const void *weight, int64_t num_outputs, 
     for (int64_t output = 0; output < num_outputs; output++) {
         const void *row = at(weight, output * depth, (enum dtype)dtype);
         void *target = (void *)at(rounded, output * depth, (enum dtype)dtype);
-        WITH_CONSTANTS(format, dtype, round_row, target, row, depth);
+        OF_ROUNDED(format, dtype, round_row, target, row, depth);
     }
     return OK;
 }
@@ -312,7 +229,9 @@ INLINE float multiple_at(const struct quantized_panel *panel, int64_t k, int64_t
     }
     uint32_t eight;
     memcpy(&eight, panel->multiples + (k / 8 * LANES + lane) * (int64_t)sizeof eight, sizeof eight);
-    return multiple_of(eight << (28 - k % 2 * 16 - k % 8 / 2 * 4), format);
+    const vi16 words = (vi16)((vu){0} + (eight >> k % 2 * 16 & 0xffff));
+    const int zero = format == UINT4 ? panel->zeros[k / GROUP * LANES + lane] : 0;
+    return (float)(multiples_in(words, k % 8 / 2 * 4, format)[0] - zero);
 }
 
 INLINE void read_row(void *row, const struct packed_linear *linear, int64_t output, const enum dtype dtype,

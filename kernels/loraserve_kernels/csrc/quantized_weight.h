@@ -24,6 +24,11 @@
  * NF4, as bitsandbytes has weights: the same, with a 2048th of the largest weight of each BLOCK_OF_NF4 as the scale, which both
  * groups of a block have, and looked up multiples that its levels are nearest to. Sums of a group's products are less than 2^31
  * all the same. Not all multiples are exact in bfloat16: for AMX they are rounded to it.
+ *
+ * UINT4, as GPTQ and AWQ have weights: the same, with zero points of groups, a byte each, [group][output], between scales and
+ * multiples: what is taken from a code, 0 to 15, before it is multiplied. Rounded for AMX likewise.
+ *
+ * The last three are packed as checkpoints have them, see four_bit_weight.c.
  */
 #pragma once
 
@@ -33,8 +38,6 @@
 #define GROUP 32                /* elements of depth that share a scale in four bits */
 #define GROUP_WORDS (GROUP / 2) /* pairs */
 #define MXFP4_MULTIPLES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
-#define BLOCK_OF_NF4 64
-#define LARGEST_NF4 2048
 #define NF4_MULTIPLES -2048, -1426, -1075, -809, -583, -378, -186, 0, 163, 330, 504, 692, 903, 1152, 1481, 2048
 
 /* Of the words that multiples are widened to. */
@@ -58,10 +61,13 @@ INLINE int int8_elements_of(const enum dtype dtype) { return quantized_dtype_of(
 
 INLINE int64_t num_groups_of(int64_t depth) { return words_of(depth, BFLOAT16) / GROUP_WORDS; }
 
+/* In four bits, of a panel: what stands before its multiples, for each group. */
+INLINE int64_t group_head_bytes_of(const enum weight_format format) { return LANES * (format == UINT4 ? 3 : 2); }
+
 INLINE int64_t quantized_panel_bytes_of(const enum weight_format format, int64_t depth, const enum dtype dtype)
 {
     if (format != INT8)
-        return num_groups_of(depth) * LANES * ((int64_t)size_of(BFLOAT16) + GROUP / 2);
+        return num_groups_of(depth) * (group_head_bytes_of(format) + LANES * GROUP / 2);
     return quantized_words_of(INT8, depth, dtype) * LANES * int8_elements_of(dtype);
 }
 
@@ -79,6 +85,7 @@ INLINE const char *first_quantized_panel(const struct packed_linear *linear, con
     ((format) == INT8   ? WITH_DTYPE(dtype, INT8, call, __VA_ARGS__)                                                  \
      : (format) == INT4 ? WITH_DTYPE(dtype, INT4, call, __VA_ARGS__)                                                  \
      : (format) == NF4  ? WITH_DTYPE(dtype, NF4, call, __VA_ARGS__)                                                   \
+     : (format) == UINT4 ? WITH_DTYPE(dtype, UINT4, call, __VA_ARGS__)                                                \
                         : WITH_DTYPE(dtype, MXFP4, call, __VA_ARGS__))
 #define WITH_DTYPE(dtype, format, call, ...)                                                                          \
     ((dtype) == BFLOAT16 ? call(__VA_ARGS__, BFLOAT16, format) : call(__VA_ARGS__, FLOAT32, format))
@@ -87,6 +94,7 @@ struct quantized_panel {
     const char *multiples;
     vf scale[2];            /* INT8: of a word's multiples, in their order */
     const uint16_t *scales; /* in four bits: [groups, LANES] */
+    const uint8_t *zeros;   /* the same, of UINT4 */
 };
 
 INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *linear, const enum weight_format format,
@@ -95,11 +103,13 @@ INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *lin
     const char *memory =
         first_quantized_panel(linear, format) + panel * quantized_panel_bytes_of(format, linear->depth, dtype);
     if (format != INT8) {
-        const int64_t scale_bytes = num_groups_of(linear->depth) * LANES * (int64_t)size_of(BFLOAT16);
-        return (struct quantized_panel){memory + scale_bytes, .scales = (const uint16_t *)memory};
+        const int64_t num_groups = num_groups_of(linear->depth);
+        const uint16_t *scales = (const uint16_t *)memory;
+        const char *multiples = memory + num_groups * group_head_bytes_of(format);
+        return (struct quantized_panel){multiples, .scales = scales, .zeros = (const uint8_t *)(scales + num_groups * LANES)};
     }
     const vf scale = load(linear->weight, panel * LANES, FLOAT32);
-    struct quantized_panel found = {memory, {scale, scale}, NULL};
+    struct quantized_panel found = {memory, {scale, scale}, NULL, NULL};
     if (quantized_dtype_of(INT8, dtype) == BFLOAT16) {
         found.scale[0] = SHUFFLE(scale, scale, LOW);
         found.scale[1] = SHUFFLE(scale, scale, HIGH);
@@ -176,15 +186,41 @@ INLINE vi16 nf4_multiples(vi16 words, const int bit)
 #endif
 }
 
+/* Of each int16, what four of its bits stand for, from `bit` on. */
+INLINE vi16 multiples_in(vi16 words, const int bit, const enum weight_format format)
+{
+    if (format == INT4)
+        return words << (12 - bit) >> 12;
+    if (format == UINT4)
+        return words >> bit & 15;
+    return format == NF4 ? nf4_multiples(words, bit) : mxfp4_multiples(words, bit);
+}
+
+/* Of a group of UINT4, one for both of each pair. */
+INLINE vi16 zero_points(const struct quantized_panel *panel, int64_t group)
+{
+    const uint8_t *source = panel->zeros + group * LANES;
+#if defined(__AVX512F__)
+    const vu zeros = (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)source));
+#elif defined(__AVX2__)
+    const vu zeros = (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)source));
+#else
+    typedef uint8_t vb __attribute__((vector_size(LANES)));
+    vb bytes;
+    memcpy(&bytes, source, sizeof bytes);
+    const vu zeros = __builtin_convertvector(bytes, vu);
+#endif
+    return (vi16)(zeros | zeros << 16);
+}
+
 /* The multiples of one of four words, LANES pairs of int16. */
 INLINE vf int16_pairs(const struct quantized_panel *panel, int64_t four, const int of_four, const enum weight_format format)
 {
     if (format != INT8) {
         vi16 words;
         memcpy(&words, panel->multiples + four * (int64_t)sizeof words, sizeof words);
-        if (format == INT4)
-            return (vf)(words << (12 - 4 * of_four) >> 12);
-        return (vf)(format == NF4 ? nf4_multiples(words, 4 * of_four) : mxfp4_multiples(words, 4 * of_four));
+        const vi16 multiples = multiples_in(words, 4 * of_four, format);
+        return (vf)(format == UINT4 ? multiples - zero_points(panel, four / (GROUP_WORDS / 4)) : multiples);
     }
     const char *source = panel->multiples + (4 * four + of_four) * LANES * 2;
 #if defined(__AVX512BW__)
@@ -248,7 +284,7 @@ INLINE void widen_four(vf *words, const struct quantized_panel *panel, int64_t w
     for (int of_four = 0; of_four < 4; of_four++) {
         const vf pairs = int16_pairs(panel, word / 4, of_four, format);
         const vf first = scaled_half(pairs, 0, scale), second = scaled_half(pairs, 1, scale);
-        words[of_four] = format == NF4 ? rounded_words(first, second) : exact_words(first, second);
+        words[of_four] = format == NF4 || format == UINT4 ? rounded_words(first, second) : exact_words(first, second);
     }
 }
 

@@ -304,7 +304,7 @@ def _base_model(job: CertificateJob, dtype: Any, *, keeps_stored: bool) -> "PreT
     stored = loader.stored_weights(job.engine.model, job.engine.revision, config) if keeps_stored else {}
     if job.engine.quantization != "none" or stored:
         quantization = None if job.engine.quantization == "none" else Quantization(job.engine.quantization)
-        round_weights(model, quantization, {name: weight.quantization for name, weight in stored.items()})
+        round_weights(model, quantization, stored)
     return model
 
 

@@ -1,0 +1,108 @@
+/* Weights that checkpoints have in four bits: packed as quantized_weight.h has them, and made whole. */
+#include "quantized_weight.h"
+
+#define GROUP_BYTES (GROUP / 2)
+
+/* As checkpoints have it, [num_outputs, depth]: depth is a multiple of GROUP. */
+struct four_bit_weight {
+    const uint8_t *codes;   /* [num_outputs, depth / 2], two in a byte, the first in its lower bits */
+    const uint16_t *scales; /* bfloat16, [num_outputs, depth / GROUP] */
+    const uint8_t *zeros;   /* the same, of UINT4 alone */
+    int64_t depth;
+};
+
+/* Of eight codes, the first in the lowest bits, the even ones in the lower half. */
+INLINE uint32_t in_halves(uint32_t eight)
+{
+    uint32_t halves[2];
+    for (int odd = 0; odd < 2; odd++) {
+        const uint32_t bytes = eight >> 4 * odd & 0x0f0f0f0f, pairs = (bytes | bytes >> 4) & 0x00ff00ff;
+        halves[odd] = (pairs | pairs >> 8) & 0xffff;
+    }
+    return halves[0] | halves[1] << 16;
+}
+
+INLINE void pack_panel(char *panel, const struct four_bit_weight *weight, int64_t output, int64_t num_outputs,
+                       const enum weight_format format)
+{
+    const int64_t num_groups = weight->depth / GROUP, num_packed = num_groups_of(weight->depth);
+    uint16_t *scales = (uint16_t *)panel;
+    uint8_t *zeros = (uint8_t *)(scales + num_packed * LANES);
+    char *multiples = panel + num_packed * group_head_bytes_of(format);
+    for (int64_t lane = 0; lane < num_outputs; lane++)
+        for (int64_t group = 0; group < num_groups; group++) {
+            const int64_t place = (output + lane) * num_groups + group;
+            scales[group * LANES + lane] = weight->scales[place];
+            if (format == UINT4)
+                zeros[group * LANES + lane] = weight->zeros[place];
+            for (int64_t i = 0; i < GROUP_BYTES / 4; i++) {
+                uint32_t eight;
+                memcpy(&eight, weight->codes + place * GROUP_BYTES + i * 4, sizeof eight);
+                eight = in_halves(eight);
+                memcpy(multiples + ((group * (GROUP_BYTES / 4) + i) * LANES + lane) * 4, &eight, sizeof eight);
+            }
+        }
+}
+
+/* packed: of quantized_weight_bytes. zeros: NULL but of UINT4. */
+EXPORT int pack_four_bits(void *packed, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
+                          int64_t num_outputs, int64_t depth, int format, int num_threads)
+{
+    const struct four_bit_weight weight = {codes, scales, zeros, depth};
+    const int64_t panel_bytes = quantized_panel_bytes_of((enum weight_format)format, depth, BFLOAT16);
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t panel = 0; panel < num_quantized_panels_of(num_outputs); panel++) {
+        const int64_t output = panel * LANES, count = MAX(0, MIN(LANES, num_outputs - output));
+        char *target = (char *)packed + panel * panel_bytes;
+        memset(target, 0, (size_t)panel_bytes);
+        if (format == UINT4)
+            pack_panel(target, &weight, output, count, UINT4);
+        else
+            pack_panel(target, &weight, output, count, NF4); /* any that has no zero points */
+    }
+    return OK;
+}
+
+/* A group. */
+INLINE void make_whole(void *whole, const struct four_bit_weight *weight, int64_t group, const enum dtype dtype,
+                       const enum weight_format format)
+{
+    typedef uint8_t vb __attribute__((vector_size(LANES)));
+    const vf scale = splat(load_one(weight->scales, group, BFLOAT16));
+    const uint32_t zero = format == UINT4 ? weight->zeros[group] * 0x10001u : 0;
+    for (int byte = 0; byte < GROUP_BYTES; byte += LANES) {
+        vb bytes;
+        memcpy(&bytes, weight->codes + group * GROUP_BYTES + byte, sizeof bytes);
+        const vu wide = __builtin_convertvector(bytes, vu);
+        const vf pairs = (vf)(multiples_in((vi16)((wide | wide << 12) & 0x000f000f), 0, format) - (vi16)(wide * 0 + zero));
+        const vf first = scaled_half(pairs, 0, scale), second = scaled_half(pairs, 1, scale);
+        if (dtype == BFLOAT16) {
+            const vf words = rounded_words(first, second);
+            memcpy((char *)whole + 2 * byte * (int64_t)size_of(BFLOAT16), &words, sizeof words);
+        }
+        for (int lane = 0; lane < LANES && dtype == FLOAT32; lane++) {
+            ((float *)whole)[2 * (byte + lane)] = first[lane];
+            ((float *)whole)[2 * (byte + lane) + 1] = second[lane];
+        }
+    }
+}
+
+/* A row. */
+INLINE void make_row_whole(void *whole, const struct four_bit_weight *weight, int64_t output, const enum dtype dtype,
+                           const enum weight_format format)
+{
+    const int64_t num_groups = weight->depth / GROUP;
+    for (int64_t group = output * num_groups; group < (output + 1) * num_groups; group++)
+        make_whole((void *)at(whole, group * GROUP, dtype), weight, group, dtype, format);
+}
+
+/* whole: dense [num_outputs, depth]; the others as pack_four_bits has them. */
+EXPORT int whole_four_bits(void *whole, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
+                           int64_t num_outputs, int64_t depth, int format, int dtype, int num_threads)
+{
+    const struct four_bit_weight weight = {codes, scales, zeros, depth};
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t output = 0; output < num_outputs; output++)
+        WITH_CONSTANTS(format, dtype, make_row_whole, whole, &weight, output);
+    return OK;
+}

@@ -1,0 +1,118 @@
+"""Weights as checkpoints have them in four bits, with a scale for each `GROUP`; `csrc/four_bit_weight.c` packs them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loraserve_kernels.checks import mismatch
+from loraserve_kernels.quantization import GROUP, STORED, Quantization
+
+MXFP4_MULTIPLES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)
+"""Of half an element."""
+NF4_MULTIPLES = torch.tensor(
+    [-2048, -1426, -1075, -809, -583, -378, -186, 0, 163, 330, 504, 692, 903, 1152, 1481, 2048], dtype=torch.float32
+)
+LARGEST_NF4 = 2048
+_UINT4_MULTIPLES = torch.arange(16, dtype=torch.float32)
+_MULTIPLES = {
+    Quantization.MXFP4: MXFP4_MULTIPLES,
+    Quantization.NF4: NF4_MULTIPLES,
+    Quantization.UINT4: _UINT4_MULTIPLES,
+}
+_PIECE = 1 << 16
+"""Weights made whole at a time: they stay in a cache meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class FourBitWeight:
+    """[N, K], K a multiple of `GROUP`. Raises `ValueError` for tensors that are not dense, or not of these shapes."""
+
+    quantization: Quantization
+    """Of `STORED`: what multiples codes stand for."""
+    codes: Tensor
+    """uint8 [N, K / 2], two in a byte, the first in its lower bits."""
+    scales: Tensor
+    """bfloat16 [N, K / GROUP]: of `to_scales`."""
+    zeros: Tensor | None = None
+    """Of UINT4 alone: uint8 [N, K / GROUP], what is taken from the codes of each group."""
+
+    def __post_init__(self) -> None:
+        if self.quantization not in STORED:
+            raise mismatch("quantization", self.quantization, f"one of {', '.join(STORED)}")
+        num_outputs, num_groups = self.codes.shape[0], self.codes.shape[-1] // (GROUP // 2)
+        _require("codes", self.codes, torch.uint8, (num_outputs, num_groups * (GROUP // 2)))
+        _require("scales", self.scales, torch.bfloat16, (num_outputs, num_groups))
+        if (self.zeros is not None) is not (self.quantization is Quantization.UINT4):
+            raise mismatch("zeros", "None" if self.zeros is None else "given", "of UINT4, and of nothing else")
+        if self.zeros is not None:
+            _require("zeros", self.zeros, torch.uint8, (num_outputs, num_groups))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.codes.shape[0], 2 * self.codes.shape[1]
+
+
+def joined(weights: Sequence[FourBitWeight]) -> FourBitWeight:
+    """Outputs of the first, then those of the next, all of one form and K."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    zeros = [weight.zeros for weight in weights if weight.zeros is not None]
+    return FourBitWeight(
+        first.quantization,
+        torch.cat([weight.codes for weight in weights]),
+        torch.cat([weight.scales for weight in weights]),
+        torch.cat(zeros) if zeros else None,
+    )
+
+
+def to_scales(scales: Tensor) -> Tensor:
+    """Rounded to bfloat16; those below its normal range become zero."""
+    rounded = scales.bfloat16()
+    return torch.where(rounded.abs() < torch.finfo(torch.bfloat16).tiny, 0, rounded)
+
+
+def whole_weight(weight: FourBitWeight, out: Tensor) -> Tensor:
+    """Into `out`, dense [N, K], which is returned: multiples times scales in float32, rounded once."""
+    check_whole(weight, out)
+    multiples = _MULTIPLES[weight.quantization].to(out.device)
+    num_rows = max(1, _PIECE // max(1, weight.shape[1]))
+    zeros = torch.zeros_like(weight.scales, dtype=torch.uint8) if weight.zeros is None else weight.zeros
+    pieces = (part.split(num_rows) for part in (out, weight.codes, weight.scales, zeros))
+    for target, codes, scales, of_zero in zip(*pieces, strict=True):
+        places = torch.stack([codes & 15, codes >> 4], -1).flatten(1).unflatten(1, (-1, GROUP))
+        found = multiples[places.int()] - of_zero[..., None]
+        target.copy_(found.mul_(scales.float()[..., None]).flatten(1))
+    return out
+
+
+def check_whole(weight: FourBitWeight, out: Tensor) -> None:
+    """Raises `ValueError`."""
+    if tuple(out.shape) != weight.shape or not out.is_contiguous():
+        raise mismatch("out", list(out.shape), f"dense {list(weight.shape)}")
+
+
+class FourBitLinear:
+    """x Wᵀ + bias the plain way: the weight is made whole for each call."""
+
+    def __init__(self, weight: FourBitWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """bias: [N]; dtype: its and that of rows."""
+        self.out_features, self.in_features = weight.shape
+        self.dtype = dtype
+        self.bias = None if bias is None else bias.detach()
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [..., K] -> [..., N]."""
+        if x.shape[-1] != self.in_features or x.dtype != self.dtype:
+            raise mismatch("x", f"{list(x.shape)} {x.dtype}", f"[..., {self.in_features}] {self.dtype}")
+        whole = whole_weight(self._weight, x.new_empty(self._weight.shape))
+        return torch.nn.functional.linear(x, whole, self.bias)
+
+
+def _require(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+        raise mismatch(name, f"{list(tensor.shape)} {tensor.dtype}", f"dense {list(shape)} {dtype}")

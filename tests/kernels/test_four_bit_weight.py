@@ -1,0 +1,106 @@
+"""Weights as checkpoints have them in four bits: made whole, and refused where they are none."""
+
+import pytest
+import torch
+from loraserve_kernels.backend import Backend
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, joined, to_scales, whole_weight
+from loraserve_kernels.quantization import STORED, Quantization
+from loraserve_kernels.reference_backend import ReferenceBackend
+from torch import Tensor
+
+from tests.kernels.four_bits import make_four_bits, multiples_and_scales
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+MXFP4, NF4, UINT4 = STORED
+
+
+def codes_of(num_outputs: int, depth: int) -> Tensor:
+    return torch.zeros(num_outputs, depth // 2, dtype=torch.uint8)
+
+
+def scales_of(num_outputs: int, num_groups: int) -> Tensor:
+    return torch.ones(num_outputs, num_groups).bfloat16()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", STORED)
+@pytest.mark.parametrize("shape", [(1, 32), (7, 96), (40, 320)], ids=str)
+def test_whole_it_is_multiples_times_scales(
+    any_library: CpuLibrary, shape: tuple[int, int], form: Quantization, dtype: torch.dtype
+) -> None:
+    weight = make_four_bits(form, shape)
+    multiples, scales = multiples_and_scales(weight)
+    expected = (multiples.double() * scales.double()).flatten(1).to(dtype)
+    for backend in (ReferenceBackend(), CpuBackend(any_library)):
+        out = torch.full(shape, torch.nan, dtype=dtype)
+        assert backend.whole_weight(weight, out) is out
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("form", STORED)
+def test_pieces_are_made_whole_as_all_of_it(monkeypatch: pytest.MonkeyPatch, form: Quantization) -> None:
+    weight = make_four_bits(form, (30, 224))
+    whole = whole_weight(weight, torch.empty(30, 224))
+    monkeypatch.setattr("loraserve_kernels.four_bit_weight._PIECE", 1000)
+    assert torch.equal(whole_weight(weight, torch.empty(30, 224)), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", STORED)
+def test_a_linear_is_that_of_the_whole_weight(cpu_library: CpuLibrary, form: Quantization, dtype: torch.dtype) -> None:
+    weight = make_four_bits(form, (50, 96), 2**-20)
+    bias = torch.randn(50, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = torch.randn(2, 5, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
+    expected = torch.nn.functional.linear(x, whole_weight(weight, torch.empty(50, 96, dtype=dtype)), bias)
+    plain = FourBitLinear(weight, bias, dtype)
+    assert torch.equal(plain(x), expected)
+    with pytest.raises(ValueError, match=r"^x is"):
+        plain(x[..., :64])
+    ours = CpuBackend(cpu_library).four_bit_linear(weight, bias, dtype)
+    difference = (ours(x).double() - expected.double()).abs().amax((0, 1))
+    assert (difference <= 4 * torch.finfo(dtype).eps * expected.double().abs().amax((0, 1))).all()
+
+
+@pytest.mark.parametrize("form", STORED)
+def test_joined_are_the_outputs_of_all(form: Quantization) -> None:
+    weights = [make_four_bits(form, (num_outputs, 64)) for num_outputs in (3, 5, 1)]
+    wholes = [whole_weight(weight, torch.empty(weight.shape)) for weight in weights]
+    assert torch.equal(whole_weight(joined(weights), torch.empty(9, 64)), torch.cat(wholes))
+
+
+def test_scales_below_the_normal_range_are_zero() -> None:
+    """Which CPUs may take for zero, or not."""
+    tiny = torch.finfo(torch.bfloat16).tiny
+    found = to_scales(torch.tensor([tiny, -tiny, tiny / 2, -tiny / 2, 0.3]))
+    assert found.tolist() == [tiny, -tiny, 0, 0, torch.tensor(0.3).bfloat16().item()]
+
+
+@pytest.mark.parametrize(
+    ("form", "codes", "scales", "zeros", "name"),
+    [
+        (Quantization.INT4, codes_of(2, 96), scales_of(2, 3), None, "quantization"),
+        (MXFP4, codes_of(2, 80), scales_of(2, 2), None, "codes"),
+        (MXFP4, codes_of(2, 96).char(), scales_of(2, 3), None, "codes"),
+        (MXFP4, codes_of(2, 192)[:, ::2], scales_of(2, 3), None, "codes"),
+        (NF4, codes_of(2, 96), scales_of(2, 4), None, "scales"),
+        (NF4, codes_of(2, 96), scales_of(2, 3).float(), None, "scales"),
+        (NF4, codes_of(2, 96), scales_of(2, 3), torch.zeros(2, 3, dtype=torch.uint8), "zeros"),
+        (UINT4, codes_of(2, 96), scales_of(2, 3), None, "zeros"),
+        (UINT4, codes_of(2, 96), scales_of(2, 3), torch.zeros(2, 4, dtype=torch.uint8), "zeros"),
+    ],
+)
+def test_what_is_none_is_refused(
+    form: Quantization, codes: Tensor, scales: Tensor, zeros: Tensor | None, name: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is"):
+        FourBitWeight(form, codes, scales, zeros)
+
+
+@pytest.mark.parametrize("out", [torch.empty(2, 95), torch.empty(96, 2).T])
+def test_it_is_made_whole_into_nothing_else(cpu_library: CpuLibrary, out: Tensor) -> None:
+    backends: list[Backend] = [ReferenceBackend(), CpuBackend(cpu_library)]
+    for backend in backends:
+        with pytest.raises(ValueError, match=r"^out is"):
+            backend.whole_weight(make_four_bits(UINT4, (2, 96)), out)
