@@ -43,7 +43,7 @@ from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.quantized_checkpoint import MXFP4, quantization_method
-from loraserve.models.stored_weights import StoredWeight, StoredWeights, placeholder
+from loraserve.models.stored_weights import StoredWeight, StoredWeights, packed_bytes, placeholder
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -295,17 +295,22 @@ def _load_weights(
 def _require_room(
     config: EngineConfig, model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights
 ) -> None:
-    """For weights that are made whole, in memory. Others are mapped from their files."""
+    """For what is made whole in memory, and what stays in four bits. Other weights are mapped from their files."""
     method = quantization_method(model_config)
-    if method is None or (method == MXFP4 and stored):
+    if method is None:
         return
-    kept_bytes = sum(placeholder(weight, dtype).nbytes for weight in stored.values())
-    needed, available = loader.num_weight_bytes(model_config, dtype) - kept_bytes, available_memory_bytes()
+    needed = sum(packed_bytes(weight) for weight in stored.values())
+    if method != MXFP4 or not stored:
+        needed += loader.num_weight_bytes(model_config, dtype)
+        needed -= sum(placeholder(weight, dtype).nbytes for weight in stored.values())
+    available = available_memory_bytes()
     if needed > available:
-        rest = ", but for those that stay in four bits," if stored else ""
+        what = f"as it is loaded: its weights in {_name(dtype)}"
+        if stored:
+            what = "but for what stays in four bits: its weights"
         raise EngineStartError(
-            f"{config.model} is quantized with {method} and made whole as it is loaded: its weights{rest} in "
-            f"{_name(dtype)} take {needed / GIB:.1f} GiB, and {available / GIB:.1f} GiB of memory are free"
+            f"{config.model} is quantized with {method} and made whole {what} take {needed / GIB:.1f} GiB, and "
+            f"{available / GIB:.1f} GiB of memory are free"
         )
 
 

@@ -34,6 +34,7 @@ from loraserve.models.module_swaps import swap_modules
 from loraserve.models.quantized_weights import (
     few_rounded,
     forms_of,
+    parameters_of,
     quantizations_of,
     quantized_parameters,
     rounded_while_computing,
@@ -159,7 +160,7 @@ class CausalModel:
 
     def _take_stored(self, spec: LinearsSpec | ExpertsSpec) -> list[StoredWeight]:
         """All that is computed together, or nothing."""
-        parameters = [self._stored.pop(name) for name in _parameters_of(spec) if name in self._stored]
+        parameters = [self._stored.pop(name) for name in parameters_of(spec) if name in self._stored]
         return [parameter.stored for parameter in parameters if parameter.stored is not None]
 
     def _make_others_whole(self, structure: ModelStructure, quantizations: Sequence[Quantization | None]) -> None:
@@ -167,7 +168,7 @@ class CausalModel:
         kept: set[str] = set()
         for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
             if quantization in STORED and isinstance(spec, LinearsSpec | ExpertsSpec):
-                kept |= {*_parameters_of(spec)}
+                kept |= {*parameters_of(spec)}
         others = self._stored.keys() - kept
         if any(self._stored[name].quantization is Quantization.MXFP4 for name in others):
             raise ModelRefusedError(
@@ -223,12 +224,6 @@ class CausalModel:
         output = self._forward(batch)
         self._context.batch = self._context.arrivals = None
         return output
-
-
-def _parameters_of(spec: LinearsSpec | ExpertsSpec) -> list[str]:
-    if isinstance(spec, ExpertsSpec):
-        return [f"{spec.name}.{name}" for name in spec.parameters]
-    return [f"{name}.weight" for name, _ in spec.members]
 
 
 def _lora_groups(layout: BaseLayout) -> list[LoraGroup]:

@@ -6,14 +6,14 @@ of small models it is half of what is read for a token. An embedding that is one
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from loraserve_kernels.backend import Backend
-from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantization import STORED, Quantization
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -94,25 +94,32 @@ def quantizations_of(
         len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
     }
 
-    def form_of(names: Iterable[str]) -> Quantization | None:
+    def form_of(spec: LinearsSpec | ExpertsSpec) -> Quantization | None:
         """What is computed together stays as it is stored if all of it does."""
-        forms = {stored.get(name) for name in names}
+        forms = {stored.get(name) for name in parameters_of(spec)}
         return forms.pop() if len(forms) == 1 else None
 
     def of(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> Quantization | None:
         if isinstance(spec, ExpertsSpec):
-            return form_of(f"{spec.name}.{name}" for name in spec.parameters) or quantization
+            return form_of(spec) or quantization
         if isinstance(spec, BareWeightSpec):
             return None
         if num_experts and any(linear.out_features in {1, *num_experts} for _, linear in spec.members):
             return None  # routers
         if not spec.has_sampled_rows:
-            return form_of(f"{name}.weight" for name, _ in spec.members) or quantization
+            return form_of(spec) or quantization
         is_alone = not any(is_tied(linear, model) for _, linear in spec.members)
         is_rounded = quantization is Quantization.INT4 and (is_alone or is_table(model.get_input_embeddings()))
         return Quantization.INT8 if is_rounded else None
 
     return [of(spec) for spec in structure.adaptable]
+
+
+def parameters_of(spec: LinearsSpec | ExpertsSpec) -> list[str]:
+    """Names of the weights that are computed together."""
+    if isinstance(spec, ExpertsSpec):
+        return [f"{spec.name}.{name}" for name in spec.parameters]
+    return [f"{name}.weight" for name, _ in spec.members]
 
 
 def forms_of(stored: StoredWeights) -> dict[str, Quantization]:
@@ -144,14 +151,14 @@ def quantized_parameters(
     for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
         if quantization is None:
             continue
-        if isinstance(spec, ExpertsSpec):
+        if quantization in STORED and isinstance(spec, LinearsSpec | ExpertsSpec):
+            yield from (stored[name] for name in parameters_of(spec))
+        elif isinstance(spec, ExpertsSpec):
             for name in spec.parameters:
-                rounded = QuantizedParameter(spec.name, spec.module, name, quantization, spec.is_transposed)
-                yield stored.get(f"{spec.name}.{name}", rounded)
+                yield QuantizedParameter(spec.name, spec.module, name, quantization, spec.is_transposed)
         elif isinstance(spec, LinearsSpec):
             for name, linear in spec.members:
-                rounded = QuantizedParameter(name, linear, "weight", quantization)
-                yield stored.get(f"{name}.weight", rounded)
+                yield QuantizedParameter(name, linear, "weight", quantization)
                 of_embedding = quantization if is_tied(linear, model) else of_embedding
     if of_embedding is not None:
         (name,) = (name for name, module in model.named_modules() if module is embedding)

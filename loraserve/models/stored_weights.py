@@ -87,6 +87,12 @@ def placeholder(weight: StoredWeight, dtype: torch.dtype) -> Tensor:
     return torch.empty((), dtype=dtype).expand(weight.shape)
 
 
+def packed_bytes(weight: StoredWeight) -> int:
+    """In memory."""
+    depth = weight.shape[-2 if weight.is_transposed else -1]
+    return prod(weight.shape) // depth * weight.quantization.row_bytes(depth)
+
+
 def rounded_as_packed(weight: StoredWeight, like: Tensor, backend: Backend, out: Tensor | None = None) -> Tensor:
     """What is multiplied with, whole. like: of its shape and dtype. out: one made before, which is returned."""
     shape = like.mT.shape if weight.is_transposed else like.shape
@@ -206,10 +212,9 @@ def read_others(
 
 
 def name_to_load(name: str, weight: StoredWeight) -> str:
-    """Under which transformers is given the placeholder. name: of the parameter, which also is that of what it would
-    make of several tensors."""
-    (first, *others) = weight.names_in_file
-    return name if others else first
+    """Under which transformers is given the placeholder. name: of the parameter."""
+    (first, *_) = weight.names_in_file
+    return first if len(weight.shape) == 2 else name  # of experts, as if they had been put together
 
 
 def _find_experts(model: str, revision: str | None, parameters: Mapping[str, Tensor]) -> dict[str, StoredMxfp4]:
@@ -261,7 +266,8 @@ def _find_linears(packed: Mapping[str, PackedWeight], bare: PreTrainedModel) -> 
     found: dict[str, StoredLinears] = {}
     for name, parameter in bare.named_parameters():
         weight = _put_together(parts_of[name], tuple(parameter.shape))
-        if weight is not None and (name in linears or parameter.dim() > 2):
+        can_load = name in linears or (parameter.dim() > 2 and place_of(name)[0] == name)  # see `name_to_load`
+        if weight is not None and can_load:
             found[name] = weight
     return found
 

@@ -80,9 +80,13 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     return oracle_of_saved(save_nf4(folder / "model"), folder)
 
 
+def _quantization(stated: str) -> Quantization | None:
+    return None if stated == "none" else Quantization(stated)
+
+
 def _of_rounded(oracle: Oracle, quantization: str = "none", backend: str = "auto") -> Oracle:
     expected = load_whole(oracle.model)
-    round_weights(expected, None if quantization == "none" else Quantization(quantization), load(oracle.model)[1])
+    round_weights(expected, _quantization(quantization), load(oracle.model)[1])
     references = reference_answers(expected, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
     settings = {"quantization": quantization, "backend": backend}
     return replace(oracle, references=references, settings=settings, packed=f"packed-{quantization}-{backend}")
@@ -165,19 +169,22 @@ def _answers_of_whole(
     folder: Path,
     expected: PreTrainedModel,
     configs: Callable[[PreTrainedModel], Mapping[str, LoraConfig]] = adapter_configs,
+    quantization: str = "none",
 ) -> None:
-    round_weights(expected, None, load(folder / "model")[1])
-    _, wrong = run_all(oracle_of_saved(expected, folder, configs))
+    round_weights(expected, _quantization(quantization), load(folder / "model")[1])
+    oracle = oracle_of_saved(expected, folder, configs)
+    _, wrong = run_all(replace(oracle, settings=oracle.settings | {"quantization": quantization}))
     assert not wrong
 
 
-def test_a_linear_beside_others_that_are_not_stored_so_is_whole(tmp_path: Path) -> None:
-    """They are computed together."""
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_linear_beside_others_that_are_not_stored_so_is_whole(tmp_path: Path, quantization: str) -> None:
+    """They are computed together, and rounded as other weights are."""
     expected = save_nf4(tmp_path / "model")
     folder = tmp_path / "model"
     tensors = {name: tensor for name, tensor in read_weights(folder).items() if not name.startswith(f"{Q_PROJ}.")}
     write_weights(folder, tensors | {f"{Q_PROJ}.weight": expected.get_parameter(f"{Q_PROJ}.weight").detach()})
-    _answers_of_whole(tmp_path, expected)
+    _answers_of_whole(tmp_path, expected, quantization=quantization)
 
 
 def test_experts_are_whole_where_one_of_them_is(tmp_path: Path) -> None:
@@ -292,15 +299,16 @@ def test_memory_is_asked_for_what_is_made_whole_alone(
     oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_whole(oracle.model)
-    others = sum(weight.nbytes for name, weight in model.named_parameters() if name not in linears_of(model))
+    needed = sum(weight.nbytes for name, weight in model.named_parameters() if name not in linears_of(model))
+    needed += sum(model.get_parameter(name).numel() // 32 * 18 for name in linears_of(model))
     monkeypatch.setattr(startup, "_plan", Mock(side_effect=EngineStartError("planned")))
     with pytest.raises(EngineStartError, match="planned"):
-        _require_room(oracle.model, monkeypatch, others)
-    with pytest.raises(EngineStartError, match=r"but for those that stay in four bits, in float32 take"):
-        _require_room(oracle.model, monkeypatch, others - 1)
+        _require_room(oracle.model, monkeypatch, needed)
+    with pytest.raises(EngineStartError, match=r"but for what stays in four bits: its weights take"):
+        _require_room(oracle.model, monkeypatch, needed - 1)
     save_nf4(tmp_path, levels=ANY_LEVELS)
     with pytest.raises(EngineStartError, match=r"its weights in float32 take"):
-        _require_room(tmp_path, monkeypatch, 4 * others)
+        _require_room(tmp_path, monkeypatch, 2 * needed)
 
 
 def _renamed(folder: Path, change: Callable[[str], str]) -> None:
