@@ -16,6 +16,7 @@ QUANTIZED_FORMATS = {
     Quantization.MXFP4: 4,
     Quantization.NF4: 5,
     Quantization.UINT4: 6,
+    Quantization.UINT4_G128: 7,
 }
 """`enum weight_format` of packed_linear.h."""
 

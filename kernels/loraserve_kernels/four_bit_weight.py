@@ -1,4 +1,4 @@
-"""Weights as checkpoints have them in four bits, with a scale for each `GROUP`; `csrc/four_bit_weight.c` packs them."""
+"""Weights as checkpoints have them in four bits, with a scale for each group; `csrc/four_bit_weight.c` packs them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch
-from loraserve_kernels.quantization import GROUP, STORED, Quantization
+from loraserve_kernels.quantization import STORED, Quantization
 
 MXFP4_MULTIPLES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)
 """Of half an element."""
@@ -20,6 +20,7 @@ _MULTIPLES = {
     Quantization.MXFP4: MXFP4_MULTIPLES,
     Quantization.NF4: NF4_MULTIPLES,
     Quantization.UINT4: _UINT4_MULTIPLES,
+    Quantization.UINT4_G128: _UINT4_MULTIPLES,
 }
 _PIECE = 1 << 16
 """Weights made whole at a time: they stay in a cache meanwhile."""
@@ -27,25 +28,26 @@ _PIECE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class FourBitWeight:
-    """[N, K], K a multiple of `GROUP`. Raises `ValueError` for tensors that are not dense, or not of these shapes."""
+    """[N, K], K a multiple of the group size. Raises `ValueError` for tensors that are not dense or of other shapes."""
 
     quantization: Quantization
-    """Of `STORED`: what multiples codes stand for."""
+    """Of `STORED`: what multiples codes stand for, and how many share a scale."""
     codes: Tensor
     """uint8 [N, K / 2], two in a byte, the first in its lower bits."""
     scales: Tensor
-    """bfloat16 [N, K / GROUP]: of `to_scales`."""
+    """bfloat16 [N, K / group size]: of `to_scales`."""
     zeros: Tensor | None = None
-    """Of UINT4 alone: uint8 [N, K / GROUP], what is taken from the codes of each group."""
+    """Of forms that have them: uint8 [N, K / group size], what is taken from the codes of each group."""
 
     def __post_init__(self) -> None:
         if self.quantization not in STORED:
             raise mismatch("quantization", self.quantization, f"one of {', '.join(STORED)}")
-        num_outputs, num_groups = self.codes.shape[0], self.codes.shape[-1] // (GROUP // 2)
-        _require("codes", self.codes, torch.uint8, (num_outputs, num_groups * (GROUP // 2)))
+        num_outputs, group_size = self.codes.shape[0], self.group_size
+        num_groups = 2 * self.codes.shape[-1] // group_size
+        _require("codes", self.codes, torch.uint8, (num_outputs, num_groups * group_size // 2))
         _require("scales", self.scales, torch.bfloat16, (num_outputs, num_groups))
-        if (self.zeros is not None) is not (self.quantization is Quantization.UINT4):
-            raise mismatch("zeros", "None" if self.zeros is None else "given", "of UINT4, and of nothing else")
+        if (self.zeros is not None) is not self.quantization.has_zero_points:
+            raise mismatch("zeros", "None" if self.zeros is None else "given", f"otherwise for {self.quantization}")
         if self.zeros is not None:
             _require("zeros", self.zeros, torch.uint8, (num_outputs, num_groups))
 
@@ -53,6 +55,10 @@ class FourBitWeight:
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         return self.codes.shape[0], 2 * self.codes.shape[1]
+
+    @property
+    def group_size(self) -> int:
+        return self.quantization.group_size(2 * self.codes.shape[-1])
 
 
 def joined(weights: Sequence[FourBitWeight]) -> FourBitWeight:
@@ -83,7 +89,7 @@ def whole_weight(weight: FourBitWeight, out: Tensor) -> Tensor:
     zeros = torch.zeros_like(weight.scales, dtype=torch.uint8) if weight.zeros is None else weight.zeros
     pieces = (part.split(num_rows) for part in (out, weight.codes, weight.scales, zeros))
     for target, codes, scales, of_zero in zip(*pieces, strict=True):
-        places = torch.stack([codes & 15, codes >> 4], -1).flatten(1).unflatten(1, (-1, GROUP))
+        places = torch.stack([codes & 15, codes >> 4], -1).flatten(1).unflatten(1, (-1, weight.group_size))
         found = multiples[places.int()] - of_zero[..., None]
         target.copy_(found.mul_(scales.float()[..., None]).flatten(1))
     return out

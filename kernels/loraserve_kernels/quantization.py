@@ -4,6 +4,7 @@ from enum import StrEnum
 
 GROUP = 32
 """Weights of an output, one after the other, that have a scale of their own in four bits."""
+WIDE_GROUP = 128
 NF4_BLOCK = 64
 """Weights of an output, one after the other, of which NF4 has the largest."""
 _INT8_SCALE_BYTES = 4
@@ -27,20 +28,28 @@ class Quantization(StrEnum):
     UINT4 = "uint4"
     """0 to 15, less a zero point, times a scale, both for each 32 weights of an output, or for more of them: four bits
     each, two bytes for a scale, which has bfloat16's digits, and one for a zero point. GPTQ and AWQ have weights so."""
+    UINT4_G128 = "uint4_g128"
+    """The same for each 128 weights, or for more of them."""
 
     def row_bytes(self, depth: int) -> int:
         """Bytes of the weights of an output, without what pads them."""
         if self is Quantization.INT8:
             return depth + _INT8_SCALE_BYTES
-        zero_point_bytes = _ZERO_POINT_BYTES if self is Quantization.UINT4 else 0
-        return -(-depth // GROUP) * (GROUP // 2 + _GROUP_SCALE_BYTES + zero_point_bytes)
+        size, zero_point_bytes = self.group_size(depth), _ZERO_POINT_BYTES if self.has_zero_points else 0
+        return -(-depth // size) * (size // 2 + _GROUP_SCALE_BYTES + zero_point_bytes)
 
     def group_size(self, depth: int) -> int:
-        """Weights of an output that share a scale, of `ROUNDINGS`."""
-        return depth if self is Quantization.INT8 else GROUP
+        """Weights of an output that have a scale together."""
+        if self is Quantization.INT8:
+            return depth
+        return WIDE_GROUP if self is Quantization.UINT4_G128 else GROUP
+
+    @property
+    def has_zero_points(self) -> bool:
+        return self in (Quantization.UINT4, Quantization.UINT4_G128)
 
 
 ROUNDINGS = (Quantization.INT8, Quantization.INT4)
 """What weights of any model can be rounded to."""
-STORED = (Quantization.MXFP4, Quantization.NF4, Quantization.UINT4)
+STORED = (Quantization.MXFP4, Quantization.NF4, Quantization.UINT4, Quantization.UINT4_G128)
 """What weights stay in that checkpoints have so."""

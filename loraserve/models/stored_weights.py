@@ -320,14 +320,23 @@ def _form(name: str, weight: PackedWeight) -> Quantization | None:
         is_nf4 = weight.block_size == NF4_BLOCK and torch.equal(weight.levels, NF4_LEVELS)
         form, scales, fits = Quantization.NF4, weight.largest(), is_nf4 and weight.shape[1] % NF4_BLOCK == 0
     elif isinstance(weight, GroupsOfCodes) and weight.bits == 4:
-        fits = weight.is_in_order and weight.shape[1] % GROUP == 0
-        fits &= weight.group_size % GROUP == 0 or weight.group_size == weight.shape[1]
-        form, scales = Quantization.UINT4, weight.scales
+        form, scales = _form_of_groups(weight), weight.scales
+        fits = weight.is_in_order
     else:
         return None
     if not scales.isfinite().all():
         raise ModelRefusedError(f"{name} has weights that are not finite")
     return form if fits else None
+
+
+def _form_of_groups(weight: GroupsOfCodes) -> Quantization | None:
+    """That of the largest groups which those of the weight are made of."""
+    depth = weight.shape[1]
+    for form in (Quantization.UINT4_G128, Quantization.UINT4):
+        size = form.group_size(depth)
+        if depth % size == 0 and (weight.group_size % size == 0 or weight.group_size == depth):
+            return form
+    return None
 
 
 def _in_four_bits(weight: PackedWeight) -> FourBitWeight:
@@ -339,9 +348,11 @@ def _in_four_bits(weight: PackedWeight) -> FourBitWeight:
         codes = (weight.packed >> 4 | weight.packed << 4).view(num_outputs, -1)
         return FourBitWeight(Quantization.NF4, codes, scales)
     assert isinstance(weight, GroupsOfCodes)
-    num_groups = weight.shape[1] // GROUP
+    form = _form_of_groups(weight)
+    assert form is not None, "it stays as it is"
+    size = form.group_size(weight.shape[1])
     scales, zeros = (
-        each.T.repeat_interleave(max(1, weight.group_size // GROUP), 1)[:, :num_groups].contiguous()
+        each.T.repeat_interleave(weight.group_size // size, 1)[:, : weight.shape[1] // size].contiguous()
         for each in (to_scales(weight.scales), weight.zeros)
     )
-    return FourBitWeight(Quantization.UINT4, weight.in_pairs(), scales, zeros)
+    return FourBitWeight(form, weight.in_pairs(), scales, zeros)

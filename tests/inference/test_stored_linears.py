@@ -212,7 +212,9 @@ def test_a_checkpoint_of_few_that_stay_names_their_number(tmp_path: Path) -> Non
 def test_what_compressed_tensors_packs_stays_so(tmp_path: Path, scheme: str) -> None:
     """By its own packer."""
     expected = save_compressed(tmp_path / "model", scheme)
-    assert load(tmp_path / "model")[1].keys() == linears_of(expected)
+    stored = load(tmp_path / "model")[1]
+    assert stored.keys() == linears_of(expected)
+    assert {weight.quantization for weight in stored.values()} == {Quantization.UINT4_G128}
     _require_near(tmp_path / "model")
     _answers_of_whole(tmp_path, expected)
 
@@ -231,6 +233,18 @@ def test_groups_of_whole_32_stay_so(
     if is_kept:
         _require_near(tmp_path / "model")
     _answers_of_whole(tmp_path, expected)
+
+
+@pytest.mark.parametrize(
+    ("group_size", "form"),
+    [(64, Quantization.UINT4), *((size, Quantization.UINT4_G128) for size in (128, 256, 512, -1))],
+)
+def test_groups_of_whole_128_have_one_scale(tmp_path: Path, group_size: int, form: Quantization) -> None:
+    """Also where a row ends within one."""
+    config = LlamaConfig(**COMMON | {"hidden_size": 128, "intermediate_size": 384}, head_dim=32)
+    save_awq(tmp_path, random_model(config), group_size)
+    assert {weight.quantization for weight in load(tmp_path)[1].values()} == {form}
+    _require_near(tmp_path)
 
 
 def test_an_order_of_rows_that_is_stated_and_usual_stays_so(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import torch
 from loraserve_kernels.four_bit_weight import FourBitWeight
-from loraserve_kernels.quantization import GROUP, Quantization
+from loraserve_kernels.quantization import Quantization
 from torch import Tensor
 
 MULTIPLES = {
@@ -12,13 +12,14 @@ MULTIPLES = {
         *(163, 330, 504, 692, 903, 1152, 1481, 2048),
     ],
     Quantization.UINT4: [*range(16)],
+    Quantization.UINT4_G128: [*range(16)],
 }
 
 
 def make_four_bits(form: Quantization, shape: tuple[int, int], size: float = 1) -> FourBitWeight:
     """Rows of very different sizes, all of them times `size`, one all zeros. shape: [N, K], K of whole groups."""
     generator = torch.Generator().manual_seed(0)
-    num_groups = shape[1] // GROUP
+    num_groups = shape[1] // form.group_size(shape[1])
     codes = torch.randint(0, 256, (shape[0], shape[1] // 2), generator=generator).to(torch.uint8)
     sizes = torch.exp2(torch.randint(-20, 20, (shape[0], 1), generator=generator)) * size
     scales = ((torch.rand(shape[0], num_groups, generator=generator) + 0.5) * sizes).bfloat16()
@@ -26,12 +27,12 @@ def make_four_bits(form: Quantization, shape: tuple[int, int], size: float = 1) 
         scales = scales.float().log2().round().exp2().bfloat16()
     scales[shape[0] // 2] = 0
     zeros = torch.randint(0, 17, scales.shape, generator=generator).to(torch.uint8)
-    return FourBitWeight(form, codes, scales, zeros if form is Quantization.UINT4 else None)
+    return FourBitWeight(form, codes, scales, zeros if form.has_zero_points else None)
 
 
 def multiples_and_scales(weight: FourBitWeight) -> tuple[Tensor, Tensor]:
-    """float32 [N, groups, GROUP] and [N, groups, 1]."""
-    codes = torch.stack([weight.codes & 15, weight.codes >> 4], -1).flatten(1).unflatten(1, (-1, GROUP))
+    """float32 [N, groups, group size] and [N, groups, 1]."""
+    codes = torch.stack([weight.codes & 15, weight.codes >> 4], -1).flatten(1).unflatten(1, (-1, weight.group_size))
     multiples = torch.tensor(MULTIPLES[weight.quantization], dtype=torch.float32)[codes.int()]
     if weight.zeros is not None:
         multiples -= weight.zeros[..., None]
@@ -40,9 +41,9 @@ def multiples_and_scales(weight: FourBitWeight) -> tuple[Tensor, Tensor]:
 
 def one_output(form: Quantization, *groups: tuple[float, list[int]]) -> FourBitWeight:
     """Of each group the scale and the first multiples; the others are zero."""
-    table = MULTIPLES[form]
-    codes = [[*map(table.index, multiples), *[table.index(0)] * (GROUP - len(multiples))] for _, multiples in groups]
+    table, size = MULTIPLES[form], form.group_size(0)
+    codes = [[*map(table.index, multiples), *[table.index(0)] * (size - len(multiples))] for _, multiples in groups]
     first, second = torch.tensor(codes, dtype=torch.uint8).view(1, -1, 2).unbind(-1)
     scales = torch.tensor([[scale for scale, _ in groups]]).bfloat16()
-    zeros = torch.zeros(scales.shape, dtype=torch.uint8) if form is Quantization.UINT4 else None
+    zeros = torch.zeros(scales.shape, dtype=torch.uint8) if form.has_zero_points else None
     return FourBitWeight(form, first | second << 4, scales, zeros)

@@ -18,7 +18,7 @@ from loraserve_kernels.draw import Draw
 from loraserve_kernels.lora_add import make_lora_inputs
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
-from loraserve_kernels.quantization import GROUP, ROUNDINGS, STORED
+from loraserve_kernels.quantization import ROUNDINGS, STORED
 from loraserve_kernels.score import Ask
 
 from tests.kernels.four_bits import make_four_bits
@@ -105,8 +105,8 @@ def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
         for linear in linears:
             for num_rows in (1, 2, 5, 18, 65):
                 linear(random(num_rows, depth, dtype=dtype, seed=num_rows))
-        shape = num_outputs, depth // GROUP * GROUP
-        for form in STORED if shape[1] else ():
+        for form in STORED:
+            shape = num_outputs, form.group_size(depth) * (1 + depth // form.group_size(depth))
             four_bits = make_four_bits(form, shape)
             cpu.whole_weight(four_bits, weight.new_empty(shape))
             linear = cpu.four_bit_linear(four_bits, bias, dtype)

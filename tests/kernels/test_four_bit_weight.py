@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.kernels.four_bits import make_four_bits, multiples_and_scales
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-MXFP4, NF4, UINT4 = STORED
+MXFP4, NF4, UINT4, UINT4_G128 = STORED
 
 
 def codes_of(num_outputs: int, depth: int) -> Tensor:
@@ -26,7 +26,7 @@ def scales_of(num_outputs: int, num_groups: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", STORED)
-@pytest.mark.parametrize("shape", [(1, 32), (7, 96), (40, 320)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 128), (7, 384), (40, 1152)], ids=str)
 def test_whole_it_is_multiples_times_scales(
     any_library: CpuLibrary, shape: tuple[int, int], form: Quantization, dtype: torch.dtype
 ) -> None:
@@ -41,19 +41,19 @@ def test_whole_it_is_multiples_times_scales(
 
 @pytest.mark.parametrize("form", STORED)
 def test_pieces_are_made_whole_as_all_of_it(monkeypatch: pytest.MonkeyPatch, form: Quantization) -> None:
-    weight = make_four_bits(form, (30, 224))
-    whole = whole_weight(weight, torch.empty(30, 224))
+    weight = make_four_bits(form, (30, 256))
+    whole = whole_weight(weight, torch.empty(30, 256))
     monkeypatch.setattr("loraserve_kernels.four_bit_weight._PIECE", 1000)
-    assert torch.equal(whole_weight(weight, torch.empty(30, 224)), whole)
+    assert torch.equal(whole_weight(weight, torch.empty(30, 256)), whole)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", STORED)
 def test_a_linear_is_that_of_the_whole_weight(cpu_library: CpuLibrary, form: Quantization, dtype: torch.dtype) -> None:
-    weight = make_four_bits(form, (50, 96), 2**-20)
+    weight = make_four_bits(form, (50, 128), 2**-20)
     bias = torch.randn(50, generator=torch.Generator().manual_seed(1)).to(dtype)
-    x = torch.randn(2, 5, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
-    expected = torch.nn.functional.linear(x, whole_weight(weight, torch.empty(50, 96, dtype=dtype)), bias)
+    x = torch.randn(2, 5, 128, generator=torch.Generator().manual_seed(2)).to(dtype)
+    expected = torch.nn.functional.linear(x, whole_weight(weight, torch.empty(50, 128, dtype=dtype)), bias)
     plain = FourBitLinear(weight, bias, dtype)
     assert torch.equal(plain(x), expected)
     with pytest.raises(ValueError, match=r"^x is"):
@@ -65,9 +65,9 @@ def test_a_linear_is_that_of_the_whole_weight(cpu_library: CpuLibrary, form: Qua
 
 @pytest.mark.parametrize("form", STORED)
 def test_joined_are_the_outputs_of_all(form: Quantization) -> None:
-    weights = [make_four_bits(form, (num_outputs, 64)) for num_outputs in (3, 5, 1)]
+    weights = [make_four_bits(form, (num_outputs, 128)) for num_outputs in (3, 5, 1)]
     wholes = [whole_weight(weight, torch.empty(weight.shape)) for weight in weights]
-    assert torch.equal(whole_weight(joined(weights), torch.empty(9, 64)), torch.cat(wholes))
+    assert torch.equal(whole_weight(joined(weights), torch.empty(9, 128)), torch.cat(wholes))
 
 
 def test_scales_below_the_normal_range_are_zero() -> None:
@@ -88,6 +88,8 @@ def test_scales_below_the_normal_range_are_zero() -> None:
         (NF4, codes_of(2, 96), scales_of(2, 3).float(), None, "scales"),
         (NF4, codes_of(2, 96), scales_of(2, 3), torch.zeros(2, 3, dtype=torch.uint8), "zeros"),
         (UINT4, codes_of(2, 96), scales_of(2, 3), None, "zeros"),
+        (UINT4_G128, codes_of(2, 192), scales_of(2, 1), torch.zeros(2, 1, dtype=torch.uint8), "codes"),
+        (UINT4_G128, codes_of(2, 256), scales_of(2, 8), torch.zeros(2, 8, dtype=torch.uint8), "scales"),
         (UINT4, codes_of(2, 96), scales_of(2, 3), torch.zeros(2, 4, dtype=torch.uint8), "zeros"),
     ],
 )

@@ -27,11 +27,12 @@ FEW_ROWS = [1, 5, 17]
 """What a bias is added to is computed as without."""
 DTYPES = [torch.float32, torch.bfloat16]
 FORMS = [*Quantization]
-INT8, INT4, MXFP4, NF4, UINT4 = FORMS
+INT8, INT4, MXFP4, NF4, UINT4, UINT4_G128 = FORMS
 ROUNDINGS_OF_SHAPES = [(form, shape) for form in ROUNDINGS for shape in SHAPES]
 FORMS_OF_SHAPES = [
     *ROUNDINGS_OF_SHAPES,
-    *((form, shape) for form in STORED for shape in [(7, 32), (80, 64), (200, 1120)]),  # of whole groups
+    *((form, shape) for form in STORED[:-1] for shape in [(7, 32), (80, 64), (200, 1120)]),  # of whole groups
+    *((UINT4_G128, shape) for shape in [(7, 128), (80, 256), (200, 1152)]),
 ]
 
 
@@ -99,8 +100,9 @@ def rounds_weights(library: CpuLibrary, form: Quantization) -> bool:
         weight, x = torch.tensor([[1.0, 126 / 127]]).bfloat16(), torch.tensor([[-126.0, 127.0]]).bfloat16()
         return bool(PackedLinear(weight, None, library, form)(x) > 0.005)
     groups = [(1.0, [903]), (904 / 2048, [2048])] if form is NF4 else [(129 / 128, [13]), (13.125, [1])]
-    x = torch.zeros(1, 64).bfloat16()
-    x[0, 0], x[0, 32] = 1, -1
+    size = form.group_size(0)
+    x = torch.zeros(1, 2 * size).bfloat16()
+    x[0, 0], x[0, size] = 1, -1
     return not PackedLinear(one_output(form, *groups), None, library, dtype=x.dtype)(x).any()
 
 
@@ -110,7 +112,7 @@ def rounds_rows(library: CpuLibrary, form: Quantization) -> bool:
     if form in ROUNDINGS:
         return not PackedLinear(torch.tensor([[0.0, 1.0]]).bfloat16(), None, library, form)(x).any()
     weight = one_output(form, (1.0, [0, 2048 if form is NF4 else 1]))
-    x = torch.nn.functional.pad(x, (0, 30))
+    x = torch.nn.functional.pad(x, (0, form.group_size(0) - 2))
     return not PackedLinear(weight, None, library, dtype=x.dtype)(x).any()
 
 
@@ -204,7 +206,7 @@ def test_elements_within_a_128th_of_the_largest_are_not_rounded(int16_library: C
 def test_what_is_not_finite_is_seen_in_its_row_alone(
     any_library: CpuLibrary, quantization: Quantization, value: float
 ) -> None:
-    linear, x = make_case(quantization, (40, 320)).linear(None, any_library), torch.randn(9, 320).bfloat16()
+    linear, x = make_case(quantization, (40, 384)).linear(None, any_library), torch.randn(9, 384).bfloat16()
     others = [row for row in range(9) if row != 3]
     expected = linear(x)[others]
     x[3, 250] = value
@@ -281,7 +283,7 @@ def test_it_does_not_round_into_something_else(cpu_library: CpuLibrary, out: Ten
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 16, 21, 40])
-@pytest.mark.parametrize("shape", [(33, 96), (80, 64)])
+@pytest.mark.parametrize("shape", [(33, 384), (80, 128)])
 @pytest.mark.parametrize("quantization", FORMS)
 def test_what_lies_around_the_rows_is_not_seen(
     any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], num_rows: int
@@ -297,9 +299,9 @@ def test_what_lies_around_the_rows_is_not_seen(
 def test_amx_turned_off_gives_the_same_within_rounding(
     amx_library: CpuLibrary, assert_close, quantization: Quantization
 ) -> None:
-    case = make_case(quantization, (64, 320))
+    case = make_case(quantization, (64, 384))
     linear = case.linear(None, amx_library)
-    x = (torch.randn(20, 320) * 64).round().bfloat16() / 64  # exact in int16 too
+    x = (torch.randn(20, 384) * 64).round().bfloat16() / 64  # exact in int16 too
     rounded, exact = (x.double() @ case.whole(dtype).double().T for dtype in DTYPES[::-1])
     assert_close(linear(x), rounded)
     with amx_set(amx_library, enabled=False):

@@ -185,14 +185,16 @@ def save_gptq(
     return save_packed(folder, model or llama(), packed, stated | {"desc_act": not in_order})
 
 
-def save_awq(folder: Path, model: PreTrainedModel | None = None) -> PreTrainedModel:
+def save_awq(folder: Path, model: PreTrainedModel | None = None, group_size: int = GROUP) -> PreTrainedModel:
+    """group_size: of inputs, -1 = all."""
+
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        group_of_row = torch.arange(weight.shape[1]) // GROUP
+        group_of_row = torch.arange(weight.shape[1]) // (group_size if group_size > 0 else weight.shape[1])
         codes, scales, zeros = rounded(weight.T, group_of_row, 4)
         tensors = {"qweight": in_words(codes, 4, AWQ_ORDER, 1), "qzeros": in_words(zeros, 4, AWQ_ORDER, 1)}
         return tensors | {"scales": scales}, ((codes - zeros[group_of_row]) * scales.float()[group_of_row]).T
 
-    stated = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+    stated = {"quant_method": "awq", "bits": 4, "group_size": group_size, "version": "gemm", "zero_point": True}
     return save_packed(folder, model or llama(), packed, stated)
 
 

@@ -88,6 +88,8 @@ static void widen_stretch(char *widened, const struct quantized_panel *panel, in
             widen_four(words, panel, word, NF4);
         else if (format == UINT4)
             widen_four(words, panel, word, UINT4);
+        else if (format == UINT4_G128)
+            widen_four(words, panel, word, UINT4_G128);
         else
             for (int i = 0; i < 4; i++)
                 words[i] = widen_word(panel, word + i, INT8, BFLOAT16);

@@ -1,15 +1,16 @@
 /* Weights that checkpoints have in four bits: packed as quantized_weight.h has them, and made whole. */
 #include "quantized_weight.h"
 
-#define GROUP_BYTES (GROUP / 2)
-
-/* As checkpoints have it, [num_outputs, depth]: depth is a multiple of GROUP. */
+/* As checkpoints have it, [num_outputs, depth]: depth is of whole groups. */
 struct four_bit_weight {
     const uint8_t *codes;   /* [num_outputs, depth / 2], two in a byte, the first in its lower bits */
-    const uint16_t *scales; /* bfloat16, [num_outputs, depth / GROUP] */
-    const uint8_t *zeros;   /* the same, of UINT4 alone */
+    const uint16_t *scales; /* bfloat16, [num_outputs, groups] */
+    const uint8_t *zeros;   /* the same, of formats with zero points */
     int64_t depth;
 };
+
+/* Of codes: as many as a group has words of pairs. */
+INLINE int group_bytes_of(const enum weight_format format) { return group_words_of(format); }
 
 /* Of eight codes, the first in the lowest bits, the even ones in the lower half. */
 INLINE uint32_t in_halves(uint32_t eight)
@@ -25,26 +26,26 @@ INLINE uint32_t in_halves(uint32_t eight)
 INLINE void pack_panel(char *panel, const struct four_bit_weight *weight, int64_t output, int64_t num_outputs,
                        const enum weight_format format)
 {
-    const int64_t num_groups = weight->depth / GROUP, num_packed = num_groups_of(weight->depth);
+    const int64_t group_bytes = group_bytes_of(format), num_groups = weight->depth / 2 / group_bytes;
     uint16_t *scales = (uint16_t *)panel;
-    uint8_t *zeros = (uint8_t *)(scales + num_packed * LANES);
-    char *multiples = panel + num_packed * group_head_bytes_of(format);
+    uint8_t *zeros = (uint8_t *)(scales + num_groups_of(format, weight->depth) * LANES);
+    char *multiples = panel + head_bytes_of(format, weight->depth);
     for (int64_t lane = 0; lane < num_outputs; lane++)
         for (int64_t group = 0; group < num_groups; group++) {
             const int64_t place = (output + lane) * num_groups + group;
             scales[group * LANES + lane] = weight->scales[place];
-            if (format == UINT4)
+            if (has_zero_points(format))
                 zeros[group * LANES + lane] = weight->zeros[place];
-            for (int64_t i = 0; i < GROUP_BYTES / 4; i++) {
+            for (int64_t i = 0; i < group_bytes / 4; i++) {
                 uint32_t eight;
-                memcpy(&eight, weight->codes + place * GROUP_BYTES + i * 4, sizeof eight);
+                memcpy(&eight, weight->codes + place * group_bytes + i * 4, sizeof eight);
                 eight = in_halves(eight);
-                memcpy(multiples + ((group * (GROUP_BYTES / 4) + i) * LANES + lane) * 4, &eight, sizeof eight);
+                memcpy(multiples + ((group * (group_bytes / 4) + i) * LANES + lane) * 4, &eight, sizeof eight);
             }
         }
 }
 
-/* packed: of quantized_weight_bytes. zeros: NULL but of UINT4. */
+/* packed: of quantized_weight_bytes. zeros: NULL of formats that have none. */
 EXPORT int pack_four_bits(void *packed, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
                           int64_t num_outputs, int64_t depth, int format, int num_threads)
 {
@@ -55,10 +56,12 @@ EXPORT int pack_four_bits(void *packed, const uint8_t *codes, const uint16_t *sc
         const int64_t output = panel * LANES, count = MAX(0, MIN(LANES, num_outputs - output));
         char *target = (char *)packed + panel * panel_bytes;
         memset(target, 0, (size_t)panel_bytes);
-        if (format == UINT4)
+        if (format == UINT4_G128)
+            pack_panel(target, &weight, output, count, UINT4_G128);
+        else if (format == UINT4)
             pack_panel(target, &weight, output, count, UINT4);
         else
-            pack_panel(target, &weight, output, count, NF4); /* any that has no zero points */
+            pack_panel(target, &weight, output, count, NF4); /* any other */
     }
     return OK;
 }
@@ -69,10 +72,10 @@ INLINE void make_whole(void *whole, const struct four_bit_weight *weight, int64_
 {
     typedef uint8_t vb __attribute__((vector_size(LANES)));
     const vf scale = splat(load_one(weight->scales, group, BFLOAT16));
-    const uint32_t zero = format == UINT4 ? weight->zeros[group] * 0x10001u : 0;
-    for (int byte = 0; byte < GROUP_BYTES; byte += LANES) {
+    const uint32_t zero = has_zero_points(format) ? weight->zeros[group] * 0x10001u : 0;
+    for (int byte = 0; byte < group_bytes_of(format); byte += LANES) {
         vb bytes;
-        memcpy(&bytes, weight->codes + group * GROUP_BYTES + byte, sizeof bytes);
+        memcpy(&bytes, weight->codes + group * group_bytes_of(format) + byte, sizeof bytes);
         const vu wide = __builtin_convertvector(bytes, vu);
         const vf pairs = (vf)(multiples_in((vi16)((wide | wide << 12) & 0x000f000f), 0, format) - (vi16)(wide * 0 + zero));
         const vf first = scaled_half(pairs, 0, scale), second = scaled_half(pairs, 1, scale);
@@ -91,9 +94,9 @@ INLINE void make_whole(void *whole, const struct four_bit_weight *weight, int64_
 INLINE void make_row_whole(void *whole, const struct four_bit_weight *weight, int64_t output, const enum dtype dtype,
                            const enum weight_format format)
 {
-    const int64_t num_groups = weight->depth / GROUP;
+    const int64_t group_size = 2 * group_bytes_of(format), num_groups = weight->depth / group_size;
     for (int64_t group = output * num_groups; group < (output + 1) * num_groups; group++)
-        make_whole((void *)at(whole, group * GROUP, dtype), weight, group, dtype, format);
+        make_whole((void *)at(whole, group * group_size, dtype), weight, group, dtype, format);
 }
 
 /* whole: dense [num_outputs, depth]; the others as pack_four_bits has them. */

@@ -28,6 +28,8 @@
 #include "linear_tiles.h"
 #include "row_tiles.h"
 
+_Static_assert(WIDE_GROUP_WORDS == INT16_GROUP, "sums of a group are of one stretch of rounded rows");
+
 #define FEW_ROWS 16 /* that each thread packs for itself: cheaper than waiting */
 #define STRETCH_BYTES 16384 /* of L1, for weights that are widened before they are multiplied */
 #define MAX_TILE_SUMS 16
@@ -102,8 +104,8 @@ INLINE void multiply(float *sums, const struct product *product, const int rows,
 INLINE void multiply_int16(float *sums, const struct product *product, const int rows, const int panels,
                            const enum weight_format format, const bool widens)
 {
-    const int group_words = format == INT8 ? INT16_GROUP : GROUP_WORDS;
-    const int bytes_of_four = panels * LANES * (format == INT8 ? 32 : format == UINT4 ? 19 : 18) / 4; /* with scales */
+    const int group_words = format == INT8 ? INT16_GROUP : group_words_of(format);
+    const int bytes_of_four = panels * LANES * (format == INT8 ? 16 : has_zero_points(format) ? 10 : 9) / 2; /* scales too */
     const uint32_t *x = product->x;
     char *weight = product->weight;
     const char *ahead = product->ahead;
@@ -114,6 +116,10 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
         for (int i = 0; i < rows * panels; i++)
             sum[i] = (vf){0};
         const int64_t group = product->first_word + word;
+        vi16 zeros[4];
+#pragma GCC unroll 4
+        for (int p = 0; p < panels && widens && has_zero_points(format); p++)
+            zeros[p] = zero_points(product->quantized + p, group / group_words);
         for (end = MIN(words, word + group_words); word < end; word += 4, ahead += 4 * product->ahead_bytes) {
 #pragma GCC unroll 8
             for (int line = 0; line < bytes_of_four; line += 64)
@@ -125,9 +131,11 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
                 for (int p = 0; p < panels; p++) {
                     const int64_t place = p * panel_bytes + (word + of_four) * (int64_t)sizeof(vf);
                     if (widens)
-                        column[p] = int16_pairs(product->quantized + p, (product->first_word + word) / 4, of_four, format);
+                        column[p] = int16_codes(product->quantized + p, (product->first_word + word) / 4, of_four, format);
                     else
                         memcpy(column + p, weight + place, sizeof(vf));
+                    if (widens && has_zero_points(format))
+                        column[p] = (vf)((vi16)column[p] - zeros[p]);
                     if (widens && weight)
                         memcpy(weight + place, column + p, sizeof(vf));
                     KEEP_IN_REGISTER(column[p]);
@@ -171,12 +179,15 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
     KERNEL(widen_##rows##x##panels##_mxfp4_float32, multiply, rows, panels, FLOAT32, MXFP4)                           \
     KERNEL(widen_##rows##x##panels##_nf4_float32, multiply, rows, panels, FLOAT32, NF4)                               \
     KERNEL(widen_##rows##x##panels##_uint4_float32, multiply, rows, panels, FLOAT32, UINT4)                           \
+    KERNEL(widen_##rows##x##panels##_g128_float32, multiply, rows, panels, FLOAT32, UINT4_G128)                       \
     KERNEL(widen_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, true)                            \
     KERNEL(widen_##rows##x##panels##_int4_int16, multiply_int16, rows, panels, INT4, true)                            \
     KERNEL(widen_##rows##x##panels##_mxfp4_int16, multiply_int16, rows, panels, MXFP4, true)                          \
     KERNEL(widen_##rows##x##panels##_nf4_int16, multiply_int16, rows, panels, NF4, true)                              \
     KERNEL(widen_##rows##x##panels##_uint4_int16, multiply_int16, rows, panels, UINT4, true)                          \
+    KERNEL(widen_##rows##x##panels##_g128_int16, multiply_int16, rows, panels, UINT4_G128, true)                      \
     KERNEL(multiply_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, false)                        \
+    KERNEL(multiply_##rows##x##panels##_g128_int16, multiply_int16, rows, panels, UINT4_G128, false)                  \
     KERNEL(multiply_##rows##x##panels##_groups_int16, multiply_int16, rows, panels, INT4, false)
 MULTIPLY(1, 4)
 MULTIPLY(2, 4)
@@ -220,19 +231,21 @@ STORE(2, float32, FLOAT32)
     (words_dtype == INT16 ? INT16_KERNEL_OF(shape, is_first)                                                          \
      : is_first && format == INT8                                                                                     \
          ? (words_dtype == BFLOAT16 ? widen_##shape##_int8_bfloat16 : widen_##shape##_int8_float32)                   \
-     : is_first && format == INT4  ? widen_##shape##_int4_float32                                                     \
-     : is_first && format == MXFP4 ? widen_##shape##_mxfp4_float32                                                    \
-     : is_first && format == NF4   ? widen_##shape##_nf4_float32                                                      \
-     : is_first && format == UINT4 ? widen_##shape##_uint4_float32                                                    \
-     : words_dtype == BFLOAT16     ? multiply_##shape##_bfloat16                                                      \
-                                   : multiply_##shape##_float32)
+     : is_first && format == INT4       ? widen_##shape##_int4_float32                                                \
+     : is_first && format == MXFP4      ? widen_##shape##_mxfp4_float32                                               \
+     : is_first && format == NF4        ? widen_##shape##_nf4_float32                                                 \
+     : is_first && format == UINT4      ? widen_##shape##_uint4_float32                                               \
+     : is_first && format == UINT4_G128 ? widen_##shape##_g128_float32                                                \
+     : words_dtype == BFLOAT16          ? multiply_##shape##_bfloat16                                                 \
+                                        : multiply_##shape##_float32)
 #define INT16_KERNEL_OF(shape, is_first)                                                                              \
-    (format == INT8   ? (is_first ? widen_##shape##_int8_int16 : multiply_##shape##_int8_int16)                       \
-     : !is_first      ? multiply_##shape##_groups_int16                                                               \
-     : format == INT4 ? widen_##shape##_int4_int16                                                                    \
-     : format == NF4  ? widen_##shape##_nf4_int16                                                                     \
-     : format == UINT4 ? widen_##shape##_uint4_int16                                                                  \
-                      : widen_##shape##_mxfp4_int16)
+    (format == INT8         ? (is_first ? widen_##shape##_int8_int16 : multiply_##shape##_int8_int16)                 \
+     : format == UINT4_G128 ? (is_first ? widen_##shape##_g128_int16 : multiply_##shape##_g128_int16)                 \
+     : !is_first            ? multiply_##shape##_groups_int16                                                         \
+     : format == INT4       ? widen_##shape##_int4_int16                                                              \
+     : format == MXFP4      ? widen_##shape##_mxfp4_int16                                                             \
+     : format == NF4        ? widen_##shape##_nf4_int16                                                               \
+                            : widen_##shape##_uint4_int16)
 
 #define TILE(rows, panels)                                                                                            \
     do {                                                                                                              \

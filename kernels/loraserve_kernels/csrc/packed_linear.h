@@ -8,7 +8,7 @@
 #include "vector.h"
 
 /* As pack_weight lays a weight out, or compress_weight, or quantize_weight or pack_four_bits in fewer bits. */
-enum weight_format { PLAIN = 0, COMPRESSED = 1, INT8 = 2, INT4 = 3, MXFP4 = 4, NF4 = 5, UINT4 = 6 };
+enum weight_format { PLAIN = 0, COMPRESSED = 1, INT8 = 2, INT4 = 3, MXFP4 = 4, NF4 = 5, UINT4 = 6, UINT4_G128 = 7 };
 
 struct packed_linear {
     const void *weight;

@@ -158,7 +158,7 @@ INLINE void quantize_int4_panel(uint16_t *scales, uint32_t *panel, const void *w
 INLINE void quantize_panel(float *int8_scales, char *panel, const void *weight, int64_t num_outputs, int64_t depth,
                            const enum dtype dtype, const enum weight_format format)
 {
-    const int64_t scale_bytes = num_groups_of(depth) * group_head_bytes_of(INT4);
+    const int64_t scale_bytes = head_bytes_of(INT4, depth);
     if (format == INT8)
         quantize_int8_panel(int8_scales, (int8_t *)panel, weight, num_outputs, depth, dtype);
     else
@@ -230,7 +230,7 @@ INLINE float multiple_at(const struct quantized_panel *panel, int64_t k, int64_t
     uint32_t eight;
     memcpy(&eight, panel->multiples + (k / 8 * LANES + lane) * (int64_t)sizeof eight, sizeof eight);
     const vi16 words = (vi16)((vu){0} + (eight >> k % 2 * 16 & 0xffff));
-    const int zero = format == UINT4 ? panel->zeros[k / GROUP * LANES + lane] : 0;
+    const int zero = has_zero_points(format) ? panel->zeros[k / 2 / group_words_of(format) * LANES + lane] : 0;
     return (float)(multiples_in(words, k % 8 / 2 * 4, format)[0] - zero);
 }
 
@@ -242,7 +242,7 @@ INLINE void read_row(void *row, const struct packed_linear *linear, int64_t outp
     for (int64_t first = 0; first < linear->depth; first += LANES) {
         const int64_t count = MIN(LANES, linear->depth - first);
         const float scale = format == INT8 ? ((const float *)linear->weight)[output]
-                                           : load_one(panel.scales, first / GROUP * LANES + lane, BFLOAT16);
+                                           : load_one(panel.scales, first / 2 / group_words_of(format) * LANES + lane, BFLOAT16);
         float values[LANES];
         for (int64_t k = 0; k < count; k++)
             values[k] = multiple_at(&panel, first + k, lane, format, dtype) * scale;
