@@ -27,7 +27,8 @@ class Quantization(StrEnum):
     at most 0.024 % of the largest weight away."""
     UINT4 = "uint4"
     """0 to 15, less a zero point, times a scale, both for each 32 weights of an output, or for more of them: four bits
-    each, two bytes for a scale, which has bfloat16's digits, and one for a zero point. GPTQ and AWQ have weights so."""
+    each, two bytes for a scale, which has bfloat16's digits, and one for a zero point. GPTQ, AWQ and compressed-tensors
+    have weights so."""
     UINT4_G128 = "uint4_g128"
     """The same for each 128 weights, or for more of them."""
 

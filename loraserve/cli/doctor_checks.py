@@ -163,7 +163,29 @@ def _directory_files(directory: Path) -> Check:
         status = Status.WARN if missing == ["tokenizer.json"] else Status.FAIL
         return Check("model", status, f"{directory} lacks {', '.join(missing)}", "save the model with save_pretrained")
     size_bytes = sum(path.stat().st_size for path in weights)
-    return Check("model", Status.OK, f"{directory}: {size_bytes / MIB:.0f} MiB of weights")
+    found = f"{directory}: {size_bytes / MIB:.0f} MiB of weights"
+    if b'"quantization_config"' not in (directory / "config.json").read_bytes():
+        return Check("model", Status.OK, found)
+    return _quantized(directory, found)
+
+
+def _quantized(directory: Path, found: str) -> Check:
+    """What a start would refuse without looking at the weights."""
+    try:
+        import torch
+
+        from loraserve.models.errors import ModelRefusedError
+        from loraserve.models.loader import load_config, num_weight_bytes
+        from loraserve.models.quantized_checkpoint import quantization_method
+    except ImportError as error:
+        return Check("model", Status.FAIL, f"{directory} cannot be looked at: {error}")
+    try:
+        config = load_config(str(directory), None)
+        size_bytes = num_weight_bytes(config, torch.bfloat16)
+    except ModelRefusedError as error:
+        return Check("model", Status.FAIL, str(error))
+    whole = f"{quantization_method(config)}, made whole {size_bytes / MIB:.0f} MiB in bfloat16"
+    return Check("model", Status.OK, f"{found}, quantized with {whole}")
 
 
 def _cached_files(model: str) -> Check:

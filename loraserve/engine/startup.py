@@ -1,6 +1,6 @@
 """From an `EngineConfig` to a model ready to run: load, size memory, prove, swap."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.quantized_checkpoint import MXFP4, quantization_method
-from loraserve.models.stored_weights import StoredWeight, StoredWeights, packed_bytes, placeholder
+from loraserve.models.stored_weights import StoredWeights, packed_bytes, placeholder
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -110,7 +110,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
     stored: StoredWeights = {}
     if _keeps_stored(config, device, dtype, backend, quantization):
-        stored = loader.stored_weights(config.model, config.revision, model_config)
+        stored = loader.stored_weights(config.model, config.revision, model_config, dtype)
     form = _form_of_most(model_config, dtype, stored) or quantization  # by which drafts cost what they do
     num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, form)
     available_bytes = available_memory_bytes()
@@ -118,7 +118,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
     hf_model, is_headless = _load_weights(config, model_config, device, dtype, progress, stored)
-    model = CausalModel(hf_model, backend, quantization, stored)
+    model = CausalModel(hf_model, backend, quantization, stored, available_memory_bytes() if stored else None)
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
     # Weights mapped from their file take memory only once they are packed, so what is available now would be too much.
@@ -162,7 +162,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_speculative_tokens=num_speculative_tokens,
         quantization=config.quantization,
-        keeps_stored=bool(stored),
+        keeps_stored=bool(model.stored),
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
         arena_size_bytes=0 if adapters is None else adapters.size_bytes,
@@ -172,7 +172,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             *([HEADLESS_NOTE] if is_headless else []),
             *pooling_notes,
             *([backend_note] if backend_note else []),
-            *_checkpoint_notes(model_config, model.dtype, stored),
+            *_checkpoint_notes(config, model_config, model),
             *_quantization_notes(quantization, model, backend),
             *plan.notes,
             *model.notes,
@@ -231,17 +231,22 @@ def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quan
     return Quantization(config.quantization)
 
 
-def _checkpoint_notes(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> list[str]:
+def _checkpoint_notes(config: EngineConfig, model_config: PreTrainedConfig, model: CausalModel) -> list[str]:
     if (method := quantization_method(model_config)) is None:
         return []
-    if stored and (method == MXFP4 or _are_most(stored.values(), model_config, dtype)):
+    whole = f"whole, in {_name(model.dtype)}"
+    if config.quantization != "none":
+        whole = f"{whole}, and rounded to {config.quantization}"
+    if not model.stored:
+        is_ordered = loader.are_in_other_order(config.model, config.revision, model_config)
+        why = ", as the inputs of its linears are in another order (desc_act)" if is_ordered else ""
+        return [f"{method} checkpoint: its weights are made {whole}{why}"]
+    if method == MXFP4 or not model.has_other_linears:
         kept = "experts" if method == MXFP4 else "linears"
         return [f"{method} checkpoint: its {kept} stay as they are stored, in four bits"]
-    if stored:
-        num_linears = sum(len(weight.names_in_file) for weight in stored.values())
-        kept = f"{num_linears} of its linears stay as they are stored, in four bits"
-        return [f"{method} checkpoint: {kept}, and its other weights are made whole, in {_name(dtype)}"]
-    return [f"{method} checkpoint: its weights are made whole, in {_name(dtype)}"]
+    num_linears = sum(len(weight.names_in_file) for weight in model.stored.values())
+    kept = f"{num_linears} of its linears stay as they are stored, in four bits"
+    return [f"{method} checkpoint: {kept}, and its others are {whole}"]
 
 
 def _quantization_notes(quantization: Quantization | None, model: CausalModel, backend: Backend) -> list[str]:
@@ -262,12 +267,9 @@ def _keeps_stored(
 def _form_of_most(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> Quantization | None:
     """That of the linears which are not experts', where they are more than half of the model's weights, else None."""
     linears = [weight for weight in stored.values() if len(weight.shape) == 2]
-    return linears[0].quantization if _are_most(linears, model_config, dtype) else None
-
-
-def _are_most(weights: Collection[StoredWeight], model_config: PreTrainedConfig, dtype: torch.dtype) -> bool:
-    num_bytes = sum(placeholder(weight, dtype).nbytes for weight in weights)
-    return num_bytes > loader.num_weight_bytes(model_config, dtype) / 2
+    num_bytes = sum(placeholder(weight, dtype).nbytes for weight in linears)
+    are_most = num_bytes > loader.num_weight_bytes(model_config, dtype) / 2
+    return linears[0].quantization if are_most else None
 
 
 def _load_weights(
@@ -305,11 +307,11 @@ def _require_room(
         needed -= sum(placeholder(weight, dtype).nbytes for weight in stored.values())
     available = available_memory_bytes()
     if needed > available:
-        what = f"as it is loaded: its weights in {_name(dtype)}"
+        what = f"made whole as it is loaded: its weights in {_name(dtype)}"
         if stored:
-            what = "but for what stays in four bits: its weights"
+            what = "stays so where it is in four bits: its weights, or those of its experts,"
         raise EngineStartError(
-            f"{config.model} is quantized with {method} and made whole {what} take {needed / GIB:.1f} GiB, and "
+            f"{config.model} is quantized with {method} and {what} take {needed / GIB:.1f} GiB, and "
             f"{available / GIB:.1f} GiB of memory are free"
         )
 

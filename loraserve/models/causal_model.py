@@ -68,9 +68,10 @@ class CausalModel:
         backend: Backend,
         quantization: Quantization | None = None,
         stored: StoredWeights = MappingProxyType({}),
+        available_bytes: int | None = None,
     ) -> None:
         """quantization: of its layers' weights. stored: those that the model has placeholders for, which stay as they
-        are. Raises `ModelRefusedError`."""
+        are where they can. available_bytes: for others; None = enough. Raises `ModelRefusedError`."""
         self._model = model
         self._context = ForwardContext(backend)
         self._forward: Forward = TransformersForward(model)
@@ -80,7 +81,16 @@ class CausalModel:
             structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
         quantizations = quantizations_of(model, structure, quantization, forms_of(stored))
-        self._make_others_whole(structure, quantizations)
+        self._make_others_whole(structure, quantizations, available_bytes)
+        self.stored = {name: weight for name, weight in stored.items() if name in self._stored}
+        """What stays as it is."""
+        self.has_other_linears = any(
+            name not in self.stored and not (isinstance(spec, LinearsSpec) and spec.has_sampled_rows)
+            for spec in structure.adaptable
+            if isinstance(spec, LinearsSpec | ExpertsSpec)
+            for name in parameters_of(spec)
+        )
+        """But for `lm_head`."""
         self._adaptable = deque(zip(structure.adaptable, quantizations, strict=True))
         """Each with what it is rounded to, until `prepare` has put something else in its place, which frees the memory
         of its weights."""
@@ -163,8 +173,10 @@ class CausalModel:
         parameters = [self._stored.pop(name) for name in parameters_of(spec) if name in self._stored]
         return [parameter.stored for parameter in parameters if parameter.stored is not None]
 
-    def _make_others_whole(self, structure: ModelStructure, quantizations: Sequence[Quantization | None]) -> None:
-        """What cannot stay as it is: routers, and what is beside others that are not stored so."""
+    def _make_others_whole(
+        self, structure: ModelStructure, quantizations: Sequence[Quantization | None], available_bytes: int | None
+    ) -> None:
+        """What cannot stay as it is: routers, what is beside others that are not stored so, what has no adapters."""
         kept: set[str] = set()
         for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
             if quantization in STORED and isinstance(spec, LinearsSpec | ExpertsSpec):
@@ -174,10 +186,18 @@ class CausalModel:
             raise ModelRefusedError(
                 f"{type(self._model).__name__} cannot be served: its experts are in MXFP4, and not all can be computed"
             )
+        num_bytes = sum(self._stored[name].value.nbytes for name in others)
+        if available_bytes is not None and num_bytes > available_bytes:
+            raise ModelRefusedError(
+                f"{num_bytes / 2**30:.1f} GiB of {type(self._model).__name__}'s weights cannot stay in four bits, and "
+                f"{available_bytes / 2**30:.1f} GiB of memory are free"
+            )
+        mapped = MappedWeights()
         for name in others:
             parameter = self._stored.pop(name)
             assert parameter.stored is not None
             parameter.value.data = parameter.stored.whole(self._model.dtype)
+            parameter.stored.give_back(mapped)
 
     def _require_equal(self, probes: list[self_check.Probe]) -> None:
         """Also of a model that reads the table of its embeddings itself, once it has one again."""

@@ -164,9 +164,10 @@ class RowsOfInt8:
 
 
 def fields(words: Tensor, bits: int) -> Tensor:
-    """int32 [m, n] -> uint8 [m, n, 32 / bits], from the lowest bits on."""
+    """int32 [m, n] -> uint8 [m, n, 32 / bits], from the lowest bits on. Rows may be strided."""
     # NOTE: bytes of little-endian machines, as are all that torch and safetensors run on.
-    in_bytes = words.contiguous().view(torch.uint8).unflatten(-1, (-1, 4))
+    dense = words.contiguous() if words.shape[-1] > 1 else words.clone(memory_format=torch.contiguous_format)
+    in_bytes = dense.view(torch.uint8).unflatten(-1, (-1, 4))
     fields = [(in_bytes >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
     return torch.stack(fields, dim=-1).flatten(-2)
 

@@ -56,14 +56,15 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
     stored = getattr(config, "quantization_config", None)
     if stored is None and getattr(config.get_text_config(), "quantization_config", None) is not None:
         raise ModelRefusedError(f"{model} has a quantization_config for its text alone, which is not supported")
-    modules = _by_module(stored_tensors(model, revision))
+    tensors = stored_tensors(model, revision)
+    modules = _by_module(tensors)
     if stored is None:
-        _require_whole(model, modules)
+        _require_whole(model, modules, tensors)
         return
     method = quantization_method(config)
     if are_unpacked(stored):
         if (unread := what_is_not_read(stored)) is not None:
-            raise ModelRefusedError(f"{model} cannot be made whole: its {unread}; or {_UNQUANTIZED}")
+            raise ModelRefusedError(f"{model} cannot be read: its {unread}; or {_UNQUANTIZED}")
         return
     if method not in _PACKAGES:
         supported = ", ".join((*_PACKAGES, *UNPACKED))
@@ -140,7 +141,10 @@ def _by_module(tensors: Mapping[str, StoredTensor]) -> _Modules:
     }
 
 
-def _require_whole(model: str, modules: _Modules) -> None:
+def _require_whole(model: str, modules: _Modules, tensors: Mapping[str, StoredTensor]) -> None:
+    packed = next((name for name in tensors if name.endswith((".qweight", ".weight_packed"))), None)
+    if packed is not None:
+        raise ModelRefusedError(f"{model} has {packed}, and its config.json has no quantization_config")
     for module, parts in modules.items():
         for last, part in parts.items():
             if part.dtype in _FLOAT8 or (last == "weight" and part.dtype in _FEW_BITS):

@@ -5,7 +5,7 @@ all experts, and gpt-oss's experts in MXFP4.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -40,10 +40,8 @@ _LARGEST_SCALE = 250
 """Of which all elements are finite, whatever they are rounded to."""
 _EXPONENT_SHIFT = 23
 """Of float32."""
-_Matrix = tuple[Any, ...]
-"""What matrices of one parameter are ordered by."""
-_Parts = dict[tuple[_Matrix, int], tuple[str, PackedWeight]]
-"""Of a parameter: names in the file and weights by their matrix, and by which part of that they are."""
+_Named = tuple[str, PackedWeight]
+"""With its name in the file."""
 
 
 class StoredWeight(Protocol):
@@ -151,8 +149,8 @@ class StoredMxfp4:
 class StoredLinears:
     """One linear, or those of all experts, which are one weight of the model."""
 
-    matrices: Sequence[Sequence[tuple[str, PackedWeight]]]
-    """Names in the file and weights: of each matrix of the parameter those whose outputs it has, in their order."""
+    matrices: Sequence[Sequence[_Named]]
+    """Of each matrix of the parameter those whose outputs it has, in their order."""
     quantization: Quantization
     shape: tuple[int, ...]
     is_transposed: ClassVar = False
@@ -166,11 +164,15 @@ class StoredLinears:
 
     @cached_property
     def _four_bits(self) -> Sequence[FourBitWeight]:
-        return [joined([_in_four_bits(weight) for _, weight in matrix]) for matrix in self.matrices]
+        return [joined([_in_four_bits(weight, self.quantization) for _, weight in matrix]) for matrix in self.matrices]
 
     def whole(self, dtype: torch.dtype) -> Tensor:
-        whole = torch.cat([weight.whole().to(dtype) for matrix in self.matrices for _, weight in matrix])
-        return whole.view(self.shape)
+        weights = [weight for matrix in self.matrices for _, weight in matrix]
+        whole = torch.empty(self.shape, dtype=dtype)
+        rows = whole.flatten(0, -2).split([weight.shape[0] for weight in weights])
+        for target, weight in zip(rows, weights, strict=True):
+            target.copy_(weight.whole())
+        return whole
 
     def give_back(self, mapped: MappedWeights) -> None:
         for matrix in self.matrices:
@@ -179,16 +181,24 @@ class StoredLinears:
         vars(self).pop("_four_bits", None)
 
 
-def find_stored(model: str, revision: str | None, stored: dict[str, Any], bare: PreTrainedModel) -> StoredWeights:
-    """What can stay as it is. stored: the checkpoint's `quantization_config`. bare: the model without values.
+def find_stored(
+    model: str, revision: str | None, stored: dict[str, Any], bare: PreTrainedModel, dtype: torch.dtype
+) -> StoredWeights:
+    """What can stay as it is. stored: the checkpoint's `quantization_config`. bare: the model in the dtype, empty.
 
     Raises `ModelRefusedError`.
     """
     if stored["quant_method"] == MXFP4:
         return _find_experts(model, revision, dict(bare.named_parameters()))
     if are_unpacked(stored):
-        return _find_linears(packed_weights(model, revision, stored), bare)
+        return _find_linears(packed_weights(model, revision, stored), bare, dtype)
     return {}
+
+
+def have_other_order(model: str, revision: str | None, stored: dict[str, Any]) -> bool:
+    """Whether linears' groups are not of inputs that follow each other. As `find_stored`."""
+    weights = packed_weights(model, revision, stored).values() if are_unpacked(stored) else ()
+    return any(isinstance(weight, GroupsOfCodes) and not weight.is_in_order for weight in weights)
 
 
 def read_others(
@@ -250,47 +260,66 @@ def _check(name: str, weight: StoredMxfp4, parameter: Tensor | None) -> None:
         raise ModelRefusedError(f"{name} is {shapes}")
 
 
-def _find_linears(packed: Mapping[str, PackedWeight], bare: PreTrainedModel) -> dict[str, StoredLinears]:
+def _find_linears(
+    packed: Mapping[str, PackedWeight], bare: PreTrainedModel, dtype: torch.dtype
+) -> dict[str, StoredLinears]:
     """packed: by the names of modules in the file."""
+    place_of = _places(bare)
+    parts_of = defaultdict[str, defaultdict[int, list[_Named]]](lambda: defaultdict(list))
+    for module, weight in packed.items():
+        name_in_file = f"{module}.weight"
+        if (place := place_of(name_in_file)) is not None:
+            name, part = place
+            parts_of[name][part].append((name_in_file, weight))
+    found: dict[str, StoredLinears] = {}
+    for name, parameter in _candidates(bare, dtype):
+        parts = [parts_of[name][part] for part in sorted(parts_of[name])] if name in parts_of else []
+        can_load = parameter.dim() == 2 or place_of(name) == (name, 0)  # see `name_to_load`
+        if can_load and (weight := _put_together(parts, tuple(parameter.shape))) is not None:
+            found[name] = weight
+    return found
+
+
+def _candidates(bare: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Weights of linears and of experts that will be in the model's dtype."""
     head = bare.get_output_embeddings()
     linears = {
         f"{name}.weight"
         for name, module in bare.named_modules()
         if isinstance(module, nn.Linear) and module is not head
     }
-    place_of, parts_of = _places(bare), defaultdict[str, _Parts](dict)
-    for module, weight in packed.items():
-        name_in_file = f"{module}.weight"
-        name, matrix, part = place_of(name_in_file)
-        parts_of[name][matrix, part] = name_in_file, weight
-    found: dict[str, StoredLinears] = {}
+    in_float32 = {*(bare._keep_in_fp32_modules or ()), *(bare._keep_in_fp32_modules_strict or ())}
     for name, parameter in bare.named_parameters():
-        weight = _put_together(parts_of[name], tuple(parameter.shape))
-        can_load = name in linears or (parameter.dim() > 2 and place_of(name)[0] == name)  # see `name_to_load`
-        if weight is not None and can_load:
-            found[name] = weight
-    return found
+        is_cast = parameter.dtype != dtype or any(part in name for part in in_float32)
+        if (name in linears or parameter.dim() > 2) and not is_cast:
+            yield name, parameter
 
 
-def _put_together(parts: _Parts, shape: tuple[int, ...]) -> StoredLinears | None:
-    """None = not all can stay, or they are not all of the parameter, whose shape is given."""
-    forms = {_form(name, weight) for name, weight in parts.values()}
+def _put_together(parts: Sequence[list[_Named]], shape: tuple[int, ...]) -> StoredLinears | None:
+    """None = not all can stay, or they are not all of the parameter, whose shape is given.
+
+    parts: of each matrix, first of its outputs first, in any order of the matrices.
+    """
+    weights = [weight for of_part in parts for _, weight in of_part]
+    forms = {_form(weight) for weight in weights}
     form = forms.pop() if len(forms) == 1 else None
-    if form is None or any(weight.shape[1] != shape[-1] for _, weight in parts.values()):
+    if form is None or any(weight.shape[1] != shape[-1] for weight in weights) or len({*map(len, parts)}) != 1:
         return None
-    matrices = defaultdict[_Matrix, list[tuple[str, PackedWeight]]](list)
-    for matrix, part in sorted(parts):
-        matrices[matrix].append(parts[matrix, part])
-    num_outputs = {sum(weight.shape[0] for _, weight in matrix) for matrix in matrices.values()}
+    in_order = [sorted(of_part, key=lambda named: dot_natural_key(named[0])) for of_part in parts]
+    matrices = [*zip(*in_order, strict=True)]
+    num_outputs = {sum(weight.shape[0] for _, weight in matrix) for matrix in matrices}
     if num_outputs != {shape[-2]} or len(matrices) != prod(shape[:-2]):
         return None
-    return StoredLinears([*matrices.values()], form, shape)
+    for name, weight in (named for of_part in parts for named in of_part):
+        if not _scales(weight).isfinite().all():
+            raise ModelRefusedError(f"{name} has weights that are not finite, as some of its scales are not")
+    return StoredLinears(matrices, form, shape)
 
 
-def _places(bare: PreTrainedModel) -> Callable[[str], tuple[str, _Matrix, int]]:
-    """Of a name in the file: of which parameter it becomes a part, of which of its matrices, and which part of that.
+def _places(bare: PreTrainedModel) -> Callable[[str], tuple[str, int] | None]:
+    """Of a name in the file: of which parameter it becomes a part, and which part of a matrix of it.
 
-    As transformers does it; "" where that is something else than putting experts' linears together.
+    As transformers does it; None where that is something else than putting experts' linears together.
     """
     transforms = get_model_conversion_mapping(bare)
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
@@ -298,35 +327,35 @@ def _places(bare: PreTrainedModel) -> Callable[[str], tuple[str, _Matrix, int]]:
     of_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
     prefix, weights = bare.base_model_prefix, bare.state_dict()
 
-    def place(name: str) -> tuple[str, _Matrix, int]:
+    def place(name: str) -> tuple[str, int] | None:
         renamed, pattern = rename_source_key(name, renamings, converters, prefix, weights)
         if pattern is None:
-            return renamed, (), 0
+            return renamed, 0
         converter = of_pattern[pattern]
         merge, *others = converter.operations
         is_merge = isinstance(merge, MergeModulelist) and merge.dim == 0
         is_known = not others or (len(others) == 1 and isinstance(others[0], Concatenate) and others[0].dim == 1)
-        if not is_merge or not is_known:
-            return "", (), 0
-        expert = name.removesuffix(".weight").rpartition(".")[0]
-        return renamed, tuple(dot_natural_key(expert)), converter.source_patterns.index(pattern)
+        return (renamed, converter.source_patterns.index(pattern)) if is_merge and is_known else None
 
     return place
 
 
-def _form(name: str, weight: PackedWeight) -> Quantization | None:
-    """What it can stay in. Raises `ModelRefusedError`."""
+def _form(weight: PackedWeight) -> Quantization | None:
+    """What it can stay in."""
     if isinstance(weight, BlocksOfLevels):
         is_nf4 = weight.block_size == NF4_BLOCK and torch.equal(weight.levels, NF4_LEVELS)
-        form, scales, fits = Quantization.NF4, weight.largest(), is_nf4 and weight.shape[1] % NF4_BLOCK == 0
-    elif isinstance(weight, GroupsOfCodes) and weight.bits == 4:
-        form, scales = _form_of_groups(weight), weight.scales
-        fits = weight.is_in_order
-    else:
-        return None
-    if not scales.isfinite().all():
-        raise ModelRefusedError(f"{name} has weights that are not finite")
-    return form if fits else None
+        return Quantization.NF4 if is_nf4 and weight.shape[1] % NF4_BLOCK == 0 else None
+    if isinstance(weight, GroupsOfCodes) and weight.bits == 4 and weight.is_in_order:
+        return _form_of_groups(weight)
+    return None
+
+
+def _scales(weight: PackedWeight) -> Tensor:
+    """Of one that can stay."""
+    if isinstance(weight, BlocksOfLevels):
+        return weight.largest() / LARGEST_NF4
+    assert isinstance(weight, GroupsOfCodes)
+    return weight.scales
 
 
 def _form_of_groups(weight: GroupsOfCodes) -> Quantization | None:
@@ -339,20 +368,16 @@ def _form_of_groups(weight: GroupsOfCodes) -> Quantization | None:
     return None
 
 
-def _in_four_bits(weight: PackedWeight) -> FourBitWeight:
+def _in_four_bits(weight: PackedWeight, form: Quantization) -> FourBitWeight:
+    num_outputs, depth = weight.shape
+    scales, size = to_scales(_scales(weight)), form.group_size(depth)
     if isinstance(weight, BlocksOfLevels):
-        num_outputs = weight.shape[0]
-        scales = (
-            to_scales(weight.largest() / LARGEST_NF4).view(num_outputs, -1).repeat_interleave(NF4_BLOCK // GROUP, 1)
-        )
+        scales = scales.view(num_outputs, -1).repeat_interleave(NF4_BLOCK // size, 1)
         codes = (weight.packed >> 4 | weight.packed << 4).view(num_outputs, -1)
-        return FourBitWeight(Quantization.NF4, codes, scales)
+        return FourBitWeight(form, codes, scales)
     assert isinstance(weight, GroupsOfCodes)
-    form = _form_of_groups(weight)
-    assert form is not None, "it stays as it is"
-    size = form.group_size(weight.shape[1])
     scales, zeros = (
-        each.T.repeat_interleave(weight.group_size // size, 1)[:, : weight.shape[1] // size].contiguous()
-        for each in (to_scales(weight.scales), weight.zeros)
+        each.T.repeat_interleave(weight.group_size // size, 1)[:, : depth // size].contiguous()
+        for each in (scales, weight.zeros)
     )
     return FourBitWeight(form, weight.in_pairs(), scales, zeros)

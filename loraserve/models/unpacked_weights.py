@@ -36,6 +36,8 @@ UNPACKED = (GPTQ, AWQ, BITSANDBYTES)
 _WORD_BITS = 32
 _CODE_BITS = (2, 4, 8)
 """Of which there are several in a word, and none in two."""
+_ONE_GROUP = (None, -1)
+"""As group_size: all inputs."""
 _GPTQ_V2 = "gptq_v2"
 _GEMM = "gemm"
 _PACKED_INTEGERS = "pack-quantized"
@@ -55,13 +57,13 @@ class _Parts:
         self.names = frozenset(names)
         self._read = read
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """shape: None given = any."""
+    def take(self, name: str, *shape: int, given: str = "") -> Tensor:
+        """shape: None given = any. given: what it follows from."""
         if name not in self.names:
             raise _Refused(f"it lacks {self._module}.{name}")
         tensor = self._read(f"{self._module}.{name}")
         if shape and tensor.shape != shape:
-            raise self.refused(name, f"is {list(tensor.shape)}, expected {list(shape)}")
+            raise self.refused(name, f"is {list(tensor.shape)}, expected {list(shape)}{given}")
         return tensor
 
     def words(self, name: str, *shape: int) -> Tensor:
@@ -98,24 +100,32 @@ def _has_packed_integers(stored: dict[str, Any]) -> bool:
         return False
     (scheme,) = schemes.values()
     weights: dict[str, Any] = scheme.get("weights") or {}
+    strategy, size = weights.get("strategy"), weights.get("group_size")
     return (
         {stored.get("format"), scheme.get("format")} - {None} == {_PACKED_INTEGERS}
         and not stored.get("transform_config")
         and sparsity.get("format", "dense") == "dense"
         and (weights.get("type"), weights.get("dynamic", False)) == ("int", False)
-        and weights.get("strategy") in ("group", "channel")
+        and (strategy == "channel" if size in _ONE_GROUP else strategy == "group" and _is_size(size))
         and weights.get("num_bits") in _CODE_BITS
     )
+
+
+def _is_size(group_size: object) -> bool:
+    return isinstance(group_size, int) and group_size > 0
 
 
 def what_is_not_read(stored: dict[str, Any]) -> str | None:
     """What is wrong with the option of a `quantization_config` that is not followed; None where all are.
 
-    Weights `are_unpacked`.
+    stored: one whose weights `are_unpacked`.
     """
     if stored["quant_method"] == COMPRESSED:
-        return None
+        return None  # of packed integers there is nothing else
     method, bits, layouts = stored["quant_method"], stored.get("bits"), _layouts(stored)
+    size = stored.get("group_size")
+    if method in (GPTQ, AWQ) and size not in _ONE_GROUP and not _is_size(size):
+        return f"group_size ({size!r}) is no number of inputs, or -1 for all of them"
     shown_layouts = ", ".join(sorted(layouts))
     if method == GPTQ and bits not in _CODE_BITS:
         return f"bits ({bits!r}) is not supported, {', '.join(map(str, _CODE_BITS))} are"
@@ -194,7 +204,7 @@ def _reading(model: str, revision: str | None, packing: _Format) -> Iterator[_Op
                     others.append(name)
             yield others, modules, lambda name: places[name].get_tensor(name)
     except (_Refused, OSError, SafetensorError) as error:
-        raise ModelRefusedError(f"{model} cannot be made whole: {error}") from error
+        raise ModelRefusedError(f"{model} cannot be read: {error}") from error
 
 
 def _format(stored: dict[str, Any]) -> _Format:
@@ -210,7 +220,7 @@ def _read_gptq(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     num_in, num_out = packed.shape[0] * per_word, packed.shape[1]
     group_size = _group_size(stored, num_in)
     num_groups = -(-num_in // group_size)
-    scales = parts.take("scales", num_groups, num_out)
+    scales = parts.take("scales", num_groups, num_out, given=_stated(bits, group_size))
     zeros = fields(parts.words("qzeros", num_groups, num_out // per_word), bits).flatten(1)
     if _layouts(stored) == {GPTQ}:
         # Stored less one, without what that borrows: of a zero point of 0 readers make 0 or 2 ** bits.
@@ -228,7 +238,7 @@ def _read_awq(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     num_in, num_out = packed.shape[0], packed.shape[1] * len(AWQ_ORDER)
     group_size = _group_size(stored, num_in)
     num_groups = -(-num_in // group_size)
-    scales = parts.take("scales", num_groups, num_out)
+    scales = parts.take("scales", num_groups, num_out, given=_stated(AWQ_BITS, group_size))
     zeros = in_awq_order(parts.words("qzeros", num_groups, packed.shape[1]))
     return GroupsOfCodes((num_out, num_in), AWQ_BITS, packed, AWQ_COLUMNS, zeros, scales, group_size, None)
 
@@ -242,7 +252,7 @@ def _read_compressed(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     packed = parts.words("weight_packed", num_out, -(-num_in // per_word))
     group_size = _group_size(weights, num_in)
     num_groups = -(-num_in // group_size)
-    scales = parts.take("weight_scale", num_out, num_groups).T
+    scales = parts.take("weight_scale", num_out, num_groups, given=_stated(bits, group_size)).T
     if weights.get("symmetric", True):
         zeros = torch.full(scales.shape, 2 ** (bits - 1), dtype=torch.uint8)
     else:
@@ -297,8 +307,12 @@ def _read_8bit(parts: _Parts, _: dict[str, Any]) -> RowsOfInt8:
 
 def _group_size(stored: dict[str, Any], num_in: int) -> int:
     """Of inputs."""
-    size = stored.get("group_size", -1)
-    return size if isinstance(size, int) and size > 0 else num_in
+    size = stored.get("group_size")
+    return num_in if size in _ONE_GROUP else size
+
+
+def _stated(bits: int, group_size: int) -> str:
+    return f" for {bits} bits and a group_size of {group_size}, as in config.json"
 
 
 _GPTQ = _Format(re.compile(r"(.+)\.(qweight|qzeros|scales|g_idx)"), _read_gptq)

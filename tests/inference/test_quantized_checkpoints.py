@@ -90,13 +90,13 @@ def test_a_checkpoint_that_has_lost_a_part_of_a_weight_is_refused(saved: Saved, 
     parts = [name for name in quantized_names(whole) if ".layers.1." in name and "scale" in name]
     for name in parts[:3]:
         write_weights(folder, {other: tensor for other, tensor in whole.items() if other != name})
-        with pytest.raises(ModelRefusedError, match=f"cannot be made whole: it lacks {name}$"):
+        with pytest.raises(ModelRefusedError, match=f"cannot be (made whole|read): it lacks {name}$"):
             load(folder)
 
 
 def test_a_checkpoint_without_any_scales_is_refused(saved: Saved, folder: Path) -> None:
     write_weights(folder, {name: tensor for name, tensor in read_weights(folder).items() if "scale" not in name})
-    with pytest.raises(ModelRefusedError, match=r"cannot be made whole: it lacks model\.layers\.\d\..*scale"):
+    with pytest.raises(ModelRefusedError, match=r"cannot be (made whole|read): it lacks model\.layers\.\d\..*scale"):
         load(folder)
 
 
@@ -261,7 +261,9 @@ def test_experts_in_mxfp4_are_rounded_no_further(gpt_oss: Oracle, quantization: 
     expected = load(gpt_oss.model)
     experts = {name: weight.clone() for name, weight in expected.named_parameters() if ".experts." in name}
     if quantization != "none":
-        stored = loader.stored_weights(str(gpt_oss.model), None, loader.load_config(str(gpt_oss.model), None))
+        stored = loader.stored_weights(
+            str(gpt_oss.model), None, loader.load_config(str(gpt_oss.model), None), torch.float32
+        )
         round_weights(expected, Quantization(quantization), stored)
     assert all(torch.equal(expected.get_parameter(name), weight) for name, weight in experts.items())
     references = reference_answers(expected, gpt_oss.adapters, gpt_oss.prompts, NUM_TOKENS, VOCAB_SIZE)
@@ -281,7 +283,7 @@ def test_its_memory_is_counted_as_it_will_be(gpt_oss: Oracle) -> None:
             return super().whole_weight(weight, out)
 
     config = loader.load_config(str(gpt_oss.model), None)
-    stored = loader.stored_weights(str(gpt_oss.model), None, config)
+    stored = loader.stored_weights(str(gpt_oss.model), None, config, torch.float32)
     loaded = loader.load_model(str(gpt_oss.model), None, config, torch.float32, stored=stored)
     model = CausalModel(loaded.model, CountingBackend(), stored=stored)
     whole = load(gpt_oss.model)
@@ -313,7 +315,7 @@ def test_experts_that_are_no_mxfp4_are_refused(
     tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = change(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
     write_weights(tmp_path, tensors)
     with pytest.raises(ModelRefusedError, match=reason):
-        loader.stored_weights(str(tmp_path), None, loader.load_config(str(tmp_path), None))
+        loader.stored_weights(str(tmp_path), None, loader.load_config(str(tmp_path), None), torch.float32)
 
 
 def test_experts_that_are_stored_whole_stay_whole(tmp_path: Path) -> None:

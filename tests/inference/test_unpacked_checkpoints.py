@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from loraserve.models import loader
 from loraserve.models.errors import ModelRefusedError
+from tests.support.engines import make_engine
 from tests.support.peft_oracle import oracle_of_saved, run_all
 from tests.support.quantized_checkpoints import (
     UNPACKED_SAVES,
@@ -19,10 +20,12 @@ from tests.support.quantized_checkpoints import (
     save_awq,
     save_gptq,
     save_int8,
+    save_integers,
     save_nf4,
     state,
     write_weights,
 )
+from tests.support.tiny_models import COMMON, random_model
 
 Saved = tuple[Path, PreTrainedModel]
 Tensors = dict[str, Tensor]
@@ -65,7 +68,7 @@ def test_a_checkpoint_that_has_lost_a_part_of_a_weight_is_refused(saved: Saved, 
     assert len(parts) >= 2
     for part in parts:
         write_weights(folder, {name: tensor for name, tensor in whole.items() if name != part})
-        with pytest.raises(ModelRefusedError, match=rf"cannot be made whole: it lacks {Q_PROJ}\."):
+        with pytest.raises(ModelRefusedError, match=rf"cannot be read: it lacks {Q_PROJ}\."):
             load(folder)
 
 
@@ -96,6 +99,8 @@ def test_shards_are_read(tmp_path: Path) -> None:
         (save_awq, {"backend": "llm-awq"}, r"its version \(gemm, llm-awq\)"),
         (save_awq, {"bits": 8}, r"its bits \(8\)"),
         (save_awq, {"zero_point": False}, r"its zero_point \(False\)"),
+        (save_awq, {"group_size": "32"}, r"its group_size \('32'\) is no number of inputs"),
+        (save_gptq, {"group_size": 0}, r"its group_size \(0\) is no number of inputs"),
         (save_int8, {"load_in_4bit": True}, r"its load_in_8bit \(True\)"),
         (save_int8, {"load_in_8bit": False}, r"its load_in_8bit \(False\)"),
     ],
@@ -161,6 +166,51 @@ def test_tensors_that_do_not_fit_are_named(
     write_weights(tmp_path, tensors)
     with pytest.raises(ModelRefusedError, match=reason):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("save", "changes"),
+    [(save_gptq, {"group_size": 64}), (save_awq, {"group_size": 64}), (save_gptq, {"bits": 8})],
+)
+def test_what_the_config_says_is_named_where_tensors_do_not_fit(
+    save: Callable[[Path], PreTrainedModel], changes: dict[str, object], tmp_path: Path
+) -> None:
+    save(tmp_path)
+    state(tmp_path, changes)
+    stated = {"bits": 4, "group_size": 32} | changes
+    reason = f"for {stated['bits']} bits and a group_size of {stated['group_size']}, as in config.json$"
+    with pytest.raises(ModelRefusedError, match=rf"scales is \[\d+, \d+\], expected \[\d+, \d+\] {reason}"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("save", "name"), [(save_gptq, "qweight"), (save_awq, "qweight"), (save_integers, "packed")])
+def test_what_its_config_does_not_tell_of_is_refused(
+    save: Callable[[Path], PreTrainedModel], name: str, tmp_path: Path
+) -> None:
+    save(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_bytes())
+    del config["quantization_config"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(
+        ModelRefusedError, match=rf"has model\..*{name}, and its config.json has no quantization_config"
+    ):
+        load(tmp_path)
+
+
+def test_zero_points_of_few_outputs_are_read(tmp_path: Path) -> None:
+    """Eight of them are one word."""
+    model = random_model(LlamaConfig(**COMMON | {"num_key_value_heads": 1}, head_dim=8))
+    expected, found = save_integers(tmp_path, model), load(tmp_path)
+    for (name, weight), (_, wanted) in zip(found.named_parameters(), expected.named_parameters(), strict=True):
+        assert torch.equal(weight, wanted), name
+
+
+def test_that_inputs_in_another_order_are_the_reason_is_told(tmp_path: Path) -> None:
+    save_gptq(tmp_path, in_order=False)
+    notes = make_engine(tmp_path, quantization="int4").describe().notes
+    whole = "gptq checkpoint: its weights are made whole, in float32, and rounded to int4"
+    assert f"{whole}, as the inputs of its linears are in another order (desc_act)" in notes
 
 
 def test_an_order_of_rows_that_is_lost_is_refused(tmp_path: Path) -> None:

@@ -208,16 +208,13 @@ def save_integers(
     group_size: int = GROUP,
 ) -> PreTrainedModel:
     """As compressed-tensors' "pack-quantized", whose own packer is `save_compressed`."""
-    middle = 2 ** (bits - 1)
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         depth = weight.shape[1]
         group_of_row = torch.arange(depth) // (group_size if group_size > 0 else depth)
         if not in_order:
             group_of_row = group_of_row[torch.randperm(depth, generator=torch.Generator().manual_seed(depth))]
-        codes, scales, zeros = rounded(weight.T, group_of_row, bits)
-        if is_symmetric:
-            zeros = torch.full_like(zeros, middle)
+        codes, scales, zeros = rounded(weight.T, group_of_row, bits, is_symmetric=is_symmetric)
         tensors = {
             "weight_packed": in_words(codes.T, bits, range(32 // bits), 1),
             "weight_scale": scales.T,
@@ -235,14 +232,20 @@ def save_integers(
     return save_packed(folder, model or llama(), packed, {"quant_method": "compressed-tensors", **stated})
 
 
-def rounded(rows: Tensor, group_of_row: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes [K, N], and of each group scales in float16 and zero points [G, N], none of which is 0."""
+def rounded(
+    rows: Tensor, group_of_row: Tensor, bits: int, *, is_symmetric: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes [K, N], and of each group scales in float16 and zero points [G, N]: none is 0, or all are in the middle."""
     most = 2**bits - 1
     groups = [rows[group_of_row == group] for group in range(int(group_of_row.max()) + 1)]
-    spans = torch.stack([group.amax(0) - group.amin(0) for group in groups])
+    spans = torch.stack(
+        [2 * group.abs().amax(0) if is_symmetric else group.amax(0) - group.amin(0) for group in groups]
+    )
     scales = (spans / most).half()
     least = torch.stack([group.amin(0) for group in groups])
     zeros = (-least / scales.float()).round().clamp(1, most).int()
+    if is_symmetric:
+        zeros[:] = 2 ** (bits - 1)
     codes = (rows / scales.float()[group_of_row] + zeros[group_of_row]).round().clamp(0, most).int()
     return codes, scales, zeros
 

@@ -25,7 +25,7 @@
  * groups of them have, and looked up multiples that its levels are nearest to. Sums of a group's products are less than 2^31
  * all the same. Not all multiples are exact in bfloat16: for AMX they are rounded to it.
  *
- * UINT4, as GPTQ and AWQ have weights: the same, with zero points of groups, a byte each, [group][output], between scales and
+ * UINT4, as GPTQ, AWQ and others have weights: the same, with zero points of groups, a byte each, [group][output], between scales and
  * multiples: what is taken from a code, 0 to 15, before it is multiplied. Rounded for AMX likewise. UINT4_G128 has groups of 128,
  * as most of them do, whose sums are scaled a fourth as often. Two EPYC Zen 4 cores, 4,096 x 4,096, us for 1 / 4 / 16 / 128 rows:
  * bfloat16 789 / 805 / 740 / 4,319, UINT4 190 / 221 / 718 / 5,186, UINT4_G128 160 / 190 / 636 / 4,570.

@@ -301,7 +301,7 @@ def _base_model(job: CertificateJob, dtype: Any, *, keeps_stored: bool) -> "PreT
         model = loader.dummy_model(config, dtype, job.engine.seed)
     else:
         model = loader.load_model(job.engine.model, job.engine.revision, config, dtype).model
-    stored = loader.stored_weights(job.engine.model, job.engine.revision, config) if keeps_stored else {}
+    stored = loader.stored_weights(job.engine.model, job.engine.revision, config, dtype) if keeps_stored else {}
     if job.engine.quantization != "none" or stored:
         quantization = None if job.engine.quantization == "none" else Quantization(job.engine.quantization)
         round_weights(model, quantization, stored)

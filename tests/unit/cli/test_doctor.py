@@ -1,4 +1,5 @@
 import json
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,20 @@ def test_missing_model_files_are_named(tmp_path: Path) -> None:
     check = doctor_checks.model_files(str(tmp_path))
     assert check.status is Status.FAIL
     assert "tokenizer.json, *.safetensors" in check.found
+
+
+def test_a_quantized_model_is_judged_as_at_a_start(tmp_path: Path) -> None:
+    shutil.copytree(DEMO / "model", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    stated = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    for bits, status, found in (
+        (4, Status.OK, "MiB of weights, quantized with gptq, made whole "),
+        (3, Status.FAIL, "bits (3) is not supported"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stated | {"bits": bits}}))
+        check = doctor_checks.model_files(str(tmp_path))
+        assert check.status is status
+        assert found in check.found
 
 
 def test_a_name_that_is_not_cached_fails_as_a_start_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
