@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
+from loraserve_kernels.quantization import GROUP
 from torch import Tensor
 from torch.nn.functional import embedding
 
@@ -38,6 +39,9 @@ NF4_LEVELS = torch.tensor(
 )
 """Quantiles of a normal distribution (Dettmers et al., "QLoRA"), as bitsandbytes has them."""
 _LARGEST_INT8 = 127
+_FLOATS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+"""With one bit of fraction and two of the exponent."""
+_EXPONENT_BIAS = 127
 
 
 class PackedWeight(Protocol):
@@ -144,6 +148,25 @@ class GroupsOfCodes:
     def in_pairs(self) -> Tensor:
         """Codes of four bits, as `FourBitWeight` has them."""
         return self.layout.in_pairs(self.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsOfFloats:
+    """compressed-tensors' in MXFP4: floats in four bits, times a power of two for each `GROUP` of the inputs."""
+
+    packed: Tensor
+    """uint8 [out_features, in_features / 2], two in a byte, the first in its lower bits."""
+    exponents: Tensor
+    """uint8 [out_features, in_features / GROUP], of two, over -127."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.packed.shape[0], 2 * self.packed.shape[1]
+
+    def whole(self) -> Tensor:
+        of_byte = torch.stack([_FLOATS.repeat(16), _FLOATS.repeat_interleave(16)], dim=1)
+        grouped = embedding(self.packed.int(), of_byte).flatten(1).unflatten(1, (-1, GROUP))
+        return torch.ldexp(grouped, self.exponents[..., None].int() - _EXPONENT_BIAS).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def require_undone(model: str, stored: dict[str, Any], *, has_experts: bool) -> 
     if stored["quant_method"] == COMPRESSED and has_experts and not are_unpacked(stored):
         raise ModelRefusedError(
             f"{model} cannot be made whole: mixtures of experts in compressed-tensors are not supported but in packed "
-            f"integers, {_UNQUANTIZED}"
+            f"integers or MXFP4, {_UNQUANTIZED}"
         )
 
 

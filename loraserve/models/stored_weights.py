@@ -31,7 +31,7 @@ from transformers.core_model_loading import (
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.model_files import weight_files
-from loraserve.models.packed_weights import NF4_LEVELS, BlocksOfLevels, GroupsOfCodes, PackedWeight
+from loraserve.models.packed_weights import NF4_LEVELS, BlocksOfLevels, GroupsOfCodes, GroupsOfFloats, PackedWeight
 from loraserve.models.quantized_checkpoint import MXFP4
 from loraserve.models.unpacked_weights import are_unpacked, packed_weights, read_whole
 
@@ -129,8 +129,7 @@ class StoredMxfp4:
 
     @cached_property
     def _four_bits(self) -> Sequence[FourBitWeight]:
-        # Of half an element, zero below the normal range: 2^(e - 128) has e - 1 where a float has its exponent.
-        scales = ((self.exponents.int() - 1).clamp_min_(0) << _EXPONENT_SHIFT).view(torch.float32).bfloat16()
+        scales = to_scales(_mxfp4_scales(self.exponents))
         return [
             FourBitWeight(Quantization.MXFP4, codes, of_codes)
             for codes, of_codes in zip(self.blocks.flatten(2), scales, strict=True)
@@ -179,6 +178,13 @@ class StoredLinears:
             for _, weight in matrix:
                 mapped.give_back(weight.packed)
         vars(self).pop("_four_bits", None)
+
+
+def _mxfp4_scales(exponents: Tensor) -> Tensor:
+    """Of half of an element, infinite where elements would be. exponents: uint8, of two, over -127."""
+    # 2^(e - 128) has e - 1 where a float has its exponent; below the normal range it is zero.
+    scales = ((exponents.int() - 1).clamp_min_(0) << _EXPONENT_SHIFT).view(torch.float32)
+    return torch.where(exponents > _LARGEST_SCALE, torch.inf, scales)
 
 
 def find_stored(
@@ -345,6 +351,8 @@ def _form(weight: PackedWeight) -> Quantization | None:
     if isinstance(weight, BlocksOfLevels):
         is_nf4 = weight.block_size == NF4_BLOCK and torch.equal(weight.levels, NF4_LEVELS)
         return Quantization.NF4 if is_nf4 and weight.shape[1] % NF4_BLOCK == 0 else None
+    if isinstance(weight, GroupsOfFloats):
+        return Quantization.MXFP4
     if isinstance(weight, GroupsOfCodes) and weight.bits == 4 and weight.is_in_order:
         return _form_of_groups(weight)
     return None
@@ -354,6 +362,8 @@ def _scales(weight: PackedWeight) -> Tensor:
     """Of one that can stay."""
     if isinstance(weight, BlocksOfLevels):
         return weight.largest() / LARGEST_NF4
+    if isinstance(weight, GroupsOfFloats):
+        return _mxfp4_scales(weight.exponents)
     assert isinstance(weight, GroupsOfCodes)
     return weight.scales
 
@@ -375,6 +385,8 @@ def _in_four_bits(weight: PackedWeight, form: Quantization) -> FourBitWeight:
         scales = scales.view(num_outputs, -1).repeat_interleave(NF4_BLOCK // size, 1)
         codes = (weight.packed >> 4 | weight.packed << 4).view(num_outputs, -1)
         return FourBitWeight(form, codes, scales)
+    if isinstance(weight, GroupsOfFloats):
+        return FourBitWeight(form, weight.packed, scales)
     assert isinstance(weight, GroupsOfCodes)
     scales, zeros = (
         each.T.repeat_interleave(weight.group_size // size, 1)[:, : depth // size].contiguous()

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ, bitsandbytes, and packed integers of compressed-tensors, read without their packages.
+"""Checkpoints of GPTQ, AWQ, bitsandbytes, and packed weights of compressed-tensors, read without their packages.
 
 Each format in one function, as its library defines it.
 """
@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from loraserve_kernels.quantization import GROUP
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from loraserve.models.packed_weights import (
     ROWS,
     BlocksOfLevels,
     GroupsOfCodes,
+    GroupsOfFloats,
     PackedWeight,
     RowsOfInt8,
     fields,
@@ -40,7 +42,7 @@ _ONE_GROUP = (None, -1)
 """As group_size: all inputs."""
 _GPTQ_V2 = "gptq_v2"
 _GEMM = "gemm"
-_PACKED_INTEGERS = "pack-quantized"
+_PACKED_INTEGERS, _PACKED_MXFP4 = "pack-quantized", "mxfp4-pack-quantized"
 _STATE = "weight.quant_state.bitsandbytes__"
 _FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -90,25 +92,26 @@ _Opened = tuple[list[str], dict[str, list[str]], Callable[[str], Tensor]]
 def are_unpacked(stored: dict[str, Any]) -> bool:
     """Whether weights are read here, not by transformers. stored: a `quantization_config`."""
     method = stored.get("quant_method")
-    return method in UNPACKED or (method == COMPRESSED and _has_packed_integers(stored))
+    return method in UNPACKED or (method == COMPRESSED and _packed_by(stored) is not None)
 
 
-def _has_packed_integers(stored: dict[str, Any]) -> bool:
-    """Of compressed-tensors, and nothing else."""
+def _packed_by(stored: dict[str, Any]) -> str | None:
+    """Of compressed-tensors, where it is all there is: `_PACKED_INTEGERS` or `_PACKED_MXFP4`."""
     schemes, sparsity = stored.get("config_groups"), stored.get("sparsity_config") or {}
     if not isinstance(schemes, dict) or len(schemes) != 1 or not isinstance(sparsity, dict):
-        return False
+        return None
     (scheme,) = schemes.values()
     weights: dict[str, Any] = scheme.get("weights") or {}
-    strategy, size = weights.get("strategy"), weights.get("group_size")
-    return (
-        {stored.get("format"), scheme.get("format")} - {None} == {_PACKED_INTEGERS}
-        and not stored.get("transform_config")
-        and sparsity.get("format", "dense") == "dense"
-        and (weights.get("type"), weights.get("dynamic", False)) == ("int", False)
-        and (strategy == "channel" if size in _ONE_GROUP else strategy == "group" and _is_size(size))
-        and weights.get("num_bits") in _CODE_BITS
-    )
+    is_sparse = sparsity.get("format", "dense") != "dense"
+    if is_sparse or stored.get("transform_config") or weights.get("dynamic"):
+        return None
+    formats = {stored.get("format"), scheme.get("format")} - {None}
+    kind, bits, strategy, size = (weights.get(name) for name in ("type", "num_bits", "strategy", "group_size"))
+    if formats == {_PACKED_INTEGERS} and kind == "int" and bits in _CODE_BITS:
+        is_grouped = strategy == "channel" if size in _ONE_GROUP else strategy == "group" and _is_size(size)
+        return _PACKED_INTEGERS if is_grouped else None
+    is_mxfp4 = formats == {_PACKED_MXFP4} and (kind, bits, size) == ("float", 4, GROUP)
+    return _PACKED_MXFP4 if is_mxfp4 else None
 
 
 def _is_size(group_size: object) -> bool:
@@ -121,7 +124,7 @@ def what_is_not_read(stored: dict[str, Any]) -> str | None:
     stored: one whose weights `are_unpacked`.
     """
     if stored["quant_method"] == COMPRESSED:
-        return None  # of packed integers there is nothing else
+        return None  # there is nothing else
     method, bits, layouts = stored["quant_method"], stored.get("bits"), _layouts(stored)
     size = stored.get("group_size")
     if method in (GPTQ, AWQ) and size not in _ONE_GROUP and not _is_size(size):
@@ -210,7 +213,9 @@ def _reading(model: str, revision: str | None, packing: _Format) -> Iterator[_Op
 def _format(stored: dict[str, Any]) -> _Format:
     if stored["quant_method"] == BITSANDBYTES:
         return _BITSANDBYTES_8 if stored.get("load_in_8bit") else _BITSANDBYTES_4
-    return {GPTQ: _GPTQ, AWQ: _AWQ, COMPRESSED: _COMPRESSED}[stored["quant_method"]]
+    if stored["quant_method"] == COMPRESSED:
+        return _INTEGERS if _packed_by(stored) == _PACKED_INTEGERS else _MXFP4
+    return _GPTQ if stored["quant_method"] == GPTQ else _AWQ
 
 
 def _read_gptq(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
@@ -243,7 +248,7 @@ def _read_awq(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     return GroupsOfCodes((num_out, num_in), AWQ_BITS, packed, AWQ_COLUMNS, zeros, scales, group_size, None)
 
 
-def _read_compressed(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
+def _read_integers(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     (scheme,) = stored["config_groups"].values()
     weights = scheme["weights"]
     bits: int = weights["num_bits"]
@@ -262,6 +267,17 @@ def _read_compressed(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     if weights.get("actorder") == "group" or "weight_g_idx" in parts.names:
         group_of_row = _groups_of_rows(parts, "weight_g_idx", num_in, num_groups)
     return GroupsOfCodes((num_out, num_in), bits, packed, ROWS, zeros, scales, group_size, group_of_row)
+
+
+def _read_mxfp4(parts: _Parts, _: dict[str, Any]) -> GroupsOfFloats:
+    packed = parts.take("weight_packed")
+    if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] % (GROUP // 2) != 0:
+        expected = f"torch.uint8 [out_features, in_features / 2] in groups of {GROUP}"
+        raise parts.refused("weight_packed", f"is {packed.dtype} {list(packed.shape)}, expected {expected}")
+    exponents = parts.take("weight_scale", packed.shape[0], packed.shape[1] // (GROUP // 2))
+    if exponents.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+        raise parts.refused("weight_scale", f"is {exponents.dtype}, expected torch.uint8 or torch.float8_e8m0fnu")
+    return GroupsOfFloats(packed, exponents.view(torch.uint8))
 
 
 def _groups_of_rows(parts: _Parts, name: str, num_in: int, num_groups: int) -> Tensor:
@@ -317,7 +333,8 @@ def _stated(bits: int, group_size: int) -> str:
 
 _GPTQ = _Format(re.compile(r"(.+)\.(qweight|qzeros|scales|g_idx)"), _read_gptq)
 _AWQ = _Format(re.compile(r"(.+)\.(qweight|qzeros|scales)"), _read_awq)
-_COMPRESSED = _Format(re.compile(r"(.+)\.(weight_(?:packed|scale|shape|zero_point|g_idx))"), _read_compressed)
+_INTEGERS = _Format(re.compile(r"(.+)\.(weight_(?:packed|scale|shape|zero_point|g_idx))"), _read_integers)
+_MXFP4 = _Format(re.compile(r"(.+)\.(weight_(?:packed|scale))"), _read_mxfp4)
 _BITSANDBYTES_4 = _Format(
     re.compile(r"(.+)\.(weight(?:\.(?:nested_)?(?:absmax|quant_map)|\.quant_state\.bitsandbytes__\w+)?)"), _read_4bit
 )

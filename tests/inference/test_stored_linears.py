@@ -31,6 +31,7 @@ from tests.support.quantized_checkpoints import (
     read_weights,
     save_awq,
     save_compressed,
+    save_floats,
     save_gptq,
     save_integers,
     save_nf4,
@@ -65,6 +66,7 @@ SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     "awq-experts": lambda folder: save_awq(folder, mixtral()),
     "integers": save_integers,
     "integers-experts": lambda folder: save_integers(folder, mixtral(), is_symmetric=True),
+    "floats-experts": lambda folder: save_floats(folder, mixtral()),
 }
 
 
@@ -212,13 +214,20 @@ def test_a_checkpoint_of_few_that_stay_names_their_number(tmp_path: Path) -> Non
     assert note.endswith("6 of its linears stay as they are stored, in four bits, and its others are whole, in float32")
 
 
-@pytest.mark.parametrize("scheme", ["W4A16", "W4A16_ASYM"])
-def test_what_compressed_tensors_packs_stays_so(tmp_path: Path, scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "form"),
+    [
+        ("W4A16", Quantization.UINT4_G128),
+        ("W4A16_ASYM", Quantization.UINT4_G128),
+        ("MXFP4A16", Quantization.MXFP4),
+    ],
+)
+def test_what_compressed_tensors_packs_stays_so(tmp_path: Path, scheme: str, form: Quantization) -> None:
     """By its own packer."""
     expected = save_compressed(tmp_path / "model", scheme)
     stored = load(tmp_path / "model")[1]
     assert stored.keys() == linears_of(expected)
-    assert {weight.quantization for weight in stored.values()} == {Quantization.UINT4_G128}
+    assert {weight.quantization for weight in stored.values()} == {form}
     _require_near(tmp_path / "model")
     _answers_of_whole(tmp_path, expected)
 
@@ -293,6 +302,15 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
     save_nf4(tmp_path, is_nested=False)
     tensors = read_weights(tmp_path)
     tensors[f"{Q_PROJ}.weight.absmax"][3] = value
+    write_weights(tmp_path, tensors)
+    with pytest.raises(EngineStartError, match=f"{Q_PROJ}.weight has weights that are not finite"):
+        make_engine(tmp_path)
+
+
+def test_floats_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    save_floats(tmp_path)
+    tensors = read_weights(tmp_path)
+    tensors[f"{Q_PROJ}.weight_scale"][3, 1] = 251
     write_weights(tmp_path, tensors)
     with pytest.raises(EngineStartError, match=f"{Q_PROJ}.weight has weights that are not finite"):
         make_engine(tmp_path)

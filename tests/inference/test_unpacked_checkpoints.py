@@ -18,6 +18,7 @@ from tests.support.quantized_checkpoints import (
     UNPACKED_SAVES,
     read_weights,
     save_awq,
+    save_floats,
     save_gptq,
     save_int8,
     save_integers,
@@ -152,6 +153,9 @@ def nf4_state(**changes: object) -> Callable[[Tensors], None]:
         (save_nf4, nf4_state(blocksize=0), "bitsandbytes__nf4 is not understood"),
         (save_nf4, nf4_state(shape=[128]), "bitsandbytes__nf4 is not understood"),
         (save_nf4, nf4_state(nested_blocksize=0), "has nested_blocksize 0"),
+        (save_floats, cut(f"{Q_PROJ}.weight_scale", 128, 3), r"weight_scale is \[128, 3\], expected \[128, 4\]"),
+        (save_floats, cut(f"{Q_PROJ}.weight_packed", 128, 60), r"weight_packed is torch\.uint8 \[128, 60\], expected"),
+        (save_floats, put(f"{Q_PROJ}.weight_scale", torch.ones(128, 4)), r"weight_scale is torch\.float32, expected"),
         (save_int8, put(f"{Q_PROJ}.weight_format", torch.tensor(1, dtype=torch.uint8)), "is not that of rows"),
         (save_int8, cut(f"{Q_PROJ}.SCB", 127), r"q_proj\.SCB is \[127\], expected \[128\]"),
         (save_int8, put(f"{Q_PROJ}.weight", torch.zeros(128, 128, dtype=torch.uint8)), r"weight is torch\.uint8"),
@@ -211,6 +215,15 @@ def test_that_inputs_in_another_order_are_the_reason_is_told(tmp_path: Path) -> 
     notes = make_engine(tmp_path, quantization="int4").describe().notes
     whole = "gptq checkpoint: its weights are made whole, in float32, and rounded to int4"
     assert f"{whole}, as the inputs of its linears are in another order (desc_act)" in notes
+
+
+def test_scales_of_floats_may_be_said_to_be_powers_of_two(tmp_path: Path) -> None:
+    expected = save_floats(tmp_path)
+    tensors = read_weights(tmp_path)
+    scales = {name: scale for name, scale in tensors.items() if name.endswith("weight_scale")}
+    write_weights(tmp_path, tensors | {name: scale.view(torch.float8_e8m0fnu) for name, scale in scales.items()})
+    for (name, weight), (_, wanted) in zip(load(tmp_path).named_parameters(), expected.named_parameters(), strict=True):
+        assert torch.equal(weight, wanted), name
 
 
 def test_an_order_of_rows_that_is_lost_is_refused(tmp_path: Path) -> None:

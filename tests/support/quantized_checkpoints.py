@@ -232,6 +232,23 @@ def save_integers(
     return save_packed(folder, model or llama(), packed, {"quant_method": "compressed-tensors", **stated})
 
 
+def save_floats(folder: Path, model: PreTrainedModel | None = None) -> PreTrainedModel:
+    """As compressed-tensors' "mxfp4-pack-quantized", whose own packer is `save_compressed`."""
+
+    def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        codes, exponents = to_mxfp4(weight)
+        tensors = {
+            "weight_packed": (codes[..., ::2] | codes[..., 1::2] << 4).flatten(1),
+            "weight_scale": exponents[..., 0],
+        }
+        return tensors, (FP4[codes.long()] * (exponents.float() - 127).exp2()).flatten(1)
+
+    weights = {"num_bits": 4, "type": "float", "group_size": GROUP, "strategy": "group", "symmetric": True}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    stated = {"quant_method": "compressed-tensors", "config_groups": groups, "format": "mxfp4-pack-quantized"}
+    return save_packed(folder, model or llama(), packed, stated)
+
+
 def rounded(
     rows: Tensor, group_of_row: Tensor, bits: int, *, is_symmetric: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -381,5 +398,7 @@ UNPACKED_SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     "integers-8": partial(save_integers, bits=8, is_symmetric=True),
     "integers-act-order": partial(save_integers, in_order=False),
     "integers-experts": lambda folder: save_integers(folder, mixtral(), is_symmetric=True),
+    "floats": save_floats,
+    "floats-experts": lambda folder: save_floats(folder, mixtral()),
 }
 """Likewise, of those that transformers does not make whole."""
