@@ -47,7 +47,8 @@ class FourBitWeight:
         _require("codes", self.codes, torch.uint8, (num_outputs, num_groups * group_size // 2))
         _require("scales", self.scales, torch.bfloat16, (num_outputs, num_groups))
         if (self.zeros is not None) is not self.quantization.has_zero_points:
-            raise mismatch("zeros", "None" if self.zeros is None else "given", f"otherwise for {self.quantization}")
+            found, expected = ("None", "uint8") if self.zeros is None else ("given", "None")
+            raise mismatch("zeros", found, f"{expected} of {self.quantization}")
         if self.zeros is not None:
             _require("zeros", self.zeros, torch.uint8, (num_outputs, num_groups))
 

@@ -34,6 +34,8 @@ class PackedLinear:
         self.out_features, self.in_features = weight.shape
         if isinstance(weight, FourBitWeight):
             assert dtype is not None, "a weight in four bits has none"
+            if bias is not None and (bias.shape, bias.dtype) != ((self.out_features,), dtype):
+                raise mismatch("bias", f"{list(bias.shape)} {bias.dtype}", f"[{self.out_features}] {dtype}")
             self.dtype, self._code = dtype, DTYPE_CODES[dtype]
             self.weight, self.format = self._as_stored(weight)
         else:

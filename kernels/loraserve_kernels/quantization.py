@@ -5,6 +5,7 @@ from enum import StrEnum
 GROUP = 32
 """Weights of an output, one after the other, that have a scale of their own in four bits."""
 WIDE_GROUP = 128
+"""Likewise, of forms that have so many."""
 NF4_BLOCK = 64
 """Weights of an output, one after the other, of which NF4 has the largest."""
 _INT8_SCALE_BYTES = 4
@@ -20,7 +21,7 @@ class Quantization(StrEnum):
     what is rounded off are least: four bits each, and two bytes for a scale. All are exact in bfloat16."""
     MXFP4 = "mxfp4"
     """0, 1, 2, 3, 4, 6, 8 or 12 times a power of two for each 32 weights of an output, or minus that: four bits each,
-    and two bytes for a scale. gpt-oss has its experts so (OCP's Microscaling Formats)."""
+    and two bytes for a scale. gpt-oss has its experts so, compressed-tensors linears (OCP's Microscaling Formats)."""
     NF4 = "nf4"
     """-2048, -1426, …, 1481 or 2048 times a 2048th of the largest of each `NF4_BLOCK` weights of an output, as bfloat16
     has it: four bits each, and two bytes for each 32. They are what the 16 levels of bitsandbytes' NF4 are nearest to,

@@ -100,6 +100,12 @@ def test_what_is_none_is_refused(
         FourBitWeight(form, codes, scales, zeros)
 
 
+@pytest.mark.parametrize("bias", [torch.zeros(49), torch.zeros(50, 1), torch.zeros(50).bfloat16()])
+def test_a_bias_of_another_kind_is_refused(cpu_library: CpuLibrary, bias: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"^bias is"):
+        CpuBackend(cpu_library).four_bit_linear(make_four_bits(NF4, (50, 96)), bias, torch.float32)
+
+
 @pytest.mark.parametrize("out", [torch.empty(2, 95), torch.empty(96, 2).T])
 def test_it_is_made_whole_into_nothing_else(cpu_library: CpuLibrary, out: Tensor) -> None:
     backends: list[Backend] = [ReferenceBackend(), CpuBackend(cpu_library)]
