@@ -181,10 +181,12 @@ def _quantized(directory: Path, found: str) -> Check:
         return Check("model", Status.FAIL, f"{directory} cannot be looked at: {error}")
     try:
         config = load_config(str(directory), None)
+        if (method := quantization_method(config)) is None:
+            return Check("model", Status.OK, found)
         size_bytes = num_weight_bytes(config, torch.bfloat16)
-    except ModelRefusedError as error:
+    except (ModelRefusedError, ValueError) as error:  # one of no causal model
         return Check("model", Status.FAIL, str(error))
-    whole = f"{quantization_method(config)}, made whole {size_bytes / MIB:.0f} MiB in bfloat16"
+    whole = f"{method}, made whole {size_bytes / MIB:.0f} MiB in bfloat16"
     return Check("model", Status.OK, f"{found}, quantized with {whole}")
 
 

@@ -43,6 +43,11 @@ def test_a_quantized_model_is_judged_as_at_a_start(tmp_path: Path) -> None:
         check = doctor_checks.model_files(str(tmp_path))
         assert check.status is status
         assert found in check.found
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": None}))
+    assert ", quantized with" not in doctor_checks.model_files(str(tmp_path)).found
+    no_causal_model = {"model_type": "vit", "quantization_config": stated}
+    (tmp_path / "config.json").write_text(json.dumps(no_causal_model))
+    assert doctor_checks.model_files(str(tmp_path)).status is Status.FAIL
 
 
 def test_a_name_that_is_not_cached_fails_as_a_start_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
