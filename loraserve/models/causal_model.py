@@ -84,7 +84,7 @@ class CausalModel:
         self._make_others_whole(structure, quantizations, available_bytes)
         self.stored = {name: weight for name, weight in stored.items() if name in self._stored}
         """What stays as it is."""
-        self.has_other_linears = any(
+        self.has_other_linears = len(self.stored) < len(stored) or any(
             name not in self.stored and not (isinstance(spec, LinearsSpec) and spec.has_sampled_rows)
             for spec in structure.adaptable
             if isinstance(spec, LinearsSpec | ExpertsSpec)

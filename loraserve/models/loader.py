@@ -32,7 +32,7 @@ from loraserve.models.quantized_checkpoint import (
     require_undone,
     whole_config,
 )
-from loraserve.models.stored_weights import StoredWeights, find_stored, have_other_order, name_to_load, read_others
+from loraserve.models.stored_weights import StoredWeights, find_stored, name_to_load, read_others
 from loraserve.models.unpacked_weights import are_unpacked, read_whole
 
 CPU = torch.device("cpu")
@@ -91,14 +91,6 @@ def stored_weights(model: str, revision: str | None, config: PreTrainedConfig, d
     if quantization_method(config) is None:
         return {}
     return find_stored(model, revision, config.quantization_config, _without_weights(config, dtype), dtype)
-
-
-def are_in_other_order(model: str, revision: str | None, config: PreTrainedConfig) -> bool:
-    """Whether linears cannot stay in four bits, as their groups are of inputs all over (GPTQ's `desc_act`).
-
-    config: of `load_config`. Raises `ModelRefusedError`.
-    """
-    return have_other_order(model, revision, config.quantization_config)
 
 
 def num_weight_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:

@@ -202,9 +202,12 @@ def find_stored(
 
 
 def have_other_order(model: str, revision: str | None, stored: dict[str, Any]) -> bool:
-    """Whether linears' groups are not of inputs that follow each other. As `find_stored`."""
+    """Whether linears in four bits cannot stay, as their groups are of inputs all over (GPTQ's `desc_act`).
+
+    As `find_stored`.
+    """
     weights = packed_weights(model, revision, stored).values() if are_unpacked(stored) else ()
-    return any(isinstance(weight, GroupsOfCodes) and not weight.is_in_order for weight in weights)
+    return any(isinstance(weight, GroupsOfCodes) and weight.bits == 4 and not weight.is_in_order for weight in weights)
 
 
 def read_others(

@@ -396,6 +396,16 @@ def test_the_text_of_a_multimodal_model_stays_so(tmp_path: Path) -> None:
     _answers_of_whole(tmp_path, expected, lambda _: {"text_only": text_only})
 
 
+def test_that_a_tower_does_not_stay_is_told(tmp_path: Path) -> None:
+    config = multimodal_config()
+    config.text_config.hidden_size, config.text_config.intermediate_size = 64, 128
+    config.vision_config.hidden_size, config.vision_config.intermediate_size = 64, 128
+    save_gptq(tmp_path, random_model(config))
+    assert any("vision" in name for name in load(tmp_path)[1])
+    (note,) = (note for note in make_engine(tmp_path).describe().notes if note.startswith("gptq"))
+    assert note.endswith("of its linears stay as they are stored, in four bits, and its others are whole, in float32")
+
+
 def test_a_weight_that_becomes_another_than_was_thought_is_refused(
     oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

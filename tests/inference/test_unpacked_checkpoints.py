@@ -215,6 +215,8 @@ def test_that_inputs_in_another_order_are_the_reason_is_told(tmp_path: Path) -> 
     notes = make_engine(tmp_path, quantization="int4").describe().notes
     whole = "gptq checkpoint: its weights are made whole, in float32, and rounded to int4"
     assert f"{whole}, as the inputs of its linears are in another order (desc_act)" in notes
+    notes = make_engine(tmp_path, backend="reference").describe().notes
+    assert "gptq checkpoint: its weights are made whole, in float32" in notes  # whatever their order
 
 
 def test_scales_of_floats_may_be_said_to_be_powers_of_two(tmp_path: Path) -> None:
