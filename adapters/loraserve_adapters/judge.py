@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
-from loraserve_adapters.base_names import last_part
+from loraserve_adapters.base_names import model_in
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.config import AdapterConfig, check_config
 from loraserve_adapters.config_values import CONFIG_NAME, HEAD, SEQ_CLS
@@ -218,11 +218,11 @@ def _shown_targets(selection: Selection) -> str:
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
     """A warning at most: see `base_names`."""
-    served = {last_part(name): name for name in base_names}
+    served = {model_in(name): name for name in base_names}
     if author_name is None or not served:
         return
     expected = ", ".join(served.values())
-    if last_part(author_name) in served:
+    if model_in(author_name) in served:
         checks.passed("config.base_model", f"trained on {shown_name(author_name)}", expected=expected)
         return
     reason = f"{CONFIG_NAME}: base_model_name_or_path: trained on {shown(author_name)}, served is {expected}"
