@@ -131,18 +131,18 @@ def what_is_not_read(stored: dict[str, Any]) -> str | None:
         return f"group_size ({size!r}) is no number of inputs, or -1 for all of them"
     shown_layouts = ", ".join(sorted(layouts))
     if method == GPTQ and bits not in _CODE_BITS:
-        return f"bits ({bits!r}) is not supported, {', '.join(map(str, _CODE_BITS))} are"
+        return f"bits ({bits!r}) is not supported (supported: {', '.join(map(str, _CODE_BITS))})"
     if method == GPTQ and layouts not in ({GPTQ}, {_GPTQ_V2}):
-        return f"format ({shown_layouts}) is not supported, {GPTQ} and {_GPTQ_V2} are"
+        return f"format ({shown_layouts}) is not supported (supported: {GPTQ}, {_GPTQ_V2})"
     if method == AWQ and bits != AWQ_BITS:
-        return f"bits ({bits!r}) is not supported, {AWQ_BITS} is"
+        return f"bits ({bits!r}) is not supported (supported: {AWQ_BITS})"
     if method == AWQ and layouts != {_GEMM}:
-        return f"version ({shown_layouts}) is not supported, {_GEMM} is"
+        return f"version ({shown_layouts}) is not supported (supported: {_GEMM})"
     if method == AWQ and stored.get("zero_point", True) is not True:
-        return f"zero_point ({stored['zero_point']!r}) is not supported, True is"
+        return f"zero_point ({stored['zero_point']!r}) is not supported (supported: True)"
     is_8bit, is_4bit = stored.get("load_in_8bit"), stored.get("load_in_4bit")
     if method == BITSANDBYTES and bool(is_8bit) is bool(is_4bit):
-        return f"load_in_8bit ({is_8bit!r}) and load_in_4bit ({is_4bit!r}) are not supported, one of them is"
+        return f"load_in_8bit ({is_8bit!r}) and load_in_4bit ({is_4bit!r}) are not supported (supported: one of them)"
     return None
 
 
