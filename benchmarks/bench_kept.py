@@ -1,8 +1,8 @@
 """Weights kept in four bits beside the same made whole: start, memory and decode steps, each in a process of its own.
 
 Models have random weights: "mxfp4" gpt-oss-20b's shapes and a quarter of its layers, which made whole takes 16 GB to
-load, "nf4", "awq" and "gptq" those of a Llama with 3 billion weights, as bitsandbytes and those have them, and
-"awq-experts" Qwen3-30B-A3B's with a sixth of its layers.
+load, "nf4", "awq" and "gptq" those of a Llama with 3 billion weights, as bitsandbytes and those have them, "gptq-order"
+the same with `desc_act`, and "awq-experts" Qwen3-30B-A3B's with a sixth of its layers.
 
 Run: python benchmarks/bench_kept.py --model nf4
 """
@@ -215,14 +215,27 @@ def _in_gptq(name: str, num_outputs: int, depth: int) -> dict[str, Tensor]:
     return parts
 
 
+def _in_gptq_order(name: str, num_outputs: int, depth: int) -> dict[str, Tensor]:
+    """Linears of as many inputs have the same order, as those of the same inputs have."""
+    order = torch.randperm(depth, generator=torch.Generator().manual_seed(depth))
+    return _in_gptq(name, num_outputs, depth) | {f"{name}.g_idx": (order // AWQ_GROUP).int()}
+
+
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": AWQ_GROUP, "version": "gemm", "zero_point": True}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": AWQ_GROUP, "checkpoint_format": "gptq_v2", "desc_act": False}
+GPTQ: dict[str, object] = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": AWQ_GROUP,
+    "checkpoint_format": "gptq_v2",
+    "desc_act": False,
+}
 MODELS: dict[str, Callable[[], Made]] = {
     "mxfp4": _gpt_oss,
     "nf4": partial(_llama, NF4, _in_nf4),
     "awq": partial(_llama, AWQ, _in_awq),
     "gptq": partial(_llama, GPTQ, _in_gptq),
+    "gptq-order": partial(_llama, GPTQ | {"desc_act": True}, _in_gptq_order),
     "awq-experts": _qwen_moe,
 }
 

@@ -38,6 +38,7 @@ class PackedLinearStruct(ctypes.Structure):
         ("num_outputs", c_int64),
         ("depth", c_int64),
         ("format", c_int64),
+        ("order", c_void_p),
     )
 
 

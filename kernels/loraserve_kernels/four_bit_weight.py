@@ -28,7 +28,10 @@ _PIECE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class FourBitWeight:
-    """[N, K], K a multiple of the group size. Raises `ValueError` for tensors that are not dense or of other shapes."""
+    """[N, K], K a multiple of the group size.
+
+    Raises `ValueError` for tensors that are not dense or of other shapes, and an order that is none of all inputs.
+    """
 
     quantization: Quantization
     """Of `STORED`: what multiples codes stand for, and how many share a scale."""
@@ -38,6 +41,8 @@ class FourBitWeight:
     """bfloat16 [N, K / group size]: of `to_scales`."""
     zeros: Tensor | None = None
     """Of forms that have them: uint8 [N, K / group size], what is taken from the codes of each group."""
+    order: Tensor | None = None
+    """int32 [K]: the input that each column of codes is of. None = they are in order."""
 
     def __post_init__(self) -> None:
         if self.quantization not in STORED:
@@ -51,6 +56,11 @@ class FourBitWeight:
             raise mismatch("zeros", found, f"{expected} of {self.quantization}")
         if self.zeros is not None:
             _require("zeros", self.zeros, torch.uint8, (num_outputs, num_groups))
+        if self.order is not None:
+            depth = self.shape[1]
+            _require("order", self.order, torch.int32, (depth,))
+            if not torch.equal(self.order.sort().values, torch.arange(depth, dtype=torch.int32)):
+                raise mismatch("order", "others", f"each of 0 to {depth - 1} once")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -63,17 +73,26 @@ class FourBitWeight:
 
 
 def joined(weights: Sequence[FourBitWeight]) -> FourBitWeight:
-    """Outputs of the first, then those of the next, all of one form and K."""
+    """Outputs of the first, then those of the next, all of one form, K and order. Raises `ValueError`."""
     first = weights[0]
     if len(weights) == 1:
         return first
+    if not have_one_order([weight.order for weight in weights]):
+        raise mismatch("order", "several", "one for all")
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
     return FourBitWeight(
         first.quantization,
         torch.cat([weight.codes for weight in weights]),
         torch.cat([weight.scales for weight in weights]),
         torch.cat(zeros) if zeros else None,
+        first.order,
     )
+
+
+def have_one_order(orders: Sequence[Tensor | None]) -> bool:
+    """orders: as `FourBitWeight` has them."""
+    given = [order for order in orders if order is not None]
+    return not given or (len(given) == len(orders) and all(torch.equal(order, given[0]) for order in given[1:]))
 
 
 def to_scales(scales: Tensor) -> Tensor:
@@ -93,7 +112,16 @@ def whole_weight(weight: FourBitWeight, out: Tensor) -> Tensor:
         places = torch.stack([codes & 15, codes >> 4], -1).flatten(1).unflatten(1, (-1, weight.group_size))
         found = multiples[places.int()] - of_zero[..., None]
         target.copy_(found.mul_(scales.float()[..., None]).flatten(1))
-    return out
+    return restore_order(weight, out)
+
+
+def restore_order(weight: FourBitWeight, whole: Tensor) -> Tensor:
+    """In place, from the order of the weight's columns; whole: dense [N, K], which is returned."""
+    if weight.order is not None:
+        column_of = weight.order.argsort().to(whole.device)
+        for part in whole.split(max(1, _PIECE // max(1, weight.shape[1]))):
+            part.copy_(part.index_select(1, column_of))
+    return whole
 
 
 def check_whole(weight: FourBitWeight, out: Tensor) -> None:
@@ -120,6 +148,6 @@ class FourBitLinear:
         return torch.nn.functional.linear(x, whole, self.bias)
 
 
-def _require(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def _require(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
         raise mismatch(name, f"{list(tensor.shape)} {tensor.dtype}", f"dense {list(shape)} {dtype}")

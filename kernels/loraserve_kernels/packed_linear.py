@@ -38,6 +38,7 @@ class PackedLinear:
                 raise mismatch("bias", f"{list(bias.shape)} {bias.dtype}", f"[{self.out_features}] {dtype}")
             self.dtype, self._code = dtype, DTYPE_CODES[dtype]
             self.weight, self.format = self._as_stored(weight)
+            self.order = weight.order
         else:
             check_linear(weight, bias)
             if packed_bytes(weight, library) == 0:
@@ -47,10 +48,12 @@ class PackedLinear:
             self.dtype, self._code = weight.dtype, DTYPE_CODES[weight.dtype]
             dense = weight.detach().contiguous()
             self.weight, self.format = self._quantized(dense, quantization) if quantization else self._packed(dense)
+            self.order = None
         self.bias = None if bias is None else bias.detach().contiguous()
         bias_address = None if self.bias is None else self.bias.data_ptr()
+        order_address = None if self.order is None else self.order.data_ptr()
         self.struct = PackedLinearStruct(
-            self.weight.data_ptr(), bias_address, self.out_features, self.in_features, self.format
+            self.weight.data_ptr(), bias_address, self.out_features, self.in_features, self.format, order_address
         )
         """For other C functions; valid as long as this object."""
         self._address = addressof(self.struct)
@@ -91,7 +94,7 @@ class PackedLinear:
         self._c.packed_rows(
             self._address, rows.data_ptr(), indices.data_ptr(), indices.numel(), self._code, torch.get_num_threads()
         )
-        return rows
+        return rows if self.order is None else torch.empty_like(rows).index_copy_(-1, self.order.long(), rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K], rows may be strided -> [..., N], dense."""

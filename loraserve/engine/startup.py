@@ -43,7 +43,7 @@ from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.quantized_checkpoint import MXFP4, quantization_method
-from loraserve.models.stored_weights import StoredWeights, have_other_order, packed_bytes, placeholder
+from loraserve.models.stored_weights import StoredWeights, packed_bytes, placeholder
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -109,8 +109,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     backend, backend_note = _backend(config, device)
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
     stored: StoredWeights = {}
-    keeps_stored = _keeps_stored(config, device, dtype, backend, quantization)
-    if keeps_stored:
+    if _keeps_stored(config, device, dtype, backend, quantization):
         stored = loader.stored_weights(config.model, config.revision, model_config, dtype)
     form = _form_of_most(model_config, dtype, stored) or quantization  # by which drafts cost what they do
     num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, form)
@@ -173,7 +172,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             *([HEADLESS_NOTE] if is_headless else []),
             *pooling_notes,
             *([backend_note] if backend_note else []),
-            *_checkpoint_notes(config, model_config, model, keeps_stored=keeps_stored),
+            *_checkpoint_notes(config, model_config, model),
             *_quantization_notes(quantization, model, backend),
             *plan.notes,
             *model.notes,
@@ -232,21 +231,14 @@ def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quan
     return Quantization(config.quantization)
 
 
-def _checkpoint_notes(
-    config: EngineConfig, model_config: PreTrainedConfig, model: CausalModel, *, keeps_stored: bool
-) -> list[str]:
-    """keeps_stored: where there is something that can stay."""
+def _checkpoint_notes(config: EngineConfig, model_config: PreTrainedConfig, model: CausalModel) -> list[str]:
     if (method := quantization_method(model_config)) is None:
         return []
     whole = f"whole, in {_name(model.dtype)}"
     if config.quantization != "none":
         whole = f"{whole}, and rounded to {config.quantization}"
     if not model.stored:
-        is_reordered = keeps_stored and have_other_order(
-            config.model, config.revision, model_config.quantization_config
-        )
-        why = ", as the inputs of its linears are in another order (desc_act)" if is_reordered else ""
-        return [f"{method} checkpoint: its weights are made {whole}{why}"]
+        return [f"{method} checkpoint: its weights are made {whole}"]
     if method == MXFP4 or not model.has_other_linears:
         kept = "experts" if method == MXFP4 else "linears"
         return [f"{method} checkpoint: its {kept} stay as they are stored, in four bits"]

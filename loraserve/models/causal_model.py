@@ -33,7 +33,6 @@ from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
 from loraserve.models.quantized_weights import (
     few_rounded,
-    forms_of,
     parameters_of,
     quantizations_of,
     quantized_parameters,
@@ -80,7 +79,7 @@ class CausalModel:
         with rounded_while_computing(self._stored.values(), backend):
             structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
-        quantizations = quantizations_of(model, structure, quantization, forms_of(stored))
+        quantizations = quantizations_of(model, structure, quantization, stored)
         self._make_others_whole(structure, quantizations, available_bytes)
         self.stored = {name: weight for name, weight in stored.items() if name in self._stored}
         """What stays as it is."""

@@ -129,9 +129,17 @@ class GroupsOfCodes:
     """int64 [in_features], None = they follow each other."""
 
     @property
-    def is_in_order(self) -> bool:
+    def are_whole(self) -> bool:
+        """Whether all groups, but for a last one, are of `group_size` inputs, which may be all over."""
         expected = torch.arange(self.shape[1]) // self.group_size
-        return self.group_of_row is None or torch.equal(self.group_of_row, expected)
+        return self.group_of_row is None or torch.equal(self.group_of_row.sort().values, expected)
+
+    @property
+    def order(self) -> Tensor | None:
+        """int32 [in_features]: the inputs of the first group, then those of the next. None = as they are."""
+        if self.group_of_row is None or bool((self.group_of_row.diff() >= 0).all()):
+            return None
+        return self.group_of_row.argsort(stable=True).int()
 
     def whole(self) -> Tensor:
         codes = self.layout.in_bytes(self.packed, self.bits)[:, : self.shape[1]]
@@ -146,8 +154,11 @@ class GroupsOfCodes:
         return codes.float().sub_(zeros[:, group_of_row]).mul_(scales[:, group_of_row])
 
     def in_pairs(self) -> Tensor:
-        """Codes of four bits, as `FourBitWeight` has them."""
-        return self.layout.in_pairs(self.packed)
+        """Codes of four bits in the order, as `FourBitWeight` has them."""
+        if (order := self.order) is None:
+            return self.layout.in_pairs(self.packed)
+        codes = self.layout.in_bytes(self.packed, self.bits)
+        return codes.index_select(1, order[::2]) | codes.index_select(1, order[1::2]) << 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import torch
 from loraserve_kernels.backend import Backend
+from loraserve_kernels.four_bit_weight import have_one_order
 from loraserve_kernels.quantization import STORED, Quantization
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor, nn
@@ -86,18 +87,22 @@ def quantizations_of(
     model: PreTrainedModel,
     structure: ModelStructure,
     quantization: Quantization | None,
-    stored: Mapping[str, Quantization] = MappingProxyType({}),
+    stored: StoredWeights = MappingProxyType({}),
 ) -> list[Quantization | None]:
-    """Of what can have adapters, in its order; None = it stays as it is. stored: of parameters that are in four bits in
-    the checkpoint already, by their names, which are rounded no further. Raises `ModelRefusedError`."""
+    """Of what can have adapters, in its order; None = it stays as it is. stored: what is in four bits in the checkpoint
+    already, which is rounded no further. Raises `ModelRefusedError`."""
     num_experts = {
         len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
     }
 
     def form_of(spec: LinearsSpec | ExpertsSpec) -> Quantization | None:
-        """What is computed together stays as it is stored if all of it does."""
-        forms = {stored.get(name) for name in parameters_of(spec)}
-        return forms.pop() if len(forms) == 1 else None
+        """What is computed together stays as it is stored if all of it does, and rows come to all in one order."""
+        weights = [stored[name] for name in parameters_of(spec) if name in stored]
+        forms = {weight.quantization for weight in weights}
+        if len(forms) != 1 or len(weights) < len(parameters_of(spec)):
+            return None
+        orders = [order for weight in weights for order in weight.orders() or (None,)]
+        return forms.pop() if isinstance(spec, ExpertsSpec) or have_one_order(orders) else None
 
     def of(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> Quantization | None:
         if isinstance(spec, ExpertsSpec):
@@ -120,11 +125,6 @@ def parameters_of(spec: LinearsSpec | ExpertsSpec) -> list[str]:
     if isinstance(spec, ExpertsSpec):
         return [f"{spec.name}.{name}" for name in spec.parameters]
     return [f"{name}.weight" for name, _ in spec.members]
-
-
-def forms_of(stored: StoredWeights) -> dict[str, Quantization]:
-    """As `quantizations_of` takes them."""
-    return {name: weight.quantization for name, weight in stored.items()}
 
 
 def stored_parameters(model: PreTrainedModel, stored: StoredWeights) -> dict[str, QuantizedParameter]:
@@ -199,7 +199,7 @@ def round_weights(
 ) -> None:
     """In place: the model that an engine with such weights computes. stored: what stays so in it."""
     structure, backend = record_structure(model), ReferenceBackend()
-    quantizations = quantizations_of(model, structure, quantization, forms_of(stored))
+    quantizations = quantizations_of(model, structure, quantization, stored)
     for parameter in quantized_parameters(model, structure, quantizations, stored_parameters(model, stored)):
         parameter.value.data = parameter.rounded(backend)
 

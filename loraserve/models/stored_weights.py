@@ -13,7 +13,14 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from loraserve_kernels.backend import Backend
-from loraserve_kernels.four_bit_weight import LARGEST_NF4, FourBitWeight, joined, to_scales, whole_weight
+from loraserve_kernels.four_bit_weight import (
+    LARGEST_NF4,
+    FourBitWeight,
+    have_one_order,
+    joined,
+    to_scales,
+    whole_weight,
+)
 from loraserve_kernels.quantization import GROUP, NF4_BLOCK, Quantization
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -57,6 +64,10 @@ class StoredWeight(Protocol):
 
     @property
     def quantization(self) -> Quantization: ...
+
+    def orders(self) -> Sequence[Tensor | None]:
+        """Of the matrices' inputs, see `FourBitWeight`; nothing where all are in order."""
+        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,6 +135,9 @@ class StoredMxfp4:
         num_experts, out_features, groups, _ = self.blocks.shape
         return num_experts, groups * GROUP, out_features
 
+    def orders(self) -> Sequence[Tensor | None]:
+        return ()
+
     def four_bits(self) -> Sequence[FourBitWeight]:
         return self._four_bits
 
@@ -157,6 +171,10 @@ class StoredLinears:
     @property
     def names_in_file(self) -> Collection[str]:
         return [name for matrix in self.matrices for name, _ in matrix]
+
+    def orders(self) -> Sequence[Tensor | None]:
+        orders = [_order(matrix[0][1]) for matrix in self.matrices]
+        return () if orders.count(None) == len(orders) else orders
 
     def four_bits(self) -> Sequence[FourBitWeight]:
         return self._four_bits
@@ -199,15 +217,6 @@ def find_stored(
     if are_unpacked(stored):
         return _find_linears(packed_weights(model, revision, stored), bare, dtype)
     return {}
-
-
-def have_other_order(model: str, revision: str | None, stored: dict[str, Any]) -> bool:
-    """Whether linears in four bits cannot stay, as their groups are of inputs all over (GPTQ's `desc_act`).
-
-    As `find_stored`.
-    """
-    weights = packed_weights(model, revision, stored).values() if are_unpacked(stored) else ()
-    return any(isinstance(weight, GroupsOfCodes) and weight.bits == 4 and not weight.is_in_order for weight in weights)
 
 
 def read_others(
@@ -319,6 +328,8 @@ def _put_together(parts: Sequence[list[_Named]], shape: tuple[int, ...]) -> Stor
     num_outputs = {sum(weight.shape[0] for _, weight in matrix) for matrix in matrices}
     if num_outputs != {shape[-2]} or len(matrices) != prod(shape[:-2]):
         return None
+    if not all(have_one_order([_order(weight) for _, weight in matrix]) for matrix in matrices):
+        return None
     for name, weight in (named for of_part in parts for named in of_part):
         if not _scales(weight).isfinite().all():
             raise ModelRefusedError(f"{name} has weights that are not finite, as some of its scales are not")
@@ -356,9 +367,13 @@ def _form(weight: PackedWeight) -> Quantization | None:
         return Quantization.NF4 if is_nf4 and weight.shape[1] % NF4_BLOCK == 0 else None
     if isinstance(weight, GroupsOfFloats):
         return Quantization.MXFP4
-    if isinstance(weight, GroupsOfCodes) and weight.bits == 4 and weight.is_in_order:
+    if isinstance(weight, GroupsOfCodes) and weight.bits == 4 and weight.are_whole:
         return _form_of_groups(weight)
     return None
+
+
+def _order(weight: PackedWeight) -> Tensor | None:
+    return weight.order if isinstance(weight, GroupsOfCodes) else None
 
 
 def _scales(weight: PackedWeight) -> Tensor:
@@ -395,4 +410,4 @@ def _in_four_bits(weight: PackedWeight, form: Quantization) -> FourBitWeight:
         each.T.repeat_interleave(weight.group_size // size, 1)[:, : depth // size].contiguous()
         for each in (scales, weight.zeros)
     )
-    return FourBitWeight(form, weight.in_pairs(), scales, zeros)
+    return FourBitWeight(form, weight.in_pairs(), scales, zeros, weight.order)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -60,11 +61,14 @@ def linears_of(model: PreTrainedModel) -> set[str]:
 SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     "nf4": save_nf4,
     "gptq": save_gptq,
+    "gptq-act-order": partial(save_gptq, in_order=False),
     "awq": save_awq,
     "nf4-experts": lambda folder: save_nf4(folder, mixtral()),
     "gptq-experts": lambda folder: save_gptq(folder, mixtral()),
+    "gptq-act-order-experts": lambda folder: save_gptq(folder, mixtral(), in_order=False),
     "awq-experts": lambda folder: save_awq(folder, mixtral()),
     "integers": save_integers,
+    "integers-act-order": partial(save_integers, in_order=False),
     "integers-experts": lambda folder: save_integers(folder, mixtral(), is_symmetric=True),
     "floats-experts": lambda folder: save_floats(folder, mixtral()),
 }
@@ -174,11 +178,13 @@ def _answers_of_whole(
     expected: PreTrainedModel,
     configs: Callable[[PreTrainedModel], Mapping[str, LoraConfig]] = adapter_configs,
     quantization: str = "none",
-) -> None:
+) -> list[str]:
+    """The engine's notes."""
     round_weights(expected, _quantization(quantization), load(folder / "model")[1])
     oracle = oracle_of_saved(expected, folder, configs)
-    _, wrong = run_all(replace(oracle, settings=oracle.settings | {"quantization": quantization}))
+    engine, wrong = run_all(replace(oracle, settings=oracle.settings | {"quantization": quantization}))
     assert not wrong
+    return engine.describe().notes
 
 
 def _with_q_proj_whole(folder: Path) -> PreTrainedModel:
@@ -261,16 +267,56 @@ def test_groups_of_whole_128_have_one_scale(tmp_path: Path, group_size: int, for
 
 
 def test_an_order_of_rows_that_is_stated_and_usual_stays_so(tmp_path: Path) -> None:
-    """As GPTQ's libraries write it; with another one linears are whole."""
+    """As GPTQ's libraries write it."""
     expected = save_gptq(tmp_path)
     tensors = read_weights(tmp_path)
     linears = [name.removesuffix("qweight") for name in tensors if name.endswith("qweight")]
     in_order = {f"{name}g_idx": torch.arange(8 * len(tensors[f"{name}qweight"])) // GROUP for name in linears}
     write_weights(tmp_path, tensors | {name: rows.int() for name, rows in in_order.items()})
-    assert load(tmp_path)[1].keys() == linears_of(expected)
-    in_order[f"{Q_PROJ}.g_idx"][[0, -1]] = in_order[f"{Q_PROJ}.g_idx"][[-1, 0]]
-    write_weights(tmp_path, tensors | {name: rows.int() for name, rows in in_order.items()})
+    stored = load(tmp_path)[1]
+    assert stored.keys() == linears_of(expected)
+    assert not any(weight.orders() for weight in stored.values())
+    _require_near(tmp_path)
+
+
+def test_linears_that_rows_come_to_in_different_orders_are_whole(tmp_path: Path) -> None:
+    """If they are computed together, as q, k and v are."""
+    folder = tmp_path / "model"
+    save_gptq(folder, in_order=False)
+    tensors = read_weights(folder)
+    groups = tensors[f"{Q_PROJ}.g_idx"]
+    tensors[f"{Q_PROJ}.g_idx"] = (groups + 1) % (groups.max() + 1)
+    write_weights(folder, tensors)
+    _require_near(folder)
+    notes = _answers_of_whole(tmp_path, load_whole(folder))
+    kept = "gptq checkpoint: 18 of its linears stay as they are stored, in four bits"
+    assert f"{kept}, and its others are whole, in float32" in notes
+
+
+def test_groups_of_other_sizes_than_is_said_are_whole(tmp_path: Path) -> None:
+    expected = save_gptq(tmp_path, in_order=False)
+    tensors = read_weights(tmp_path)
+    rows = tensors[f"{Q_PROJ}.g_idx"]
+    rows[rows.argmax()] = 0
+    write_weights(tmp_path, tensors)
     assert load(tmp_path)[1].keys() == linears_of(expected) - {f"{Q_PROJ}.weight"}
+
+
+def test_each_expert_has_an_order_of_its_own(tmp_path: Path) -> None:
+    """But for its gate and up, which are one weight."""
+    save_gptq(tmp_path, mixtral(), in_order=False)
+    tensors = read_weights(tmp_path)
+    for name in [name for name in tensors if "experts.1." in name and name.endswith("g_idx")]:
+        tensors[name] = tensors[name].flip(0)
+    write_weights(tmp_path, tensors)
+    _require_near(tmp_path)
+    stored = load(tmp_path)[1]
+    (name,) = (name for name in stored if ".layers.1." in name and name.endswith("gate_up_proj"))
+    assert len({tuple(order.tolist()) for order in stored[name].orders() if order is not None}) == 2
+    gate = next(name for name in tensors if ".layers.1." in name and "experts.1.w1" in name and name.endswith("g_idx"))
+    tensors[gate] = tensors[gate].flip(0)
+    write_weights(tmp_path, tensors)
+    assert load(tmp_path)[1].keys() == stored.keys() - {name}
 
 
 def test_rows_that_share_a_block_are_whole(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from loraserve.models import loader
 from loraserve.models.errors import ModelRefusedError
-from tests.support.engines import make_engine
 from tests.support.peft_oracle import oracle_of_saved, run_all
 from tests.support.quantized_checkpoints import (
     UNPACKED_SAVES,
@@ -54,7 +53,7 @@ def test_its_weights_are_those_that_it_stands_for(saved: Saved, dtype: torch.dty
         assert torch.equal(weight, wanted.to(dtype)), name
 
 
-@pytest.mark.parametrize("saved", ["gptq-act-order", "gptq-8", "other-levels"], indirect=True)
+@pytest.mark.parametrize("saved", ["integers-8", "gptq-8", "other-levels"], indirect=True)
 def test_answers_are_those_of_the_whole_model(saved: Saved) -> None:
     folder, expected = saved
     engine, wrong = run_all(oracle_of_saved(expected, folder))
@@ -208,15 +207,6 @@ def test_zero_points_of_few_outputs_are_read(tmp_path: Path) -> None:
     expected, found = save_integers(tmp_path, model), load(tmp_path)
     for (name, weight), (_, wanted) in zip(found.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(weight, wanted), name
-
-
-def test_that_inputs_in_another_order_are_the_reason_is_told(tmp_path: Path) -> None:
-    save_gptq(tmp_path, in_order=False)
-    notes = make_engine(tmp_path, quantization="int4").describe().notes
-    whole = "gptq checkpoint: its weights are made whole, in float32, and rounded to int4"
-    assert f"{whole}, as the inputs of its linears are in another order (desc_act)" in notes
-    notes = make_engine(tmp_path, backend="reference").describe().notes
-    assert "gptq checkpoint: its weights are made whole, in float32" in notes  # whatever their order
 
 
 def test_scales_of_floats_may_be_said_to_be_powers_of_two(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Weights in four bits of all codes, with scales of very different sizes, and what they stand for."""
 
+from dataclasses import replace
+
 import torch
 from loraserve_kernels.four_bit_weight import FourBitWeight
 from loraserve_kernels.quantization import Quantization
@@ -28,6 +30,12 @@ def make_four_bits(form: Quantization, shape: tuple[int, int], size: float = 1) 
     scales[shape[0] // 2] = 0
     zeros = torch.randint(0, 17, scales.shape, generator=generator).to(torch.uint8)
     return FourBitWeight(form, codes, scales, zeros if form.has_zero_points else None)
+
+
+def in_other_order(weight: FourBitWeight) -> FourBitWeight:
+    """With columns that are of inputs all over."""
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(3))
+    return replace(weight, order=order.int())
 
 
 def multiples_and_scales(weight: FourBitWeight) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.quantization import ROUNDINGS, STORED
 from loraserve_kernels.score import Ask
 
-from tests.kernels.four_bits import make_four_bits
+from tests.kernels.four_bits import in_other_order, make_four_bits
 from tests.kernels.test_decoder_model import make_caches, make_model, make_model_parts, with_tokens
 from tests.support.decoder_cases import CASES, add_dora, make_case, random
 
@@ -109,9 +109,10 @@ def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
             shape = num_outputs, form.group_size(depth) * (1 + depth // form.group_size(depth))
             four_bits = make_four_bits(form, shape)
             cpu.whole_weight(four_bits, weight.new_empty(shape))
-            linear = cpu.four_bit_linear(four_bits, bias, dtype)
-            for num_rows in (1, 2, 5, 18, 65):
-                linear(random(num_rows, shape[1], dtype=dtype, seed=num_rows))
+            for each in (four_bits, in_other_order(four_bits)):
+                linear = cpu.four_bit_linear(each, bias, dtype)
+                for num_rows in (1, 2, 5, 18, 65):
+                    linear(random(num_rows, shape[1], dtype=dtype, seed=num_rows))
 
 
 def run_sampling(cpu: CpuBackend, dtype: torch.dtype) -> None:

@@ -1,16 +1,19 @@
 """Weights as checkpoints have them in four bits: made whole, and refused where they are none."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, joined, to_scales, whole_weight
+from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.quantization import STORED, Quantization
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor
 
-from tests.kernels.four_bits import make_four_bits, multiples_and_scales
+from tests.kernels.four_bits import in_other_order, make_four_bits, multiples_and_scales
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MXFP4, NF4, UINT4, UINT4_G128 = STORED
@@ -68,6 +71,64 @@ def test_joined_are_the_outputs_of_all(form: Quantization) -> None:
     weights = [make_four_bits(form, (num_outputs, 128)) for num_outputs in (3, 5, 1)]
     wholes = [whole_weight(weight, torch.empty(weight.shape)) for weight in weights]
     assert torch.equal(whole_weight(joined(weights), torch.empty(9, 128)), torch.cat(wholes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", STORED)
+def test_columns_may_be_of_inputs_in_another_order(
+    cpu_library: CpuLibrary, monkeypatch: pytest.MonkeyPatch, form: Quantization, dtype: torch.dtype
+) -> None:
+    weight = make_four_bits(form, (40, 384), 2**-20)
+    other = in_other_order(weight)
+    assert other.order is not None
+    expected = torch.empty(40, 384, dtype=dtype)
+    expected[:, other.order] = whole_weight(weight, torch.empty_like(expected))
+    monkeypatch.setattr("loraserve_kernels.four_bit_weight._PIECE", 5000)
+    for backend in (ReferenceBackend(), CpuBackend(cpu_library)):
+        assert torch.equal(backend.whole_weight(other, torch.full_like(expected, torch.nan)), expected)
+    x = torch.randn(3, 384, generator=torch.Generator().manual_seed(2)).to(dtype)
+    assert torch.equal(FourBitLinear(other, None, dtype)(x), torch.nn.functional.linear(x, expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", STORED)
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 50])
+def test_rows_come_to_a_linear_in_the_order_of_its_columns(
+    any_library: CpuLibrary, num_rows: int, form: Quantization, dtype: torch.dtype
+) -> None:
+    """And else it is computed as any other, also on several threads, to the same bits."""
+    weight = make_four_bits(form, (300, 384))
+    other = in_other_order(weight)
+    assert other.order is not None
+    x = torch.randn(num_rows, 400, generator=torch.Generator().manual_seed(4)).to(dtype)[:, :384]
+    in_order = PackedLinear(weight, None, any_library, dtype=dtype)
+    linear = PackedLinear(other, None, any_library, dtype=dtype)
+    assert torch.equal(linear(x), in_order(x[:, other.order]))
+    places = torch.tensor([299, 0, 7])
+    assert torch.equal(linear.rows(places)[:, other.order], in_order.rows(places))
+
+
+def test_what_is_joined_has_one_order() -> None:
+    weight = make_four_bits(UINT4, (2, 64))
+    other = in_other_order(weight)
+    both = joined([other, replace(other, codes=other.codes.clone())])
+    assert both.order is not None
+    assert torch.equal(whole_weight(both, torch.empty(4, 64))[2:], whole_weight(other, torch.empty(2, 64)))
+    assert other.order is not None
+    for another in (weight, replace(weight, order=other.order.flip(0))):
+        for parts in ([other, another], [another, other]):
+            with pytest.raises(ValueError, match=r"^order is several"):
+                joined(parts)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [torch.arange(64), torch.arange(63).int(), torch.arange(1, 65).int(), torch.zeros(64).int()],
+    ids=["int64", "short", "beyond", "once"],
+)
+def test_an_order_that_is_none_is_refused(order: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"^order is"):
+        replace(make_four_bits(UINT4, (2, 64)), order=order)
 
 
 def test_scales_below_the_normal_range_are_zero() -> None:

@@ -21,7 +21,7 @@ struct layer_step {
     struct segments wanted_segments; /* of those rows */
 };
 
-#define LAYER_PIECES 25 /* of work in one layer, at most */
+#define LAYER_PIECES 29 /* of work in one layer, at most */
 
 struct run;
 

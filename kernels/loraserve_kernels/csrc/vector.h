@@ -460,6 +460,14 @@ INLINE void *grow_scratch(void **buffer, size_t *capacity, size_t size_bytes)
     return *buffer;
 }
 
+/* Elements between rows: an odd number of cache lines, so that lines of one column do not evict each other. Two Xeon
+ * cores, weights from memory, all linears of a layer for 190 rows: 965 us with dense rows, 910 so. */
+INLINE int64_t row_stride_of(int64_t row_size, enum dtype dtype)
+{
+    const int64_t line = 64 / (int64_t)size_of(dtype);
+    return ((row_size + line - 1) / line | 1) * line;
+}
+
 /* The next part of scratch memory; counts only while `memory` is NULL. */
 INLINE void *reserve(char *memory, size_t *used, size_t size_bytes)
 {
