@@ -1,8 +1,7 @@
 """Weights in fewer bits: products are bit for bit those of their multiples packed.
 
-Those of eight bits are rounded to bfloat16 where the CPU multiplies that, those of NF4 and UINT4 where there is AMX.
-Where it multiplies int16, rows in bfloat16 are rounded to that, for weights in four bits too unless there is AMX, and
-elsewhere multiplied in float32.
+Those of eight bits are rounded to bfloat16 where the CPU multiplies that. Where it multiplies int16, rows in bfloat16
+are rounded to that, for weights in four bits on all such CPUs, and elsewhere multiplied in float32.
 """
 
 from collections.abc import Iterator
@@ -90,20 +89,11 @@ def make_case(form: Quantization, shape: tuple[int, int], dtype: torch.dtype = t
     return Case(weight, form, *multiples_and_scales(weight))
 
 
-def rounds_weights(library: CpuLibrary, form: Quantization) -> bool:
-    """Whether multiples that are not exact in bfloat16 are rounded to it.
-
-    In eight bits 126 / 127 times 127 is 126.008 then, and else 126; in NF4 903 is 904; in UINT4 13 times 129 / 128 is
-    13.125, and else 13.1015625.
-    """
-    if form is INT8:
-        weight, x = torch.tensor([[1.0, 126 / 127]]).bfloat16(), torch.tensor([[-126.0, 127.0]]).bfloat16()
-        return bool(PackedLinear(weight, None, library, form)(x) > 0.005)
-    groups = [(1.0, [903]), (904 / 2048, [2048])] if form is NF4 else [(129 / 128, [13]), (13.125, [1])]
-    size = form.group_size(0)
-    x = torch.zeros(1, 2 * size).bfloat16()
-    x[0, 0], x[0, size] = 1, -1
-    return not PackedLinear(one_output(form, *groups), None, library, dtype=x.dtype)(x).any()
+def rounds_weights(library: CpuLibrary) -> bool:
+    """Whether multiples in eight bits that are not exact in bfloat16 are rounded to it: 126 / 127 times 127 is 126.008
+    then, and else 126."""
+    weight, x = torch.tensor([[1.0, 126 / 127]]).bfloat16(), torch.tensor([[-126.0, 127.0]]).bfloat16()
+    return bool(PackedLinear(weight, None, library, INT8)(x) > 0.005)
 
 
 def rounds_rows(library: CpuLibrary, form: Quantization) -> bool:
@@ -154,7 +144,7 @@ def test_products_are_those_of_the_rounded_weight(
     whole = linear(x)
     if packed_dtype == torch.bfloat16 and rounds_rows(any_library, quantization):
         expected = products_in_int16(x, case, added)
-    elif quantization in (INT4, MXFP4) or rounds_weights(any_library, quantization):
+    elif quantization in (INT4, MXFP4) or (quantization is INT8 and rounds_weights(any_library)):
         expected = PackedLinear(case.whole(packed_dtype), added, any_library)(x)
     else:
         wide = PackedLinear(case.whole(torch.float32), None if added is None else added.float(), any_library)
@@ -295,17 +285,23 @@ def test_what_lies_around_the_rows_is_not_seen(
     assert torch.equal(linear(x), linear(x.clone()))
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-def test_amx_turned_off_gives_the_same_within_rounding(
-    amx_library: CpuLibrary, assert_close, quantization: Quantization
-) -> None:
-    case = make_case(quantization, (64, 384))
+def test_amx_turned_off_gives_the_same_within_rounding(amx_library: CpuLibrary, assert_close) -> None:
+    case = make_case(INT8, (64, 384))
     linear = case.linear(None, amx_library)
-    x = (torch.randn(20, 384) * 64).round().bfloat16() / 64  # exact in int16 too
-    rounded, exact = (x.double() @ case.whole(dtype).double().T for dtype in DTYPES[::-1])
-    assert_close(linear(x), rounded)
+    x = torch.randn(20, 384, generator=torch.Generator().manual_seed(4)).bfloat16()
+    expected = x.double() @ case.whole().double().T
+    assert_close(linear(x), expected)
     with amx_set(amx_library, enabled=False):
-        assert_close(linear(x), rounded if quantization is INT8 else exact)
+        assert_close(linear(x), expected)
+
+
+@pytest.mark.parametrize("quantization", [form for form in FORMS if form is not INT8])
+def test_four_bits_are_multiplied_alike_with_amx(amx_library: CpuLibrary, quantization: Quantization) -> None:
+    linear = make_case(quantization, (64, 384)).linear(None, amx_library)
+    x = torch.randn(20, 384, generator=torch.Generator().manual_seed(4)).bfloat16()
+    found = linear(x)
+    with amx_set(amx_library, enabled=False):
+        assert torch.equal(linear(x), found)
 
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)

@@ -6,7 +6,8 @@
 
 bool uses_amx(const struct packed_linear *linear, enum dtype dtype)
 {
-    return dtype == BFLOAT16 && (linear->format == COMPRESSED || amx_is_on());
+    const bool is_in_four_bits = is_quantized(linear) && linear->format != INT8;
+    return dtype == BFLOAT16 && (linear->format == COMPRESSED || (amx_is_on() && !is_in_four_bits));
 }
 
 bool reads_rows(const struct packed_linear *linear, enum dtype dtype)
@@ -63,7 +64,7 @@ INLINE int64_t first_row(const struct amx_input *input, int64_t row, int64_t num
 INLINE int64_t panel_bytes_of(const struct packed_linear *linear)
 {
     if (is_quantized(linear))
-        return quantized_panel_bytes_of((enum weight_format)linear->format, linear->depth, BFLOAT16);
+        return quantized_panel_bytes_of(INT8, linear->depth, BFLOAT16);
     const int tile_bytes[] = {[PLAIN] = WEIGHT_TILE_BYTES, [COMPRESSED] = COMPRESSED_TILE_BYTES};
     return panel_tiles_of(linear->depth) * tile_bytes[linear->format];
 }
@@ -75,25 +76,12 @@ INLINE void compressed_panels(struct compressed_panel *panels, int count, const 
                                         panel + i);
 }
 
-static void widen_stretch(char *widened, const struct quantized_panel *panel, int64_t word, int64_t end,
-                          enum weight_format format)
+/* Of INT8. */
+static void widen_stretch(char *widened, const struct quantized_panel *panel, int64_t word, int64_t end)
 {
-    for (; word < end; word += 4, widened += 4 * sizeof(vf)) {
-        vf words[4];
-        if (format == INT4)
-            widen_four(words, panel, word, INT4);
-        else if (format == MXFP4)
-            widen_four(words, panel, word, MXFP4);
-        else if (format == NF4)
-            widen_four(words, panel, word, NF4);
-        else if (format == UINT4)
-            widen_four(words, panel, word, UINT4);
-        else if (format == UINT4_G128)
-            widen_four(words, panel, word, UINT4_G128);
-        else
-            for (int i = 0; i < 4; i++)
-                words[i] = widen_word(panel, word + i, INT8, BFLOAT16);
-        memcpy(widened, words, sizeof words);
+    for (; word < end; word++, widened += sizeof(vf)) {
+        const vf words = widen_word(panel, word, INT8, BFLOAT16);
+        memcpy(widened, &words, sizeof words);
     }
 }
 
@@ -107,8 +95,7 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
     const int64_t pair_rows = 2 * AMX_ROWS, whole_pair = input->tile_bytes ? 0 : pair_rows;
     const int64_t num_steps = words / AMX_WORDS * ((input->num_rows + pair_rows - 1) / pair_rows);
     const char *panels =
-        (is_quantized(linear) ? first_quantized_panel(linear, (enum weight_format)linear->format) : linear->weight) +
-        panel * panel_bytes;
+        (is_quantized(linear) ? first_quantized_panel(linear, INT8) : linear->weight) + panel * panel_bytes;
     struct amx_ahead ahead = amx_ask_for(panels + 2 * panel_bytes, ask ? 2 * panel_bytes : 0, num_steps);
     struct compressed_panel compressed[2];
     struct quantized_panel quantized[2];
@@ -121,11 +108,11 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
                 decompress_tile(unpacked[p] + i * WEIGHT_TILE_BYTES, compressed + p, 0);
     }
     for (int p = 0; p < 2 && is_quantized(linear); p++)
-        quantized[p] = quantized_panel_at(linear, (enum weight_format)linear->format, panel + p, BFLOAT16);
+        quantized[p] = quantized_panel_at(linear, INT8, panel + p, BFLOAT16);
     for (int64_t word = 0, end; word < words; word = end) {
         end = MIN(words, word + AMX_STRETCH);
         for (int p = 0; p < 2 && is_quantized(linear); p++)
-            widen_stretch(unpacked[p], quantized + p, word, end, (enum weight_format)linear->format);
+            widen_stretch(unpacked[p], quantized + p, word, end);
         const struct amx_stretch stretch =
             linear->format == PLAIN ? (struct amx_stretch){panels + word * (int64_t)sizeof(vf), panel_bytes, end - word}
                                     : (struct amx_stretch){unpacked[0], sizeof unpacked[0], end - word};

@@ -5,8 +5,10 @@
  * are multiplied as they are: by bfloat16 as integers where the CPU multiplies int16 (see row_tiles.h), else in float32.
  *
  * INT4: four bits each, and a scale for each GROUP of an output, of so few digits that all multiples are exact in
- * bfloat16. They are multiplied as integers where the CPU multiplies int16, also where it multiplies bfloat16: two shifts widen
- * a word to pairs of int16, and some ten instructions to bfloat16. AMX has them in bfloat16, which is the same numbers.
+ * bfloat16. They are multiplied as integers where the CPU multiplies int16, also where it multiplies bfloat16, or has AMX: two
+ * shifts widen a word to pairs of int16, and some ten instructions to bfloat16. Two Xeon cores, 4,096 x 4,096, us for 1 / 4 /
+ * 16 / 64 / 256 rows: 726 / 859 / 2,258 / 7,816 / 26,333, with AMX 1,671 / 1,722 / 1,831 / 4,282 / 11,392, UINT4_G128 675 / 824 /
+ * 2,111 / 5,311 / 28,416 and 2,280 / 2,572 / 2,628 / 3,496 / 19,908. A row's result may not depend on how many there are.
  *
  * A few rows widen weights in registers; with more, the first rows keep them in L1 for the rest, a stretch of the depth at a
  * time. The number of panels is even, so that AMX has two at a time: what lies past the outputs or the depth is zero.
@@ -23,10 +25,10 @@
  *
  * NF4, as bitsandbytes has weights: the same, with a 2048th of the largest weight of each 64 as the scale, which both
  * groups of them have, and looked up multiples that its levels are nearest to. Sums of a group's products are less than 2^31
- * all the same. Not all multiples are exact in bfloat16: for AMX they are rounded to it.
+ * all the same.
  *
  * UINT4, as GPTQ, AWQ and others have weights: the same, with zero points of groups, a byte each, [group][output], between scales and
- * multiples: what is taken from a code, 0 to 15, before it is multiplied. Rounded for AMX likewise. UINT4_G128 has groups of 128,
+ * multiples: what is taken from a code, 0 to 15, before it is multiplied. UINT4_G128 has groups of 128,
  * as most of them do, whose sums are scaled a fourth as often. Two EPYC Zen 4 cores, 4,096 x 4,096, us for 1 / 4 / 16 / 128 rows:
  * bfloat16 789 / 805 / 740 / 4,319, UINT4 190 / 221 / 718 / 5,186, UINT4_G128 160 / 190 / 636 / 4,570.
  *
@@ -288,27 +290,11 @@ INLINE float float_of(int32_t bits)
     return value;
 }
 
-/* Pairs of bfloat16 of floats that have no more digits. */
-INLINE vf exact_words(vf first, vf second) { return (vf)((vu)first >> 16 | ((vu)second & 0xffff0000)); }
-
 /* Pairs of bfloat16 of any floats, rounded; NaN stays NaN where it has only bits that bfloat16 has. */
 INLINE vf rounded_words(vf first, vf second)
 {
     const vu low = (vu)first, high = (vu)second;
-    return exact_words((vf)(low + 0x7fff + (low >> 16 & 1)), (vf)(high + 0x7fff + (high >> 16 & 1)));
-}
-
-/* Four words in bfloat16, of multiples in four bits. */
-INLINE void widen_four(vf *words, const struct quantized_panel *panel, int64_t word, const enum weight_format format)
-{
-    const vf scale = quantized_scale(panel, word, format);
-#pragma GCC unroll 4
-    for (int of_four = 0; of_four < 4; of_four++) {
-        const vf pairs = int16_pairs(panel, word / 4, of_four, format);
-        const vf first = scaled_half(pairs, 0, scale), second = scaled_half(pairs, 1, scale);
-        const bool is_exact = format == INT4 || format == MXFP4;
-        words[of_four] = is_exact ? exact_words(first, second) : rounded_words(first, second);
-    }
+    return (vf)((low + 0x7fff + (low >> 16 & 1)) >> 16 | ((high + 0x7fff + (high >> 16 & 1)) & 0xffff0000));
 }
 
 /* Row `output` of what quantize_weight left, rounded to the dtype: dense [depth]. */
