@@ -19,7 +19,7 @@ from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Dec
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw, check_draws, pack_draws
 from loraserve_kernels.edited_draw import EditedDraw, check_edited_draws, pack_edited_draws
-from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, check_whole, restore_order, whole_weight
+from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, check_whole, whole_weight
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add
@@ -90,10 +90,11 @@ class CpuBackend:
             return whole_weight(weight, out)
         check_whole(weight, out)
         zeros = None if weight.zeros is None else weight.zeros.data_ptr()
-        pointers = out.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros
+        order = None if weight.order is None else weight.order.data_ptr()
+        pointers = out.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros, order
         weight_format, num_threads = QUANTIZED_FORMATS[weight.quantization], torch.get_num_threads()
         self._c.whole_four_bits(*pointers, *weight.shape, weight_format, code, num_threads)
-        return restore_order(weight, out)
+        return out
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

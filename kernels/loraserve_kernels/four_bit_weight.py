@@ -107,21 +107,14 @@ def whole_weight(weight: FourBitWeight, out: Tensor) -> Tensor:
     multiples = _MULTIPLES[weight.quantization].to(out.device)
     num_rows = max(1, _PIECE // max(1, weight.shape[1]))
     zeros = torch.zeros_like(weight.scales, dtype=torch.uint8) if weight.zeros is None else weight.zeros
+    column_of = None if weight.order is None else weight.order.argsort().to(out.device)
     pieces = (part.split(num_rows) for part in (out, weight.codes, weight.scales, zeros))
     for target, codes, scales, of_zero in zip(*pieces, strict=True):
         places = torch.stack([codes & 15, codes >> 4], -1).flatten(1).unflatten(1, (-1, weight.group_size))
         found = multiples[places.int()] - of_zero[..., None]
-        target.copy_(found.mul_(scales.float()[..., None]).flatten(1))
-    return restore_order(weight, out)
-
-
-def restore_order(weight: FourBitWeight, whole: Tensor) -> Tensor:
-    """In place, from the order of the weight's columns; whole: dense [N, K], which is returned."""
-    if weight.order is not None:
-        column_of = weight.order.argsort().to(whole.device)
-        for part in whole.split(max(1, _PIECE // max(1, weight.shape[1]))):
-            part.copy_(part.index_select(1, column_of))
-    return whole
+        found = found.mul_(scales.float()[..., None]).flatten(1)
+        target.copy_(found if column_of is None else found.gather(1, column_of.expand_as(found)))
+    return out
 
 
 def check_whole(weight: FourBitWeight, out: Tensor) -> None:

@@ -7,6 +7,7 @@ struct four_bit_weight {
     const uint16_t *scales; /* bfloat16, [num_outputs, groups] */
     const uint8_t *zeros;   /* the same, of formats with zero points */
     int64_t depth;
+    const int32_t *order;   /* see packed_linear.h; only what is made whole is put in order */
 };
 
 /* Of codes: as many as a group has words of pairs. */
@@ -49,7 +50,7 @@ INLINE void pack_panel(char *panel, const struct four_bit_weight *weight, int64_
 EXPORT int pack_four_bits(void *packed, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
                           int64_t num_outputs, int64_t depth, int format, int num_threads)
 {
-    const struct four_bit_weight weight = {codes, scales, zeros, depth};
+    const struct four_bit_weight weight = {codes, scales, zeros, depth, NULL};
     const int64_t panel_bytes = quantized_panel_bytes_of((enum weight_format)format, depth, BFLOAT16);
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t panel = 0; panel < num_quantized_panels_of(num_outputs); panel++) {
@@ -95,15 +96,26 @@ INLINE void make_row_whole(void *whole, const struct four_bit_weight *weight, in
                            const enum weight_format format)
 {
     const int64_t group_size = 2 * group_bytes_of(format), num_groups = weight->depth / group_size;
-    for (int64_t group = output * num_groups; group < (output + 1) * num_groups; group++)
-        make_whole((void *)at(whole, group * group_size, dtype), weight, group, dtype, format);
+    const int32_t *order = weight->order;
+    for (int64_t group = output * num_groups; group < (output + 1) * num_groups; group++) {
+        float ordered[2 * WIDE_GROUP_WORDS]; /* or bfloat16 */
+        void *target = (void *)at(whole, group * group_size, dtype);
+        make_whole(order ? ordered : target, weight, group, dtype, format);
+        for (int64_t i = 0; i < group_size && order; i++) {
+            const int64_t place = output * weight->depth + order[(group - output * num_groups) * group_size + i];
+            if (dtype == BFLOAT16)
+                ((uint16_t *)whole)[place] = ((const uint16_t *)ordered)[i];
+            else
+                ((float *)whole)[place] = ordered[i];
+        }
+    }
 }
 
 /* whole: dense [num_outputs, depth]; the others as pack_four_bits has them. */
 EXPORT int whole_four_bits(void *whole, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
-                           int64_t num_outputs, int64_t depth, int format, int dtype, int num_threads)
+                           const int32_t *order, int64_t num_outputs, int64_t depth, int format, int dtype, int num_threads)
 {
-    const struct four_bit_weight weight = {codes, scales, zeros, depth};
+    const struct four_bit_weight weight = {codes, scales, zeros, depth, order};
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t output = 0; output < num_outputs; output++)
         WITH_CONSTANTS(format, dtype, make_row_whole, whole, &weight, output);
