@@ -8,6 +8,8 @@ _FORM = re.compile(
     r"|int[48]|[48]-?bit|w\d+a\d+|g(?:32|64|128)|128g))+$"
 )
 """How its weights are stored, as names end: Llama-3.1-8B-Instruct-AWQ-INT4, llama-3-8b-bnb-4bit."""
+_LONGEST_FORM = 64
+"""Characters of a name's end that are looked at: names come from anyone, and a search takes their square."""
 
 
 def model_in(name: str) -> str:
@@ -17,7 +19,8 @@ def model_in(name: str) -> str:
     four bits and served on the model, or the other way round.
     """
     last = name.rstrip("/").rpartition("/")[2].casefold()
-    return _FORM.sub("", last) or last
+    form = _FORM.search(last, max(0, len(last) - _LONGEST_FORM))
+    return last[: form.start()] or last if form else last
 
 
 def is_base_name(name: str, base_names: Iterable[str]) -> bool:

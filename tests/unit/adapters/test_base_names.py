@@ -38,6 +38,7 @@ def test_a_copy_is_of_the_same_model(name: str) -> None:
         "AWQ",
         "-AWQ",
         "",
+        pytest.param("-awq" * 200_000 + "-x", id="long"),
     ],
 )
 def test_another_model_is_another(name: str) -> None:
