@@ -5677,7 +5677,7 @@ export interface components {
              */
             is_3d_lora_weight: boolean | null;
             /**
-             * @description Empty, or a name of the served base model; only what follows its last "/" counts.
+             * @description Empty, or a name of the served base model; its owner and how weights are stored do not count.
              * @default null
              */
             base_model_name: string | null;

@@ -113,7 +113,7 @@ class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=
     is_3d_lora_weight: bool | None = None
     """vLLM's; nothing depends on it here, as the tensors say whether they are of single experts."""
     base_model_name: str | None = None
-    """Empty, or a name of the served base model; only what follows its last "/" counts."""
+    """Empty, or a name of the served base model; its owner and how weights are stored do not count."""
 
 
 class UnloadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
