@@ -60,7 +60,7 @@ class FourBitWeight:
             depth = self.shape[1]
             _require("order", self.order, torch.int32, (depth,))
             if not torch.equal(self.order.sort().values, torch.arange(depth, dtype=torch.int32)):
-                raise mismatch("order", "others", f"each of 0 to {depth - 1} once")
+                raise mismatch("order", "no permutation", f"each of 0 to {depth - 1} once")
 
     @property
     def shape(self) -> tuple[int, int]:

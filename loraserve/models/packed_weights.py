@@ -129,7 +129,7 @@ class GroupsOfCodes:
     """int64 [in_features], None = they follow each other."""
 
     @property
-    def are_whole(self) -> bool:
+    def has_full_groups(self) -> bool:
         """Whether all groups, but for a last one, are of `group_size` inputs, which may be all over."""
         expected = torch.arange(self.shape[1]) // self.group_size
         return self.group_of_row is None or torch.equal(self.group_of_row.sort().values, expected)

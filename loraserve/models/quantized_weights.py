@@ -101,7 +101,7 @@ def quantizations_of(
         forms = {weight.quantization for weight in weights}
         if len(forms) != 1 or len(weights) < len(parameters_of(spec)):
             return None
-        orders = [order for weight in weights for order in weight.orders() or (None,)]
+        orders = [order for weight in weights for order in weight.orders()]
         return forms.pop() if isinstance(spec, ExpertsSpec) or have_one_order(orders) else None
 
     def of(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> Quantization | None:

@@ -66,7 +66,7 @@ class StoredWeight(Protocol):
     def quantization(self) -> Quantization: ...
 
     def orders(self) -> Sequence[Tensor | None]:
-        """Of the matrices' inputs, see `FourBitWeight`; nothing where all are in order."""
+        """Of the inputs of each matrix, see `FourBitWeight.order`."""
         ...
 
     @property
@@ -136,7 +136,7 @@ class StoredMxfp4:
         return num_experts, groups * GROUP, out_features
 
     def orders(self) -> Sequence[Tensor | None]:
-        return ()
+        return [None] * len(self.blocks)
 
     def four_bits(self) -> Sequence[FourBitWeight]:
         return self._four_bits
@@ -173,8 +173,7 @@ class StoredLinears:
         return [name for matrix in self.matrices for name, _ in matrix]
 
     def orders(self) -> Sequence[Tensor | None]:
-        orders = [_order(matrix[0][1]) for matrix in self.matrices]
-        return () if orders.count(None) == len(orders) else orders
+        return [_order(first) for (_, first), *_ in self.matrices]
 
     def four_bits(self) -> Sequence[FourBitWeight]:
         return self._four_bits
@@ -367,7 +366,7 @@ def _form(weight: PackedWeight) -> Quantization | None:
         return Quantization.NF4 if is_nf4 and weight.shape[1] % NF4_BLOCK == 0 else None
     if isinstance(weight, GroupsOfFloats):
         return Quantization.MXFP4
-    if isinstance(weight, GroupsOfCodes) and weight.bits == 4 and weight.are_whole:
+    if isinstance(weight, GroupsOfCodes) and weight.bits == 4 and weight.has_full_groups:
         return _form_of_groups(weight)
     return None
 

@@ -94,9 +94,10 @@ def test_columns_may_be_of_inputs_in_another_order(
 @pytest.mark.parametrize("form", STORED)
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 50])
 def test_rows_come_to_a_linear_in_the_order_of_its_columns(
-    any_library: CpuLibrary, num_rows: int, form: Quantization, dtype: torch.dtype
+    any_library: CpuLibrary, monkeypatch: pytest.MonkeyPatch, num_rows: int, form: Quantization, dtype: torch.dtype
 ) -> None:
     """And else it is computed as any other, also on several threads, to the same bits."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     weight = make_four_bits(form, (300, 384))
     other = in_other_order(weight)
     assert other.order is not None
