@@ -347,9 +347,12 @@ async def running_node(
 
 @contextlib.asynccontextmanager
 async def two_nodes(data_dir: Path, url: str, *, follow: bool = True) -> AsyncIterator[tuple[Node, Node]]:
-    """Two servers that share a data directory and a Redis; `with_tenants`. follow: see `running_node`."""
+    """Two servers that share a data directory and a Redis; `with_tenants`, which both know if they follow. follow: see
+    `running_node`."""
     async with running_node(data_dir, url, follow=follow) as one, running_node(data_dir, url, follow=follow) as two:
         await with_tenants(one)
+        if follow:
+            await eventually(lambda: two.catalog.tenant("globex") is not None)  # the last of them
         yield one, two
 
 
