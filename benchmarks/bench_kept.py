@@ -1,4 +1,4 @@
-"""Weights kept in four bits beside the same made whole: start, memory and decode steps, each in a process of its own.
+"""Weights kept in four bits beside the same made whole: start, memory, steps and a prompt, each in its own process.
 
 Models have random weights: "mxfp4" gpt-oss-20b's shapes and a quarter of its layers, which made whole takes 16 GB to
 load, "nf4", "awq" and "gptq" those of a Llama with 3 billion weights, as bitsandbytes and those have them, "gptq-order"
@@ -45,6 +45,7 @@ TOKENIZER = Path("loraserve/demo/model")
 NUM_SEQUENCES = (1, 4, 16)
 PROMPT_TOKENS = 64
 STEPS = 24
+LONG_PROMPT = 512
 REPEATS = 2
 GROUP = 32
 AWQ_GROUP = 128
@@ -99,6 +100,12 @@ def _measured(folder: Path, *, is_kept: bool) -> dict[str, float]:
             if sum(len(output.token_ids) for output in outputs) == num_sequences:
                 times.append(1000 * (perf_counter() - start))
         found[f"step, {num_sequences} sequences"] = round(statistics.median(times), 1)
+    prompt = [2 + 3 * k % 200 for k in range(LONG_PROMPT)]
+    engine.add_request(EngineRequest("long", prompt, SamplingParams(max_tokens=1, temperature=0.0)))
+    start = perf_counter()
+    while engine.has_work():
+        engine.step()
+    found[f"prompt, {LONG_PROMPT} tokens"] = round(1000 * (perf_counter() - start), 1)
     return found
 
 

@@ -297,11 +297,13 @@ def test_amx_turned_off_gives_the_same_within_rounding(amx_library: CpuLibrary, 
 
 @pytest.mark.parametrize("quantization", [form for form in FORMS if form is not INT8])
 def test_four_bits_are_multiplied_alike_with_amx(amx_library: CpuLibrary, quantization: Quantization) -> None:
-    linear = make_case(quantization, (64, 384)).linear(None, amx_library)
-    x = torch.randn(20, 384, generator=torch.Generator().manual_seed(4)).bfloat16()
-    found = linear(x)
-    with amx_set(amx_library, enabled=False):
-        assert torch.equal(linear(x), found)
+    linear = make_case(quantization, (80, 1152)).linear(None, amx_library)
+    rows = torch.randn(700, 1152, generator=torch.Generator().manual_seed(4)).bfloat16()
+    rows[3, 500], rows[20] = torch.inf, 0
+    for x in (rows[:8], rows[:9], rows[:40], rows):
+        found = linear(x)
+        with amx_set(amx_library, enabled=False):
+            assert torch.equal(linear(x).nan_to_num(), found.nan_to_num())
 
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)

@@ -2,7 +2,7 @@
  * -DEMULATED_AMX='"<path of this file>"'. What would be an invalid instruction ends the process.
  *
  * Sums are in the order, and values rounded and flushed to zero, as Intel's manual has it (Software Developer's Manual,
- * volume 2, TDPBF16PS).
+ * volume 2, TDPBF16PS, TDPBSSD, TDPBUSD).
  */
 #include <float.h>
 #include <stdio.h>
@@ -104,6 +104,29 @@ static void emulated_dpbf16ps(int sums, int a, int b)
     }
 }
 
+/* Bytes of b are signed, and those of a if is_signed. */
+static void emulated_dpbytes(int sums, int a, int b, bool is_signed)
+{
+    struct emulated_tile *c = emulated_tile(sums, "tdpb.sd");
+    const struct emulated_tile *left = emulated_tile(a, "tdpb.sd"), *right = emulated_tile(b, "tdpb.sd");
+    emulated_require(sums != a && sums != b && a != b, "tdpb.sd");
+    emulated_require(left->num_rows == c->num_rows && right->row_bytes == c->row_bytes, "tdpb.sd");
+    emulated_require(left->row_bytes == 4 * right->num_rows, "tdpb.sd");
+    for (int row = 0; row < c->num_rows; row++) {
+        uint32_t sum[TILE_ROW_BYTES / 4];
+        memcpy(sum, c->rows[row], sizeof sum);
+        for (int byte = 0; byte < left->row_bytes; byte++) {
+            const int x = is_signed ? (int8_t)left->rows[row][byte] : (uint8_t)left->rows[row][byte];
+            for (int n = 0; n < TILE_ROW_BYTES / 4; n++)
+                sum[n] += (uint32_t)(x * (int8_t)right->rows[byte / 4][4 * n + byte % 4]);
+        }
+        memcpy(c->rows[row], sum, (size_t)c->row_bytes);
+    }
+}
+
+static void emulated_dpbssd(int sums, int a, int b) { emulated_dpbytes(sums, a, b, true); }
+static void emulated_dpbusd(int sums, int a, int b) { emulated_dpbytes(sums, a, b, false); }
+
 /* The names of the compiler's header, which was read before. */
 #undef _tile_loadconfig
 #undef _tile_release
@@ -112,6 +135,8 @@ static void emulated_dpbf16ps(int sums, int a, int b)
 #undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
+#undef _tile_dpbusd
 #define _tile_loadconfig emulated_loadconfig
 #define _tile_release emulated_release
 #define _tile_zero emulated_zero
@@ -119,6 +144,8 @@ static void emulated_dpbf16ps(int sums, int a, int b)
 #define _tile_stream_loadd emulated_loadd
 #define _tile_stored emulated_stored
 #define _tile_dpbf16ps emulated_dpbf16ps
+#define _tile_dpbssd emulated_dpbssd
+#define _tile_dpbusd emulated_dpbusd
 
 static bool cpu_has_amx(void) { return true; }
 static bool system_allows_amx(void) { return true; }

@@ -12,11 +12,12 @@ bool amx_is_on(void) { return is_on; }
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AMX_FUNCTION __attribute__((target("amx-tile,amx-bf16")))
+#define AMX_FUNCTION __attribute__((target("amx-tile,amx-bf16,amx-int8")))
 #define REQUEST_PERMISSION 0x1023 /* ARCH_REQ_XCOMP_PERM */
 #define TILE_DATA 18              /* XFEATURE_XTILEDATA */
 #define CPUID_AMX_BF16 (1u << 22)
 #define CPUID_AMX_TILE (1u << 24)
+#define CPUID_AMX_INT8 (1u << 25)
 #define PREFETCH_BYTES 8192
 #define PAGE_BYTES 4096
 #define NUM_PAGES 12 /* asked for at a time */
@@ -30,7 +31,8 @@ bool amx_is_on(void) { return is_on; }
 static bool cpu_has_amx(void)
 {
     unsigned int eax, ebx, ecx, edx;
-    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & CPUID_AMX_TILE) && (edx & CPUID_AMX_BF16);
+    const unsigned int needed = CPUID_AMX_TILE | CPUID_AMX_BF16 | CPUID_AMX_INT8;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & needed) == needed;
 }
 
 /* Linux keeps the tiles' 8 KB of a thread only for processes that have asked. */
@@ -282,6 +284,33 @@ AMX_FUNCTION void amx_multiply_stretch(float *sums, const struct amx_rows *rows,
         multiply_panels(sums, rows, false, stretch, add, ahead, NULL);
 }
 
+AMX_FUNCTION void amx_multiply_bytes(const char *x, const char *weight, int64_t panel_bytes, int num_pieces)
+{
+    const int64_t half_bytes = AMX_ROWS * LINE_BYTES;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int piece = 0; piece < num_pieces; piece++, x += 2 * half_bytes, weight += WEIGHT_TILE_BYTES) {
+        _tile_loadd(4, x, LINE_BYTES);
+        _tile_loadd(5, x + half_bytes, LINE_BYTES);
+        _tile_loadd(6, weight, LINE_BYTES);
+        _tile_loadd(7, weight + panel_bytes, LINE_BYTES);
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbusd(1, 5, 6);
+        _tile_dpbssd(2, 4, 7);
+        _tile_dpbusd(3, 5, 7);
+    }
+}
+
+AMX_FUNCTION void amx_store_bytes(int32_t *sums)
+{
+    _tile_stored(0, sums, LINE_BYTES);
+    _tile_stored(1, sums + AMX_TILE_WORDS, LINE_BYTES);
+    _tile_stored(2, sums + 2 * AMX_TILE_WORDS, LINE_BYTES);
+    _tile_stored(3, sums + 3 * AMX_TILE_WORDS, LINE_BYTES);
+}
+
 #define SCORE_GROUP(group, tile)                                                                                      \
     if ((group) < num_groups) {                                                                                       \
         _tile_loadd(tile, (const uint32_t *)groups[group] + word, 4 * words);                                         \
@@ -384,6 +413,11 @@ struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num
 }
 void amx_ask_for_rest(struct amx_ahead *ahead) { (void)ahead; }
 void amx_begin_scores(void) {}
+void amx_multiply_bytes(const char *x, const char *weight, int64_t panel_bytes, int num_pieces)
+{
+    (void)x, (void)weight, (void)panel_bytes, (void)num_pieces;
+}
+void amx_store_bytes(int32_t *sums) { (void)sums; }
 void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries, int64_t words)
 {
     (void)scores, (void)groups, (void)num_groups, (void)queries, (void)words;

@@ -1,7 +1,9 @@
-/* AMX: products of 16 x 32 by 32 x 16 bfloat16 in one instruction, where the CPU has it and the system allows it.
+/* AMX: products of 16 x 32 by 32 x 16 bfloat16 in one instruction, or of 16 x 64 by 64 x 16 bytes, where the CPU has it and
+ * the system allows it.
  *
  * Compiled with a target attribute into libraries for bfloat16 products, by compilers that know AMX, and chosen at run
- * time, so no library of its own is needed. Tiles are 16 rows of 16 words of 4 bytes: pairs of bfloat16, or float32 sums.
+ * time, so no library of its own is needed. Tiles are 16 rows of 16 words of 4 bytes: pairs of bfloat16, or float32 sums, or
+ * four bytes, or sums in int32.
  */
 #pragma once
 
@@ -71,6 +73,13 @@ struct amx_refill {
 /* As amx_multiply_panels for a stretch; sums are added to if `add`. Rows of x pass by L1. refill: may be NULL. */
 void amx_multiply_stretch(float *sums, const struct amx_rows *rows, int num_tiles, const struct amx_stretch *stretch,
                           bool add, struct amx_ahead *ahead, const struct amx_refill *refill);
+
+/* A tile of x, [pieces][2 halves][16 rows][64], its first halves signed, the second not, times two panels panel_bytes apart,
+ * signed [pieces][16][16 outputs][4]. */
+void amx_multiply_bytes(const char *x, const char *weight, int64_t panel_bytes, int num_pieces);
+
+/* What that made: int32 [2 panels][2 halves][16 rows][16 outputs]. */
+void amx_store_bytes(int32_t *sums);
 
 #define AMX_QUERIES 4 /* query vectors that amx_score_keys takes at a time */
 

@@ -7,8 +7,8 @@
  * tiles of AMX one after the other, rows of x are read where they are (packed as [16 words][row][word] only where they end
  * within a tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles. Its weights may be
  * compressed, see compressed_weight.h; on any CPU weights may be in eight or four bits, see quantized_weight.h. Their products
- * may be of integers, see row_tiles.h: exact, and added to the chain a group of the depth at a time. Where a checkpoint's
- * groups are of inputs all over, rows of x are copied in the order of the weight's columns first.
+ * may be of integers, see row_tiles.h and amx_four_bits.c: exact, and added to the chain a group of the depth at a time. Where a
+ * checkpoint's groups are of inputs all over, rows of x are copied in the order of the weight's columns first.
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
  * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the
@@ -24,6 +24,7 @@
  */
 #include "packed_linear.h"
 
+#include "amx_four_bits.h"
 #include "amx_linear.h"
 #include "quantized_weight.h"
 #include "linear_tiles.h"
@@ -336,15 +337,26 @@ static __attribute__((noinline)) void compute_quantized_item(void *y, int64_t y_
 }
 
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
-                         const struct packed_linear *linear, int64_t panel, int64_t end, enum dtype dtype)
+                         const struct packed_linear *linear, int64_t panel, int64_t end, enum dtype dtype, bool as_bytes)
 {
     float sums[MAX_TILE_SUMS * LANES] __attribute__((aligned(64)));
-    if (is_quantized(linear))
+    if (as_bytes)
+        multiply_bytes(y, y_stride, x, num_rows, linear, panel, end);
+    else if (is_quantized(linear))
         compute_quantized_item(y, y_stride, x, num_rows, linear, panel, end, dtype);
     else if (dtype == BFLOAT16)
         compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, BFLOAT16, PLAIN);
     else
         compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, FLOAT32, PLAIN);
+}
+
+static void pack_any_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows,
+                          const struct packed_linear *linear, enum dtype dtype, bool as_bytes)
+{
+    if (as_bytes)
+        pack_bytes(tile, x, x_stride, num_rows, linear->depth);
+    else
+        pack_tile(tile, x, x_stride, num_rows, linear, dtype);
 }
 
 /* Of rows in the order of the weight's columns, row_stride_of(depth) apart. */
@@ -400,24 +412,29 @@ void linear_stage(struct team *team, const struct packed_linear *linear, void *y
         return;
     }
     const int64_t row_words = tile_words_of(linear, dtype), num_tiles = num_tiles_of(num_rows);
-    const bool packs_own = num_rows <= FEW_ROWS;
+    const bool packs_own = num_rows <= FEW_ROWS, as_bytes = multiplies_bytes(linear, num_rows, dtype);
     uint32_t *rows = (uint32_t *)scratch + (packs_own ? team->thread * num_tiles * TILE_ROWS * row_words : 0);
     if (!packs_own) {
         struct work packing = start_work(team, num_tiles);
         for (int64_t i; take(team, &packing, &i);)
-            pack_tile(rows + i * TILE_ROWS * row_words, at(x, i * TILE_ROWS * x_stride, dtype), x_stride,
-                      num_rows - i * TILE_ROWS, linear, dtype);
+            pack_any_tile(rows + i * TILE_ROWS * row_words, at(x, i * TILE_ROWS * x_stride, dtype), x_stride,
+                          num_rows - i * TILE_ROWS, linear, dtype, as_bytes);
         complete(team);
     }
     struct work computing = start_work(team, num_row_items(num_rows) * num_panel_items(linear));
     bool is_packed = !packs_own;
+    if (as_bytes)
+        amx_begin((int)MIN(AMX_ROWS, num_rows));
     for (struct linear_item item; take_item(team, &computing, linear, num_rows, &item);) {
         for (int64_t row = 0; row < num_rows && !is_packed; row += TILE_ROWS)
-            pack_tile(rows + row * row_words, at(x, row * x_stride, dtype), x_stride, num_rows - row, linear, dtype);
+            pack_any_tile(rows + row * row_words, at(x, row * x_stride, dtype), x_stride, num_rows - row, linear, dtype,
+                          as_bytes);
         is_packed = true;
         compute_item((void *)at(y, item.row * y_stride, dtype), y_stride, rows + item.row * row_words,
-                     item.row_end - item.row, linear, item.panel, item.panel_end, dtype);
+                     item.row_end - item.row, linear, item.panel, item.panel_end, dtype, as_bytes);
     }
+    if (as_bytes)
+        amx_end();
 }
 
 /* Bytes of the packed weight; 0 where torch's linears are Apple's own, on units for matrices that nobody else can use. */

@@ -7,8 +7,8 @@
  * INT4: four bits each, and a scale for each GROUP of an output, of so few digits that all multiples are exact in
  * bfloat16. They are multiplied as integers where the CPU multiplies int16, also where it multiplies bfloat16, or has AMX: two
  * shifts widen a word to pairs of int16, and some ten instructions to bfloat16. Two Xeon cores, 4,096 x 4,096, us for 1 / 4 /
- * 16 / 64 / 256 rows: 726 / 859 / 2,258 / 7,816 / 26,333, with AMX 1,671 / 1,722 / 1,831 / 4,282 / 11,392, UINT4_G128 675 / 824 /
- * 2,111 / 5,311 / 28,416 and 2,280 / 2,572 / 2,628 / 3,496 / 19,908. A row's result may not depend on how many there are.
+ * 16 / 64 / 256 rows: 726 / 859 / 2,258 / 7,816 / 26,333, widened for AMX 1,671 / 1,722 / 1,831 / 4,282 / 11,392. A row's result
+ * may not depend on how many there are.
  *
  * A few rows widen weights in registers; with more, the first rows keep them in L1 for the rest, a stretch of the depth at a
  * time. The number of panels is even, so that AMX has two at a time: what lies past the outputs or the depth is zero.
@@ -30,7 +30,8 @@
  * UINT4, as GPTQ, AWQ and others have weights: the same, with zero points of groups, a byte each, [group][output], between scales and
  * multiples: what is taken from a code, 0 to 15, before it is multiplied. UINT4_G128 has groups of 128,
  * as most of them do, whose sums are scaled a fourth as often. Two EPYC Zen 4 cores, 4,096 x 4,096, us for 1 / 4 / 16 / 128 rows:
- * bfloat16 789 / 805 / 740 / 4,319, UINT4 190 / 221 / 718 / 5,186, UINT4_G128 160 / 190 / 636 / 4,570.
+ * bfloat16 789 / 805 / 740 / 4,319, UINT4 190 / 221 / 718 / 5,186, UINT4_G128 160 / 190 / 636 / 4,570. With AMX many rows of that
+ * are multiplied as bytes, see amx_four_bits.c.
  *
  * The last four are packed as checkpoints have them, see four_bit_weight.c.
  */

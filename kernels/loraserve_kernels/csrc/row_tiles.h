@@ -76,9 +76,17 @@ INLINE int32_t largest_exponent(const void *x, int64_t index, int64_t count)
     return bits >> 23;
 }
 
-/* A tile of bfloat16 as int16: of each group of the depth a row has a power of two as its scale, which its largest element is
- * 2^14 to 2^15 times, so that only what is less than a 128th of that is rounded; below 2^-112 the scale is the smallest there
- * is. It is NaN for what is not finite. Products of scales may leave float32's range where those of the values do not. */
+/* The bits of the scale of `count` bfloat16 as int16, and of its inverse: a power of two that the largest of them is 2^14 to
+ * 2^15 times, so that only what is less than a 128th of that is rounded; below 2^-112 the scale is the smallest there is. It is
+ * NaN for what is not finite. Products of scales may leave float32's range where those of the values do not. */
+INLINE uint32_t int16_scale(const void *x, int64_t index, int64_t count, uint32_t *inverse)
+{
+    const int32_t exponent = MAX(15, largest_exponent(x, index, count));
+    *inverse = (uint32_t)(268 - exponent) << 23;
+    return exponent == 255 ? 0x7fc00000 : (uint32_t)(exponent - 14) << 23;
+}
+
+/* A tile of bfloat16 as int16: of each group of the depth a row has a scale. */
 INLINE void round_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
 {
     const int64_t words = words_of(depth, BFLOAT16);
@@ -86,11 +94,8 @@ INLINE void round_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t 
     for (int64_t word = 0; word < words; word += INT16_GROUP, scales += TILE_ROWS) {
         const int64_t element = 2 * word, count = MIN(2 * INT16_GROUP, depth - element);
         uint32_t inverse_scales[LANES] = {0};
-        for (int64_t row = 0; row < TILE_ROWS; row++) {
-            const int32_t exponent = row < num_rows ? MAX(15, largest_exponent(x, row * x_stride + element, count)) : 15;
-            scales[row] = exponent == 255 ? 0x7fc00000 : (uint32_t)(exponent - 14) << 23;
-            inverse_scales[row] = (uint32_t)(268 - exponent) << 23;
-        }
+        for (int64_t row = 0; row < TILE_ROWS; row++)
+            scales[row] = row < num_rows ? int16_scale(x, row * x_stride + element, count, inverse_scales + row) : 0;
         float inverse[LANES];
         memcpy(inverse, inverse_scales, sizeof inverse);
         pack_rows(tile + word * TILE_ROWS, TILE_ROWS, at(x, element, BFLOAT16), x_stride, num_rows, depth - element,
