@@ -136,6 +136,7 @@ ROUTES: list[HTTPRouteHandler] = [
     session.get_session,
     session.delete_session,
     session.create_link,
+    ui.find_ui,
     ui.ui_index,
     ui.ui_file,
     health.health,

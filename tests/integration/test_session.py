@@ -61,6 +61,17 @@ def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(keyed: Keyed, bro
     assert session["expires_at"] is not None
 
 
+@pytest.mark.parametrize("path", ["/", "/ui"])
+def test_who_opens_the_servers_address_comes_to_the_console(browser: httpx.Client, path: str) -> None:
+    moved = browser.get(path)
+    assert (moved.status_code, moved.headers["location"]) == (307, "ui/")
+    assert browser.head(path).headers["location"] == "ui/"
+    page = browser.get(path, follow_redirects=True)
+    assert page.url.path == "/ui/"
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<title>" in page.text
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 def test_nothing_is_changed_without_the_sessions_token(keyed: Keyed, browser: httpx.Client, method: str) -> None:
     csrf = log_in(browser, key=keyed.admin_key)

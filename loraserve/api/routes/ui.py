@@ -1,4 +1,4 @@
-"""/ui: the console. Its views are in the URL's fragment, so there is one page."""
+"""/ui: the console, where / leads. Its views are in the URL's fragment, so there is one page."""
 
 from litestar import HttpMethod, Request, Response, route
 from litestar.di import NamedDependency
@@ -12,17 +12,26 @@ from loraserve.serving.errors import ErrorCode, ServingError
 METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 
 
+@route("/", http_method=METHODS, opt=PUBLIC, include_in_schema=False)
+async def find_ui() -> Response[bytes]:
+    return _moved()
+
+
 @route("/ui", http_method=METHODS, opt=PUBLIC, include_in_schema=False)
 async def ui_index(request: Request, context: NamedDependency[AppContext]) -> Response[bytes]:
     """Its files are named relative to /ui/, so that it also works behind a path of a proxy."""
     if not request.scope["raw_path"].endswith(b"/"):
-        return Response(b"", status_code=307, headers={"location": "ui/"}, media_type="text/plain")
+        return _moved()
     return _answer(request, context, INDEX)
 
 
 @route("/ui/{path:path}", http_method=METHODS, opt=PUBLIC, include_in_schema=False)
 async def ui_file(request: Request, context: NamedDependency[AppContext], path: FromPath[str]) -> Response[bytes]:
     return _answer(request, context, path.lstrip("/") or INDEX)
+
+
+def _moved() -> Response[bytes]:
+    return Response(b"", status_code=307, headers={"location": "ui/"}, media_type="text/plain")
 
 
 def _answer(request: Request, context: AppContext, path: str) -> Response[bytes]:
