@@ -106,7 +106,7 @@ class CpuBackend:
         # with AVX-512 1, 8 and 16 rows 381, 410 and 525 µs; with AVX2 1, 4 and 16 rows 357, 359 and 1,082.
         if not self.packs(dtype):
             return 1
-        if self.library.has_amx and dtype == torch.bfloat16:
+        if quantization is None and self.library.has_amx and dtype == torch.bfloat16:
             return 16
         instructions = torch.backends.cpu.get_cpu_capability()
         is_wide = instructions == "AVX512"

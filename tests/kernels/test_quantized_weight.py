@@ -1,7 +1,6 @@
 """Weights in fewer bits: products are bit for bit those of their multiples packed.
 
-Those of eight bits are rounded to bfloat16 where the CPU multiplies that. Where it multiplies int16, rows in bfloat16
-are rounded to that, for weights in four bits on all such CPUs, and elsewhere multiplied in float32.
+Where the CPU multiplies int16, rows in bfloat16 are rounded to that; elsewhere weights are multiplied in float32.
 """
 
 from collections.abc import Iterator
@@ -89,13 +88,6 @@ def make_case(form: Quantization, shape: tuple[int, int], dtype: torch.dtype = t
     return Case(weight, form, *multiples_and_scales(weight))
 
 
-def rounds_weights(library: CpuLibrary) -> bool:
-    """Whether multiples in eight bits that are not exact in bfloat16 are rounded to it: 126 / 127 times 127 is 126.008
-    then, and else 126."""
-    weight, x = torch.tensor([[1.0, 126 / 127]]).bfloat16(), torch.tensor([[-126.0, 127.0]]).bfloat16()
-    return bool(PackedLinear(weight, None, library, INT8)(x) > 0.005)
-
-
 def rounds_rows(library: CpuLibrary, form: Quantization) -> bool:
     """Whether rows of bfloat16 are rounded to int16: beside 1, 2^-16 is a quarter of a multiple."""
     x = torch.tensor([[1.0, 2**-16]]).bfloat16()
@@ -144,7 +136,7 @@ def test_products_are_those_of_the_rounded_weight(
     whole = linear(x)
     if packed_dtype == torch.bfloat16 and rounds_rows(any_library, quantization):
         expected = products_in_int16(x, case, added)
-    elif quantization in (INT4, MXFP4) or (quantization is INT8 and rounds_weights(any_library)):
+    elif quantization in (INT4, MXFP4):
         expected = PackedLinear(case.whole(packed_dtype), added, any_library)(x)
     else:
         wide = PackedLinear(case.whole(torch.float32), None if added is None else added.float(), any_library)
@@ -285,18 +277,8 @@ def test_what_lies_around_the_rows_is_not_seen(
     assert torch.equal(linear(x), linear(x.clone()))
 
 
-def test_amx_turned_off_gives_the_same_within_rounding(amx_library: CpuLibrary, assert_close) -> None:
-    case = make_case(INT8, (64, 384))
-    linear = case.linear(None, amx_library)
-    x = torch.randn(20, 384, generator=torch.Generator().manual_seed(4)).bfloat16()
-    expected = x.double() @ case.whole().double().T
-    assert_close(linear(x), expected)
-    with amx_set(amx_library, enabled=False):
-        assert_close(linear(x), expected)
-
-
-@pytest.mark.parametrize("quantization", [form for form in FORMS if form is not INT8])
-def test_four_bits_are_multiplied_alike_with_amx(amx_library: CpuLibrary, quantization: Quantization) -> None:
+@pytest.mark.parametrize("quantization", FORMS)
+def test_products_are_the_same_with_amx(amx_library: CpuLibrary, quantization: Quantization) -> None:
     linear = make_case(quantization, (80, 1152)).linear(None, amx_library)
     rows = torch.randn(700, 1152, generator=torch.Generator().manual_seed(4)).bfloat16()
     rows[3, 500], rows[20] = torch.inf, 0

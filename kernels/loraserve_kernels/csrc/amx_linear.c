@@ -1,13 +1,11 @@
 /* Packed linears with AMX, see packed_linear.c. */
 #include "amx_linear.h"
 
-#include "quantized_weight.h"
 #include "linear_tiles.h"
 
 bool uses_amx(const struct packed_linear *linear, enum dtype dtype)
 {
-    const bool is_in_four_bits = is_quantized(linear) && linear->format != INT8;
-    return dtype == BFLOAT16 && (linear->format == COMPRESSED || (amx_is_on() && !is_in_four_bits));
+    return dtype == BFLOAT16 && (linear->format == COMPRESSED || (amx_is_on() && !is_quantized(linear)));
 }
 
 bool reads_rows(const struct packed_linear *linear, enum dtype dtype)
@@ -63,10 +61,7 @@ INLINE int64_t first_row(const struct amx_input *input, int64_t row, int64_t num
 /* Of one panel in memory. */
 INLINE int64_t panel_bytes_of(const struct packed_linear *linear)
 {
-    if (is_quantized(linear))
-        return quantized_panel_bytes_of(INT8, linear->depth, BFLOAT16);
-    const int tile_bytes[] = {[PLAIN] = WEIGHT_TILE_BYTES, [COMPRESSED] = COMPRESSED_TILE_BYTES};
-    return panel_tiles_of(linear->depth) * tile_bytes[linear->format];
+    return panel_tiles_of(linear->depth) * (linear->format == PLAIN ? WEIGHT_TILE_BYTES : COMPRESSED_TILE_BYTES);
 }
 
 INLINE void compressed_panels(struct compressed_panel *panels, int count, const struct packed_linear *linear, int64_t panel)
@@ -74,15 +69,6 @@ INLINE void compressed_panels(struct compressed_panel *panels, int count, const 
     for (int i = 0; i < count; i++)
         panels[i] = compressed_panel_at(linear->weight, num_panels_of(linear->num_outputs), panel_tiles_of(linear->depth),
                                         panel + i);
-}
-
-/* Of INT8. */
-static void widen_stretch(char *widened, const struct quantized_panel *panel, int64_t word, int64_t end)
-{
-    for (; word < end; word++, widened += sizeof(vf)) {
-        const vf words = widen_word(panel, word, INT8, BFLOAT16);
-        memcpy(widened, &words, sizeof words);
-    }
 }
 
 /* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1
@@ -94,11 +80,9 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
     const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = panel_bytes_of(linear);
     const int64_t pair_rows = 2 * AMX_ROWS, whole_pair = input->tile_bytes ? 0 : pair_rows;
     const int64_t num_steps = words / AMX_WORDS * ((input->num_rows + pair_rows - 1) / pair_rows);
-    const char *panels =
-        (is_quantized(linear) ? first_quantized_panel(linear, INT8) : linear->weight) + panel * panel_bytes;
+    const char *panels = (const char *)linear->weight + panel * panel_bytes;
     struct amx_ahead ahead = amx_ask_for(panels + 2 * panel_bytes, ask ? 2 * panel_bytes : 0, num_steps);
     struct compressed_panel compressed[2];
-    struct quantized_panel quantized[2];
     char unpacked[2][AMX_STRETCH * sizeof(vf)] __attribute__((aligned(64)));
     float sums[ITEM_TILES][AMX_ROWS * 2 * LANES] __attribute__((aligned(64)));
     if (linear->format == COMPRESSED) {
@@ -107,12 +91,8 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
             for (int p = 0; p < 2; p++)
                 decompress_tile(unpacked[p] + i * WEIGHT_TILE_BYTES, compressed + p, 0);
     }
-    for (int p = 0; p < 2 && is_quantized(linear); p++)
-        quantized[p] = quantized_panel_at(linear, INT8, panel + p, BFLOAT16);
     for (int64_t word = 0, end; word < words; word = end) {
         end = MIN(words, word + AMX_STRETCH);
-        for (int p = 0; p < 2 && is_quantized(linear); p++)
-            widen_stretch(unpacked[p], quantized + p, word, end);
         const struct amx_stretch stretch =
             linear->format == PLAIN ? (struct amx_stretch){panels + word * (int64_t)sizeof(vf), panel_bytes, end - word}
                                     : (struct amx_stretch){unpacked[0], sizeof unpacked[0], end - word};
@@ -162,11 +142,8 @@ static void amx_tiles(void *y, int64_t y_stride, const struct amx_input *input, 
 static void amx_item(void *y, int64_t y_stride, const struct amx_input *input, const struct packed_linear *linear,
                      int64_t panel, int64_t panel_end)
 {
-    const int64_t num_panels =
-        is_quantized(linear) ? num_quantized_panels_of(linear->num_outputs) : num_panels_of(linear->num_outputs);
-    if (is_quantized(linear))
-        panel_end = MIN(num_panels, panel + ITEM_PANELS);
-    if (input->num_rows > FEW_AMX_ROWS || is_quantized(linear))
+    const int64_t num_panels = num_panels_of(linear->num_outputs);
+    if (input->num_rows > FEW_AMX_ROWS)
         for (; panel + 2 <= panel_end; panel += 2)
             amx_pairs(y, y_stride, input, linear, panel, panel + 4 <= num_panels);
     amx_tiles(y, y_stride, input, linear, panel, panel_end);

@@ -7,7 +7,7 @@
  * tiles of AMX one after the other, rows of x are read where they are (packed as [16 words][row][word] only where they end
  * within a tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles. Its weights may be
  * compressed, see compressed_weight.h; on any CPU weights may be in eight or four bits, see quantized_weight.h. Their products
- * may be of integers, see row_tiles.h and amx_four_bits.c: exact, and added to the chain a group of the depth at a time. Where a
+ * may be of integers, see row_tiles.h and amx_bytes.c: exact, and added to the chain a group of the depth at a time. Where a
  * checkpoint's groups are of inputs all over, rows of x are copied in the order of the weight's columns first.
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
@@ -24,7 +24,7 @@
  */
 #include "packed_linear.h"
 
-#include "amx_four_bits.h"
+#include "amx_bytes.h"
 #include "amx_linear.h"
 #include "quantized_weight.h"
 #include "linear_tiles.h"
@@ -78,7 +78,7 @@ INLINE void multiply(float *sums, const struct product *product, const int rows,
             for (int p = 0; p < panels; p++) {
                 const int64_t place = p * panel_bytes + word * (int64_t)sizeof(vf);
                 if (widens)
-                    column[p] = widen_word(quantized + p, product->first_word + word, format, dtype);
+                    column[p] = widen_word(quantized + p, product->first_word + word, format);
                 else
                     memcpy(column + p, weight + place, sizeof(vf));
                 if (widens && weight)
@@ -175,7 +175,6 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
 #define MULTIPLY(rows, panels)                                                                                        \
     KERNEL(multiply_##rows##x##panels##_bfloat16, multiply, rows, panels, BFLOAT16, PLAIN)                            \
     KERNEL(multiply_##rows##x##panels##_float32, multiply, rows, panels, FLOAT32, PLAIN)                              \
-    KERNEL(widen_##rows##x##panels##_int8_bfloat16, multiply, rows, panels, BFLOAT16, INT8)                           \
     KERNEL(widen_##rows##x##panels##_int8_float32, multiply, rows, panels, FLOAT32, INT8)                             \
     KERNEL(widen_##rows##x##panels##_int4_float32, multiply, rows, panels, FLOAT32, INT4)                             \
     KERNEL(widen_##rows##x##panels##_mxfp4_float32, multiply, rows, panels, FLOAT32, MXFP4)                           \
@@ -231,8 +230,7 @@ STORE(2, float32, FLOAT32)
 /* By what compute_rows is made for, and whether the rows are the first. */
 #define KERNEL_OF(shape, is_first)                                                                                    \
     (words_dtype == INT16 ? INT16_KERNEL_OF(shape, is_first)                                                          \
-     : is_first && format == INT8                                                                                     \
-         ? (words_dtype == BFLOAT16 ? widen_##shape##_int8_bfloat16 : widen_##shape##_int8_float32)                   \
+     : is_first && format == INT8       ? widen_##shape##_int8_float32                                                \
      : is_first && format == INT4       ? widen_##shape##_int4_float32                                                \
      : is_first && format == MXFP4      ? widen_##shape##_mxfp4_float32                                               \
      : is_first && format == NF4        ? widen_##shape##_nf4_float32                                                 \
@@ -300,8 +298,8 @@ INLINE void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t n
                          const enum dtype dtype, const enum weight_format format)
 {
     const bool widens = format != PLAIN;
-    const enum dtype words_dtype = widens ? quantized_dtype_of(format, dtype) : dtype;
-    const int64_t depth = linear->depth, words = widens ? quantized_words_of(format, depth, dtype) : words_of(depth, dtype);
+    const enum dtype words_dtype = widens ? quantized_dtype_of(dtype) : dtype;
+    const int64_t depth = linear->depth, words = widens ? quantized_words_of(depth, dtype) : words_of(depth, dtype);
     const int64_t panel_bytes = widens ? quantized_panel_bytes_of(format, depth, dtype) : words * (int64_t)sizeof(vf);
     const int64_t tile_words = tile_words_of(linear, dtype) * TILE_ROWS;
     const char *memory = widens ? first_quantized_panel(linear, format) : linear->weight;
@@ -354,7 +352,7 @@ static void pack_any_tile(uint32_t *tile, const void *x, int64_t x_stride, int64
                           const struct packed_linear *linear, enum dtype dtype, bool as_bytes)
 {
     if (as_bytes)
-        pack_bytes(tile, x, x_stride, num_rows, linear->depth);
+        pack_bytes(tile, x, x_stride, num_rows, linear);
     else
         pack_tile(tile, x, x_stride, num_rows, linear, dtype);
 }

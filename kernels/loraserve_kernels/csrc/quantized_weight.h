@@ -1,21 +1,22 @@
 /* Packed weights in fewer bits than their dtype has: multiples of scales.
  *
- * INT8: a byte each, and a scale for each output. Where the CPU multiplies pairs of bfloat16, the multiples of a bfloat16
- * linear are rounded to that, so that results are bit for bit those of a weight that was rounded so and packed. Elsewhere they
- * are multiplied as they are: by bfloat16 as integers where the CPU multiplies int16 (see row_tiles.h), else in float32.
+ * Rows in bfloat16 multiply them as integers where the CPU multiplies int16, also where it multiplies bfloat16 or has AMX, see
+ * row_tiles.h and amx_bytes.c; elsewhere, and in float32, they are widened to floats.
  *
- * INT4: four bits each, and a scale for each GROUP of an output, of so few digits that all multiples are exact in
- * bfloat16. They are multiplied as integers where the CPU multiplies int16, also where it multiplies bfloat16, or has AMX: two
- * shifts widen a word to pairs of int16, and some ten instructions to bfloat16. Two Xeon cores, 4,096 x 4,096, us for 1 / 4 /
- * 16 / 64 / 256 rows: 726 / 859 / 2,258 / 7,816 / 26,333, widened for AMX 1,671 / 1,722 / 1,831 / 4,282 / 11,392. A row's result
- * may not depend on how many there are.
+ * INT8: a byte each, and a scale for each output.
+ *
+ * INT4: four bits each, and a scale for each GROUP of an output, of so few digits that all multiples are exact in bfloat16.
+ * Two shifts widen a word to pairs of int16, and some ten instructions to bfloat16: two Xeon cores, 4,096 x 4,096, us for 1 / 4 /
+ * 16 / 64 / 256 rows 726 / 859 / 2,258 / 7,816 / 26,333, widened for AMX 1,671 / 1,722 / 1,831 / 4,282 / 11,392. A row's result may
+ * not depend on how many there are.
  *
  * A few rows widen weights in registers; with more, the first rows keep them in L1 for the rest, a stretch of the depth at a
  * time. The number of panels is even, so that AMX has two at a time: what lies past the outputs or the depth is zero.
  *
  * INT8: scales come first, a float32 for each output of every panel; then the panels in order, [word][output][element], as
- * pack_weight has the words they are widened to. Two EPYC Zen 4 cores, 4,096 x 4,096, us for 1 / 4 / 16 / 128 rows, packed
- * weights in parentheses: bfloat16 617 (1,062) / 720 (1,087) / 1,575 (1,457) / 10,046 (9,789).
+ * pack_weight has the words they are widened to. Two Xeon cores that others used too, 4,096 x 4,096, us for 1 / 4 / 16 / 256
+ * rows, widened to bfloat16 in parentheses: with AMX 935 (1,760) / 1,057 (1,947) / 1,458 (2,124) / 10,248 (13,702), without 857
+ * (1,404) / 950 (1,914) / 1,465 (4,742) / 19,365 (56,540).
  *
  * INT4: panel after panel, scales as bfloat16, [group][output], before multiples, [four words][output]: of 32 bits each half
  * has its element of the four pairs, the first in the lowest bits.
@@ -27,11 +28,10 @@
  * groups of them have, and looked up multiples that its levels are nearest to. Sums of a group's products are less than 2^31
  * all the same.
  *
- * UINT4, as GPTQ, AWQ and others have weights: the same, with zero points of groups, a byte each, [group][output], between scales and
- * multiples: what is taken from a code, 0 to 15, before it is multiplied. UINT4_G128 has groups of 128,
- * as most of them do, whose sums are scaled a fourth as often. Two EPYC Zen 4 cores, 4,096 x 4,096, us for 1 / 4 / 16 / 128 rows:
- * bfloat16 789 / 805 / 740 / 4,319, UINT4 190 / 221 / 718 / 5,186, UINT4_G128 160 / 190 / 636 / 4,570. With AMX many rows of that
- * are multiplied as bytes, see amx_four_bits.c.
+ * UINT4, as GPTQ, AWQ and others have weights: the same, with zero points of groups, a byte each, [group][output], between
+ * scales and multiples: what is taken from a code, 0 to 15, before it is multiplied. UINT4_G128 has groups of 128, as most of
+ * them do, whose sums are scaled a fourth as often. Two EPYC Zen 4 cores, 4,096 x 4,096, us for 1 / 4 / 16 / 128 rows: bfloat16
+ * 789 / 805 / 740 / 4,319, UINT4 190 / 221 / 718 / 5,186, UINT4_G128 160 / 190 / 636 / 4,570.
  *
  * The last four are packed as checkpoints have them, see four_bit_weight.c.
  */
@@ -47,23 +47,21 @@
 #define NF4_MULTIPLES -2048, -1426, -1075, -809, -583, -378, -186, 0, 163, 330, 504, 692, 903, 1152, 1481, 2048
 
 /* Of the words that multiples are widened to. */
-INLINE enum dtype quantized_dtype_of(const enum weight_format format, const enum dtype dtype)
+INLINE enum dtype quantized_dtype_of(const enum dtype dtype)
 {
-    if (dtype == FLOAT32 || (format == INT8 && MULTIPLIES_BFLOAT16))
-        return dtype;
-    return MULTIPLIES_INT16 ? INT16 : FLOAT32;
+    return dtype == BFLOAT16 && MULTIPLIES_INT16 ? INT16 : FLOAT32;
 }
 
 /* Words of x that a row of a quantized weight is multiplied with. */
-INLINE int64_t quantized_words_of(const enum weight_format format, int64_t depth, const enum dtype dtype)
+INLINE int64_t quantized_words_of(int64_t depth, const enum dtype dtype)
 {
     if (dtype == FLOAT32)
         return depth;
-    return words_of(depth, BFLOAT16) * (quantized_dtype_of(format, dtype) == FLOAT32 ? 2 : 1);
+    return words_of(depth, BFLOAT16) * (quantized_dtype_of(dtype) == FLOAT32 ? 2 : 1);
 }
 
 /* Elements that lie together in a panel of INT8. */
-INLINE int int8_elements_of(const enum dtype dtype) { return quantized_dtype_of(INT8, dtype) == FLOAT32 ? 1 : 2; }
+INLINE int int8_elements_of(const enum dtype dtype) { return quantized_dtype_of(dtype) == FLOAT32 ? 1 : 2; }
 
 /* These, of formats in four bits. */
 INLINE bool has_zero_points(const enum weight_format format) { return format == UINT4 || format == UINT4_G128; }
@@ -85,7 +83,7 @@ INLINE int64_t quantized_panel_bytes_of(const enum weight_format format, int64_t
 {
     if (format != INT8)
         return head_bytes_of(format, depth) + words_of(depth, BFLOAT16) * LANES;
-    return quantized_words_of(INT8, depth, dtype) * LANES * int8_elements_of(dtype);
+    return quantized_words_of(depth, dtype) * LANES * int8_elements_of(dtype);
 }
 
 INLINE int64_t num_quantized_panels_of(int64_t num_outputs) { return (num_panels_of(num_outputs) + 1) & ~(int64_t)1; }
@@ -110,7 +108,7 @@ INLINE const char *first_quantized_panel(const struct packed_linear *linear, con
 
 struct quantized_panel {
     const char *multiples;
-    vf scale[2];            /* INT8: of a word's multiples, in their order */
+    vf scale;               /* INT8 */
     const uint16_t *scales; /* in four bits: [groups, LANES] */
     const uint8_t *zeros;   /* the same, of formats with zero points */
 };
@@ -125,19 +123,13 @@ INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *lin
         const uint8_t *zeros = (const uint8_t *)(scales + num_groups_of(format, linear->depth) * LANES);
         return (struct quantized_panel){memory + head_bytes_of(format, linear->depth), .scales = scales, .zeros = zeros};
     }
-    const vf scale = load(linear->weight, panel * LANES, FLOAT32);
-    struct quantized_panel found = {memory, {scale, scale}, NULL, NULL};
-    if (quantized_dtype_of(INT8, dtype) == BFLOAT16) {
-        found.scale[0] = SHUFFLE(scale, scale, LOW);
-        found.scale[1] = SHUFFLE(scale, scale, HIGH);
-    }
-    return found;
+    return (struct quantized_panel){memory, .scale = load(linear->weight, panel * LANES, FLOAT32)};
 }
 
 /* Of a word on, until its group ends. */
 INLINE vf quantized_scale(const struct quantized_panel *panel, int64_t word, const enum weight_format format)
 {
-    return format == INT8 ? panel->scale[0] : load(panel->scales, word / group_words_of(format) * LANES, BFLOAT16);
+    return format == INT8 ? panel->scale : load(panel->scales, word / group_words_of(format) * LANES, BFLOAT16);
 }
 
 INLINE vf load_int8(const char *source)
@@ -264,24 +256,14 @@ INLINE vf scaled_half(vf pairs, const int half, vf scale)
     return __builtin_convertvector(half ? (vi)pairs >> 16 : (vi)((vu)pairs << 16) >> 16, vf) * scale;
 }
 
-/* A word of each output in float32, or of INT8 in bfloat16. */
-INLINE vf widen_word(const struct quantized_panel *panel, int64_t word, const enum weight_format format,
-                     const enum dtype words)
+/* A word of each output, in float32. */
+INLINE vf widen_word(const struct quantized_panel *panel, int64_t word, const enum weight_format format)
 {
-    if (format != INT8) {
-        const int64_t pair = word / 2;
-        return scaled_half(int16_pairs(panel, pair / 4, (int)(pair % 4), format), (int)(word % 2),
-                           quantized_scale(panel, pair, format));
-    }
-    const char *source = panel->multiples + word * LANES * (words == FLOAT32 ? 1 : 2);
-    const vf first = load_int8(source) * panel->scale[0];
-#if MULTIPLIES_BFLOAT16
-    if (words == BFLOAT16) {
-        const vf second = load_int8(source + LANES) * panel->scale[1];
-        return (vf)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-    }
-#endif
-    return first;
+    if (format == INT8)
+        return load_int8(panel->multiples + word * LANES) * panel->scale;
+    const int64_t pair = word / 2;
+    return scaled_half(int16_pairs(panel, pair / 4, (int)(pair % 4), format), (int)(word % 2),
+                       quantized_scale(panel, pair, format));
 }
 
 INLINE float float_of(int32_t bits)

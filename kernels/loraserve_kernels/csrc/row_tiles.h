@@ -17,7 +17,7 @@ INLINE int factors_of(const enum dtype dtype) { return dtype == BFLOAT16 && !MUL
 /* To int16. */
 INLINE bool rounds_rows(const struct packed_linear *linear, const enum dtype dtype)
 {
-    return is_quantized(linear) && quantized_dtype_of((enum weight_format)linear->format, dtype) == INT16;
+    return is_quantized(linear) && quantized_dtype_of(dtype) == INT16;
 }
 
 /* Words of x in a tile, for each of its rows; the scales of rounded ones come last. */

@@ -1,14 +1,14 @@
-/* UINT4_G128 times many rows rounded to int16 with AMX, see packed_linear.c and row_tiles.h.
+/* INT8 and UINT4_G128 times many rows rounded to int16 with AMX, see packed_linear.c and row_tiles.h.
  *
- * AMX multiplies bytes. Codes less their zero points are bytes; of x's int16 the higher bytes, signed, and the lower ones are
- * multiplied each by themselves, and the sums of a group put together as int32: bit for bit what products of int16 give.
+ * AMX multiplies bytes. Weights are bytes, codes less their zero points; of x's int16 the higher bytes, signed, and the lower ones
+ * are multiplied each by themselves, and the sums of a group put together as int32: bit for bit what products of int16 give.
  *
  * Two Xeon cores that others used too, 4,096 x 4,096, us for 16 / 64 / 256 rows, two runs: 964 to 1,142 / 2,023 to 3,185 /
  * 7,736 to 10,020, products of int16 1,367 to 1,514 / 4,863 to 5,325 / 18,188 to 21,225, bfloat16 1,118 to 1,275 / 2,279 to 2,491 /
  * 9,679 to 15,997 (benchmarks/bench_quantized_linear.py). Groups of 32 were no faster so than as int16: products of 32 of the
  * depth take as long as those of 64, and each group's sums are stored and scaled.
  */
-#include "amx_four_bits.h"
+#include "amx_bytes.h"
 
 #include "linear_tiles.h"
 #include "quantized_weight.h"
@@ -17,30 +17,38 @@
 #if MULTIPLIES_BFLOAT16
 
 #define MIN_ROWS 9                           /* fewer are as fast as int16 */
-#define STRETCH_WORDS (4 * WIDE_GROUP_WORDS) /* of depth, whose weights stay in L1 */
+#define STRETCH_WORDS (4 * INT16_GROUP)      /* of depth, whose weights stay in L1 */
 #define PIECE_WORDS (2 * AMX_WORDS)          /* of depth in one product */
 #define LAG 2                                /* groups that are multiplied before one is scaled */
 #define PREFETCH_BYTES 4096
 
 typedef int8_t vi8 __attribute__((vector_size(4 * LANES)));
 
-bool multiplies_bytes(const struct packed_linear *linear, int64_t num_rows, enum dtype dtype)
+/* Whether a row has no stretch that is not whole. */
+INLINE bool fits(const struct packed_linear *linear)
 {
-    return dtype == BFLOAT16 && amx_is_on() && linear->format == UINT4_G128 && num_rows >= MIN_ROWS;
+    return linear->format == UINT4_G128 || (linear->format == INT8 && linear->depth % (2 * INT16_GROUP) == 0);
 }
 
-/* Pairs of int16 as the higher bytes of all, then the lower ones: of eight elements the first, fifth, second and sixth, then
- * the third, seventh, fourth and eighth, as widen_stretch has them. */
-INLINE vf in_bytes(vf pairs)
+bool multiplies_bytes(const struct packed_linear *linear, int64_t num_rows, enum dtype dtype)
 {
-    const __m128i order = _mm_setr_epi8(1, 9, 3, 11, 5, 13, 7, 15, 0, 8, 2, 10, 4, 12, 6, 14);
+    return dtype == BFLOAT16 && amx_is_on() && num_rows >= MIN_ROWS && fits(linear);
+}
+
+/* Pairs of int16 as the higher bytes of all, then the lower ones, in the order in which widen_stretch has elements: INT8's in
+ * theirs, of four bits of eight the first, fifth, second and sixth, then the third, seventh, fourth and eighth. */
+INLINE vf in_bytes(vf pairs, const enum weight_format format)
+{
+    const __m128i order = format == INT8 ? _mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10, 12, 14)
+                                         : _mm_setr_epi8(1, 9, 3, 11, 5, 13, 7, 15, 0, 8, 2, 10, 4, 12, 6, 14);
     const __m512i eights = _mm512_shuffle_epi8((__m512i)pairs, _mm512_broadcast_i32x4(order));
     return (vf)_mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), eights);
 }
 
 /* [pieces of the depth][2 halves][row][64], and scales as round_tile has them. Rows past num_rows stay as they are, for their
  * sums are not stored. */
-void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
+INLINE void pack_tile_of(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth,
+                         const enum weight_format format)
 {
     const int64_t vector_elements = 2 * LANES, piece_elements = 2 * PIECE_WORDS, half_bytes = AMX_ROWS * piece_elements;
     uint32_t *scales = tile + words_of(depth, BFLOAT16) * AMX_ROWS;
@@ -52,7 +60,7 @@ void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_row
             char *line = (char *)tile + k / piece_elements * 2 * half_bytes + row * piece_elements;
             for (int64_t i = 0; i < 2 * INT16_GROUP; i += vector_elements) {
                 const vf pairs = load_words(x, index + i, vector_elements, BFLOAT16);
-                const vf halves = in_bytes(rounded_pairs(pairs, load_one(&inverse, 0, FLOAT32)));
+                const vf halves = in_bytes(rounded_pairs(pairs, load_one(&inverse, 0, FLOAT32)), format);
                 char *target = line + i / piece_elements * 2 * half_bytes + i % piece_elements;
                 memcpy(target, &halves, sizeof halves / 2);
                 memcpy(target + half_bytes, (const char *)&halves + sizeof halves / 2, sizeof halves / 2);
@@ -60,30 +68,48 @@ void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_row
         }
 }
 
-/* Of a panel's depth, [words / 2][16 outputs][4]. */
-INLINE void widen_stretch(char *widened, const struct quantized_panel *panel, int64_t word, int64_t end)
+void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, const struct packed_linear *linear)
 {
-    while (word < end) {
-        const vi8 zeros = (vi8)((vu)zero_points(panel, word / WIDE_GROUP_WORDS) * 0x101);
-        const int64_t group_end = word + WIDE_GROUP_WORDS;
-        for (; word < group_end; word += 4, widened += 2 * sizeof(vu)) {
-            vu codes;
-            memcpy(&codes, panel->multiples + word * LANES, sizeof codes);
-            __builtin_prefetch(panel->multiples + word * LANES + PREFETCH_BYTES, 0, 3);
-            const vi8 first = (vi8)(codes & 0x0f0f0f0f) - zeros, second = (vi8)(codes >> 4 & 0x0f0f0f0f) - zeros;
-            memcpy(widened, &first, sizeof first);
-            memcpy(widened + sizeof first, &second, sizeof second);
+    if (linear->format == INT8)
+        pack_tile_of(tile, x, x_stride, num_rows, linear->depth, INT8);
+    else
+        pack_tile_of(tile, x, x_stride, num_rows, linear->depth, UINT4_G128);
+}
+
+/* A group of a panel's depth, [words / 2][16 outputs][4]. */
+INLINE void widen_group(char *widened, const struct quantized_panel *panel, int64_t word, const enum weight_format format)
+{
+    if (format == INT8) {
+        short places[2 * LANES]; /* of pairs: those of the next word beside those of a word */
+        for (int i = 0; i < 2 * LANES; i++)
+            places[i] = (short)(i % 2 * LANES + i / 2);
+        const __m512i order = _mm512_loadu_si512(places);
+        const char *source = panel->multiples + word * 2 * LANES;
+        for (int64_t byte = 0; byte < INT16_GROUP * 2 * LANES; byte += (int64_t)sizeof(vf)) {
+            __builtin_prefetch(source + byte + PREFETCH_BYTES, 0, 3);
+            const __m512i line = _mm512_permutexvar_epi16(order, _mm512_loadu_si512(source + byte));
+            memcpy(widened + byte, &line, sizeof line);
         }
+        return;
+    }
+    const vi8 zeros = (vi8)((vu)zero_points(panel, word / INT16_GROUP) * 0x101);
+    const char *source = panel->multiples + word * LANES;
+    for (int64_t byte = 0; byte < INT16_GROUP * LANES; byte += (int64_t)sizeof(vf)) {
+        vu codes;
+        memcpy(&codes, source + byte, sizeof codes);
+        __builtin_prefetch(source + byte + PREFETCH_BYTES, 0, 3);
+        const vi8 fours[] = {(vi8)(codes & 0x0f0f0f0f) - zeros, (vi8)(codes >> 4 & 0x0f0f0f0f) - zeros};
+        memcpy(widened + 2 * byte, fours, sizeof fours);
     }
 }
 
 /* sums [rows, 2 * LANES] += the products of a group, as amx_store_bytes has them, times its scales. */
 INLINE void add_group(float *sums, const int32_t *products, const uint32_t *x_scales, const struct quantized_panel *panels,
-                      int64_t word, int64_t num_rows)
+                      int64_t word, int64_t num_rows, const enum weight_format format)
 {
     vf scales[2];
     for (int p = 0; p < 2; p++)
-        scales[p] = quantized_scale(panels + p, word, UINT4_G128);
+        scales[p] = quantized_scale(panels + p, word, format);
     for (int64_t row = 0; row < num_rows; row++)
 #pragma GCC unroll 2
         for (int p = 0; p < 2; p++) {
@@ -97,8 +123,8 @@ INLINE void add_group(float *sums, const int32_t *products, const uint32_t *x_sc
 
 /* All rows times two panels, each tile of rows and each group of a stretch of the depth in turn. A group's products are begun
  * before those of the group before the last are scaled: both take as long, and what tiles stored is slow to load at first. */
-static void multiply_panels(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
-                            const struct packed_linear *linear, int64_t panel)
+INLINE void multiply_panels(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
+                            const struct packed_linear *linear, int64_t panel, const enum weight_format format)
 {
     const int64_t words = words_of(linear->depth, BFLOAT16), tile_words = tile_words_of(linear, BFLOAT16) * AMX_ROWS;
     char widened[2][STRETCH_WORDS * 2 * LANES] __attribute__((aligned(64)));
@@ -106,24 +132,26 @@ static void multiply_panels(void *y, int64_t y_stride, const uint32_t *x, int64_
     float sums[ITEM_TILES][AMX_ROWS * 2 * LANES] __attribute__((aligned(64)));
     struct quantized_panel panels[2];
     for (int p = 0; p < 2; p++)
-        panels[p] = quantized_panel_at(linear, UINT4_G128, panel + p, BFLOAT16);
+        panels[p] = quantized_panel_at(linear, format, panel + p, BFLOAT16);
     for (int64_t word = 0, end; word < words; word = end) {
         end = MIN(words, word + STRETCH_WORDS);
         for (int p = 0; p < 2; p++)
-            widen_stretch(widened[p], panels + p, word, end);
-        const int64_t num_groups = (end - word) / WIDE_GROUP_WORDS, num_steps = num_tiles_of(num_rows) * num_groups;
+            for (int64_t group = word; group < end; group += INT16_GROUP)
+                widen_group(widened[p] + (group - word) * 2 * LANES, panels + p, group, format);
+        const int64_t num_groups = (end - word) / INT16_GROUP, num_steps = num_tiles_of(num_rows) * num_groups;
         for (int64_t step = 0; step < num_steps + LAG; step++) {
             if (step < num_steps) {
                 const uint32_t *tile = x + step / num_groups * tile_words;
-                const int64_t group = step % num_groups * WIDE_GROUP_WORDS;
+                const int64_t group = step % num_groups * INT16_GROUP;
                 amx_multiply_bytes((const char *)(tile + (word + group) * AMX_ROWS), widened[0] + group * 2 * LANES,
-                                   sizeof widened[0], WIDE_GROUP_WORDS / PIECE_WORDS);
+                                   sizeof widened[0], INT16_GROUP / PIECE_WORDS);
             }
             if (step >= LAG) {
                 const int64_t tile = (step - LAG) / num_groups, row = tile * AMX_ROWS;
-                const int64_t group = word + (step - LAG) % num_groups * WIDE_GROUP_WORDS;
+                const int64_t group = word + (step - LAG) % num_groups * INT16_GROUP;
                 const uint32_t *x_scales = x + tile * tile_words + (words + group / INT16_GROUP) * AMX_ROWS;
-                add_group(sums[tile], products[step % LAG], x_scales, panels, group, MIN(AMX_ROWS, num_rows - row));
+                add_group(sums[tile], products[step % LAG], x_scales, panels, group, MIN(AMX_ROWS, num_rows - row),
+                          format);
             }
             if (step < num_steps)
                 amx_store_bytes(products[step % LAG]);
@@ -136,7 +164,10 @@ void multiply_bytes(void *y, int64_t y_stride, const uint32_t *x, int64_t num_ro
                     int64_t panel, int64_t panel_end)
 {
     for (; panel < panel_end; panel += 2)
-        multiply_panels(y, y_stride, x, num_rows, linear, panel);
+        if (linear->format == INT8)
+            multiply_panels(y, y_stride, x, num_rows, linear, panel, INT8);
+        else
+            multiply_panels(y, y_stride, x, num_rows, linear, panel, UINT4_G128);
 }
 
 #else
@@ -147,9 +178,9 @@ bool multiplies_bytes(const struct packed_linear *linear, int64_t num_rows, enum
     return false;
 }
 
-void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
+void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, const struct packed_linear *linear)
 {
-    (void)tile, (void)x, (void)x_stride, (void)num_rows, (void)depth;
+    (void)tile, (void)x, (void)x_stride, (void)num_rows, (void)linear;
 }
 
 void multiply_bytes(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,

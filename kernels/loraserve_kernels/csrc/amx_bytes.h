@@ -7,7 +7,7 @@
 bool multiplies_bytes(const struct packed_linear *linear, int64_t num_rows, enum dtype dtype);
 
 /* As pack_tile; a tile takes as many words. */
-void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth);
+void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, const struct packed_linear *linear);
 
 /* Of an item, see linear_tiles.h, between amx_begin and amx_end. x: tiles of pack_bytes. */
 void multiply_bytes(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
