@@ -49,3 +49,11 @@ class ModelDescription:
     """Whether weights stay in four bits that the checkpoint has so."""
     notes: list[str] = field(default_factory=list)
     """What was chosen or lowered, for the person who started the server."""
+
+    @property
+    def weights(self) -> str:
+        """The form of its layers' weights, in words: the dtype, or what has fewer bits."""
+        fewer = [] if self.quantization == "none" else [self.quantization]
+        if self.keeps_stored:
+            fewer.append("4 bits as stored")
+        return ", ".join(fewer) or self.dtype

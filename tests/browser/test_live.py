@@ -1,5 +1,6 @@
 """What is in the engines right now, and how it came and went."""
 
+import re
 from pathlib import Path
 
 from playwright.sync_api import Browser, Route, expect
@@ -34,6 +35,19 @@ def test_a_long_name_in_the_memory_fits_a_phone(console: Console, tenant: Tenant
     page = console.open("#/live")
     expect(page.get_by_role("link", name="W" * 64)).to_be_visible()
     console.watch.check()
+
+
+def test_weights_in_fewer_bits_are_said(console: Console):
+    def with_weights(route: Route) -> None:
+        live = route.fetch().json()
+        live["engines"].append({**live["engines"][0], "id": "small", "weights": "int8"})
+        route.fulfill(json=live)
+
+    console.page.route("**/v1/live", with_weights)
+    page = console.open("#/live")
+    small, other = page.get_by_label("Engine small"), page.locator("section[aria-label^='Engine ']").first
+    expect(small.locator("header")).to_contain_text(re.compile(r"· \w+, weights int8 · started"))
+    expect(other.locator("header")).not_to_contain_text("weights")
 
 
 def test_queues_are_by_tenant_and_adapter_and_lead_to_their_requests(console: Console, tenant: Tenant):

@@ -468,5 +468,7 @@ def test_a_weight_that_becomes_another_than_was_thought_is_refused(
 
 
 def test_that_nothing_is_left_to_round_is_told(oracle: Oracle) -> None:
-    notes = make_engine(oracle.model, quantization="int8").describe().notes
-    assert "--quantization int8: rounds nothing in the layers, as their weights are in four bits already" in notes
+    described = make_engine(oracle.model, quantization="int8").describe()
+    note = "--quantization int8: rounds nothing in the layers, as their weights are in four bits already"
+    assert note in described.notes
+    assert described.weights == "int8, 4 bits as stored"

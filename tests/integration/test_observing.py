@@ -178,7 +178,9 @@ class TestLive:
                 assert [engine["id"] for engine in live["engines"]] == ["engine-0", "engine-1"]
                 assert {engine["state"] for engine in live["engines"]} == {"ready"}
                 assert live["redis"] == "ready"
-                assert [engine["id"] for engine in data(http, "/v1/engines")] == ["engine-0", "engine-1"]
+                engines = data(http, "/v1/engines")
+                assert [engine["id"] for engine in engines] == ["engine-0", "engine-1"]
+                assert all(engine["weights"] == engine["dtype"] for engine in engines)
 
     def test_who_has_seen_it_gets_no_body(self, observed: Observed) -> None:
         def is_unchanged() -> bool:

@@ -2546,6 +2546,8 @@ export interface components {
             model: string;
             device: string;
             dtype: string;
+            /** @description The form of its layers' weights: the dtype, "int8", "int4", "4 bits as stored", or both of the latter. */
+            weights: string;
             backend: string;
             max_model_len: number;
             max_num_seqs: number;

@@ -35,7 +35,7 @@ bool multiplies_bytes(const struct packed_linear *linear, int64_t num_rows, enum
     return dtype == BFLOAT16 && amx_is_on() && num_rows >= MIN_ROWS && fits(linear);
 }
 
-/* Pairs of int16 as the higher bytes of all, then the lower ones, in the order in which widen_stretch has elements: INT8's in
+/* Pairs of int16 as the higher bytes of all, then the lower ones, in the order in which widen_group has elements: INT8's in
  * theirs, of four bits of eight the first, fifth, second and sixth, then the third, seventh, fourth and eighth. */
 INLINE vf in_bytes(vf pairs, const enum weight_format format)
 {

@@ -50,6 +50,7 @@ def engine_item(view: EngineView) -> EngineItem:
         model=snapshot.model,
         device=snapshot.device,
         dtype=snapshot.dtype,
+        weights=snapshot.weights or snapshot.dtype,
         backend=snapshot.backend,
         max_model_len=snapshot.max_model_len,
         max_num_seqs=snapshot.max_num_seqs,

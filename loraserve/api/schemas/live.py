@@ -55,6 +55,8 @@ class EngineItem(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     device: str
     dtype: str
+    weights: str
+    """The form of its layers' weights: the dtype, "int8", "int4", "4 bits as stored", or both of the latter."""
     backend: str
     max_model_len: int
     max_num_seqs: int

@@ -100,7 +100,7 @@ class Banner:
 
 
 def _facts(model: ModelDescription) -> str:
-    differing = [] if model.quantization == "none" else [f"weights {model.quantization}"]
+    differing = [] if model.weights == model.dtype else [f"weights {model.weights}"]
     if model.kv_cache_dtype != model.dtype:
         differing.append(f"KV cache {model.kv_cache_dtype}")
     dtype = f"{model.dtype} ({', '.join(differing)})" if differing else model.dtype

@@ -52,6 +52,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int
     tokens_per_s: float
     queues: list[QueueStats]
+    weights: str = ""
+    """See `ModelDescription`."""
 
 
 class ProcessSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -142,6 +142,7 @@ class Snapshots:
             num_preemptions=stats.num_preemptions,
             tokens_per_s=self._tokens_per_s(),
             queues=stats.queues,
+            weights=model.weights,
         )
 
     async def engines(self) -> dict[str, EngineSnapshot]:

@@ -48,7 +48,8 @@ function Engine({ engine }: { engine: EngineItem }) {
           Engine <code>{engine.id}</code>
         </h2>
         <span class="muted small">
-          {engine.model} · {engine.device} · {engine.dtype} · started {ago(engine.started_at)}
+          {engine.model} · {engine.device} · {engine.dtype}
+          {engine.weights !== engine.dtype && `, weights ${engine.weights}`} · started {ago(engine.started_at)}
         </span>
         <Chip tone={well ? "ok" : "bad"} icon={well ? "check" : "warn"}>
           {engine.state}

@@ -116,6 +116,10 @@ def test_weights_in_another_form_than_the_models_dtype_are_named() -> None:
     assert "bfloat16 (weights int8), cpu backend" in banner(adapters=[], model=small)
     smaller = dataclasses.replace(small, kv_cache_dtype="float8_e4m3fn")
     assert "bfloat16 (weights int8, KV cache float8_e4m3fn), cpu backend" in banner(adapters=[], model=smaller)
+    stored = dataclasses.replace(MODEL, keeps_stored=True)
+    assert "bfloat16 (weights 4 bits as stored), cpu backend" in banner(adapters=[], model=stored)
+    both = dataclasses.replace(stored, quantization="int8")
+    assert "bfloat16 (weights int8, 4 bits as stored), cpu backend" in banner(adapters=[], model=both)
 
 
 def test_many_adapters_are_counted() -> None:
