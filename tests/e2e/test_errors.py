@@ -240,11 +240,11 @@ class TestBodies:
 
 class TestRoutes:
     def test_routes_and_methods_that_are_not_there(self, http: httpx.Client) -> None:
-        for path in ("/", "/v1", "/v1/nothing", "/v1/chat", "/v1/completions/", "/admin", "/v1/embeddings"):
+        for path in ("/v1", "/v1/nothing", "/v1/chat", "/v1/completions/", "/admin", "/v1/embeddings"):
             response = http.get(path)
             assert response.status_code in (404, 405), path
             assert error_of(response)["code"] in ("not_found", "method_not_allowed")
-        for method, path in (("GET", "/v1/completions"), ("DELETE", "/v1/models"), ("PUT", "/tokenize")):
+        for method, path in (("GET", "/v1/completions"), ("DELETE", "/v1/models"), ("PUT", "/tokenize"), ("PUT", "/")):
             response = http.request(method, path, headers=JSON)
             assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
             assert response.headers["allow"]
