@@ -42,7 +42,7 @@ class FourBitWeight:
     zeros: Tensor | None = None
     """Of forms that have them: uint8 [N, K / group size], what is taken from the codes of each group."""
     order: Tensor | None = None
-    """int32 [K]: the input that each column of codes is of. None = they are in order."""
+    """int32 [K]: the inputs of the first group, then those of the next. None = they are in order."""
 
     def __post_init__(self) -> None:
         if self.quantization not in STORED:
@@ -107,13 +107,12 @@ def whole_weight(weight: FourBitWeight, out: Tensor) -> Tensor:
     multiples = _MULTIPLES[weight.quantization].to(out.device)
     num_rows = max(1, _PIECE // max(1, weight.shape[1]))
     zeros = torch.zeros_like(weight.scales, dtype=torch.uint8) if weight.zeros is None else weight.zeros
-    column_of = None if weight.order is None else weight.order.argsort().to(out.device)
+    places = torch.arange(weight.shape[1]) if weight.order is None else weight.order.argsort()
+    group_of = (places // weight.group_size).to(out.device)
     pieces = (part.split(num_rows) for part in (out, weight.codes, weight.scales, zeros))
     for target, codes, scales, of_zero in zip(*pieces, strict=True):
-        places = torch.stack([codes & 15, codes >> 4], -1).flatten(1).unflatten(1, (-1, weight.group_size))
-        found = multiples[places.int()] - of_zero[..., None]
-        found = found.mul_(scales.float()[..., None]).flatten(1)
-        target.copy_(found if column_of is None else found.gather(1, column_of.expand_as(found)))
+        found = multiples[torch.stack([codes & 15, codes >> 4], -1).flatten(1).int()] - of_zero[:, group_of]
+        target.copy_(found.mul_(scales.float()[:, group_of]))
     return out
 
 

@@ -71,7 +71,8 @@ class PackedLinear:
             self._c.quantized_weight_bytes(*weight.shape, weight_format, self._code), dtype=torch.uint8
         )
         zeros = None if weight.zeros is None else weight.zeros.data_ptr()
-        pointers = packed.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros
+        order = None if weight.order is None else weight.order.data_ptr()
+        pointers = packed.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros, order
         self._c.pack_four_bits(*pointers, *weight.shape, weight_format, torch.get_num_threads())
         return packed, weight_format
 

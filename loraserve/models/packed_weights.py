@@ -153,14 +153,6 @@ class GroupsOfCodes:
             group_of_row = torch.arange(self.shape[1]) // self.group_size
         return codes.float().sub_(zeros[:, group_of_row]).mul_(scales[:, group_of_row])
 
-    def in_pairs(self) -> Tensor:
-        """Codes of four bits in the order, as `FourBitWeight` has them."""
-        if (order := self.order) is None:
-            return self.layout.in_pairs(self.packed)
-        codes = self.layout.in_bytes(self.packed, self.bits)
-        ordered = codes.gather(1, order.long().expand(codes.shape))  # in a fifth of `index_select`'s time
-        return ordered[:, ::2] | ordered[:, 1::2] << 4
-
 
 @dataclass(frozen=True, slots=True)
 class GroupsOfFloats:

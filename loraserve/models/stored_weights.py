@@ -409,4 +409,4 @@ def _in_four_bits(weight: PackedWeight, form: Quantization) -> FourBitWeight:
         each.T.repeat_interleave(weight.group_size // size, 1)[:, : depth // size].contiguous()
         for each in (scales, weight.zeros)
     )
-    return FourBitWeight(form, weight.in_pairs(), scales, zeros, weight.order)
+    return FourBitWeight(form, weight.layout.in_pairs(weight.packed), scales, zeros, weight.order)

@@ -33,9 +33,11 @@ def make_four_bits(form: Quantization, shape: tuple[int, int], size: float = 1) 
 
 
 def in_other_order(weight: FourBitWeight) -> FourBitWeight:
-    """With columns that are of inputs all over."""
+    """The same of other inputs, so that those of a group are all over."""
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(3))
-    return replace(weight, order=order.int())
+    codes = torch.stack([weight.codes & 15, weight.codes >> 4], -1).flatten(1)
+    first, second = codes[:, order.argsort()].unflatten(1, (-1, 2)).unbind(-1)
+    return replace(weight, codes=first | second << 4, order=order.int())
 
 
 def multiples_and_scales(weight: FourBitWeight) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ struct four_bit_weight {
     const uint8_t *codes;   /* [num_outputs, depth / 2], two in a byte, the first in its lower bits */
     const uint16_t *scales; /* bfloat16, [num_outputs, groups] */
     const uint8_t *zeros;   /* the same, of formats with zero points */
+    const int32_t *order;   /* [depth]: the inputs of the first group, then those of the next; NULL = they are in order */
     int64_t depth;
-    const int32_t *order;   /* see packed_linear.h; only what is made whole is put in order */
 };
 
 /* Of codes: as many as a group has words of pairs. */
@@ -22,6 +22,15 @@ INLINE uint32_t in_halves(uint32_t eight)
         halves[odd] = (pairs | pairs >> 8) & 0xffff;
     }
     return halves[0] | halves[1] << 16;
+}
+
+/* Eight codes of a row, of a place in the order and those behind it. */
+INLINE uint32_t ordered_eight(const uint8_t *codes, const int32_t *order)
+{
+    uint32_t eight = 0;
+    for (int i = 0; i < 8; i++)
+        eight |= (uint32_t)(codes[order[i] / 2] >> order[i] % 2 * 4 & 15) << i * 4;
+    return eight;
 }
 
 INLINE void pack_panel(char *panel, const struct four_bit_weight *weight, int64_t output, int64_t num_outputs,
@@ -39,7 +48,11 @@ INLINE void pack_panel(char *panel, const struct four_bit_weight *weight, int64_
                 zeros[group * LANES + lane] = weight->zeros[place];
             for (int64_t i = 0; i < group_bytes / 4; i++) {
                 uint32_t eight;
-                memcpy(&eight, weight->codes + place * group_bytes + i * 4, sizeof eight);
+                if (weight->order)
+                    eight = ordered_eight(weight->codes + (output + lane) * weight->depth / 2,
+                                          weight->order + group * group_bytes * 2 + i * 8);
+                else
+                    memcpy(&eight, weight->codes + place * group_bytes + i * 4, sizeof eight);
                 eight = in_halves(eight);
                 memcpy(multiples + ((group * (group_bytes / 4) + i) * LANES + lane) * 4, &eight, sizeof eight);
             }
@@ -48,9 +61,9 @@ INLINE void pack_panel(char *panel, const struct four_bit_weight *weight, int64_
 
 /* packed: of quantized_weight_bytes. zeros: NULL of formats that have none. */
 EXPORT int pack_four_bits(void *packed, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
-                          int64_t num_outputs, int64_t depth, int format, int num_threads)
+                          const int32_t *order, int64_t num_outputs, int64_t depth, int format, int num_threads)
 {
-    const struct four_bit_weight weight = {codes, scales, zeros, depth, NULL};
+    const struct four_bit_weight weight = {codes, scales, zeros, order, depth};
     const int64_t panel_bytes = quantized_panel_bytes_of((enum weight_format)format, depth, BFLOAT16);
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t panel = 0; panel < num_quantized_panels_of(num_outputs); panel++) {
@@ -67,55 +80,95 @@ EXPORT int pack_four_bits(void *packed, const uint8_t *codes, const uint16_t *sc
     return OK;
 }
 
-/* A group. */
-INLINE void make_whole(void *whole, const struct four_bit_weight *weight, int64_t group, const enum dtype dtype,
+/* Of LANES bytes. scales: of the first code in each and of the second; zeros: pairs of int16. */
+INLINE void make_whole(void *whole, const uint8_t *codes, const vf *scales, vu zeros, const enum dtype dtype,
                        const enum weight_format format)
 {
     typedef uint8_t vb __attribute__((vector_size(LANES)));
-    const vf scale = splat(load_one(weight->scales, group, BFLOAT16));
-    const uint32_t zero = has_zero_points(format) ? weight->zeros[group] * 0x10001u : 0;
-    for (int byte = 0; byte < group_bytes_of(format); byte += LANES) {
-        vb bytes;
-        memcpy(&bytes, weight->codes + group * group_bytes_of(format) + byte, sizeof bytes);
-        const vu wide = __builtin_convertvector(bytes, vu);
-        const vf pairs = (vf)(multiples_in((vi16)((wide | wide << 12) & 0x000f000f), 0, format) - (vi16)(wide * 0 + zero));
-        const vf first = scaled_half(pairs, 0, scale), second = scaled_half(pairs, 1, scale);
-        if (dtype == BFLOAT16) {
-            const vf words = rounded_words(first, second);
-            memcpy((char *)whole + 2 * byte * (int64_t)size_of(BFLOAT16), &words, sizeof words);
-        }
-        for (int lane = 0; lane < LANES && dtype == FLOAT32; lane++) {
-            ((float *)whole)[2 * (byte + lane)] = first[lane];
-            ((float *)whole)[2 * (byte + lane) + 1] = second[lane];
-        }
+    vb bytes;
+    memcpy(&bytes, codes, sizeof bytes);
+    const vu wide = __builtin_convertvector(bytes, vu);
+    const vf pairs = (vf)(multiples_in((vi16)((wide | wide << 12) & 0x000f000f), 0, format) - (vi16)zeros);
+    const vf first = scaled_half(pairs, 0, scales[0]), second = scaled_half(pairs, 1, scales[1]);
+    if (dtype == BFLOAT16) {
+        const vf words = rounded_words(first, second);
+        memcpy(whole, &words, sizeof words);
+    }
+    for (int lane = 0; lane < LANES && dtype == FLOAT32; lane++) {
+        ((float *)whole)[2 * lane] = first[lane];
+        ((float *)whole)[2 * lane + 1] = second[lane];
     }
 }
 
-/* A row. */
+/* A row of weights whose groups follow each other. */
 INLINE void make_row_whole(void *whole, const struct four_bit_weight *weight, int64_t output, const enum dtype dtype,
                            const enum weight_format format)
 {
-    const int64_t group_size = 2 * group_bytes_of(format), num_groups = weight->depth / group_size;
-    const int32_t *order = weight->order;
-    for (int64_t group = output * num_groups; group < (output + 1) * num_groups; group++) {
-        float ordered[2 * WIDE_GROUP_WORDS]; /* or bfloat16 */
-        void *target = (void *)at(whole, group * group_size, dtype);
-        make_whole(order ? ordered : target, weight, group, dtype, format);
-        for (int64_t i = 0; i < group_size && order; i++) {
-            const int64_t place = output * weight->depth + order[(group - output * num_groups) * group_size + i];
-            if (dtype == BFLOAT16)
-                ((uint16_t *)whole)[place] = ((const uint16_t *)ordered)[i];
-            else
-                ((float *)whole)[place] = ordered[i];
-        }
+    const int64_t group_bytes = group_bytes_of(format), first = output * weight->depth / 2 / group_bytes;
+    for (int64_t group = first; group < first + weight->depth / 2 / group_bytes; group++) {
+        const vf scale = splat(load_one(weight->scales, group, BFLOAT16)), scales[] = {scale, scale};
+        const vu zeros = (vu){0} + (has_zero_points(format) ? weight->zeros[group] * 0x10001u : 0);
+        for (int64_t byte = group * group_bytes; byte < (group + 1) * group_bytes; byte += LANES)
+            make_whole((void *)at(whole, 2 * byte, dtype), weight->codes + byte, scales, zeros, dtype, format);
     }
+}
+
+INLINE vu gather(const uint32_t *table, const int32_t *places)
+{
+#if defined(__AVX512F__)
+    return (vu)_mm512_i32gather_epi32(_mm512_loadu_si512(places), table, sizeof *table);
+#elif defined(__AVX2__)
+    return (vu)_mm256_i32gather_epi32((const int *)table, _mm256_loadu_si256((const void *)places), sizeof *table);
+#else
+    vu found;
+    for (int lane = 0; lane < LANES; lane++)
+        found[lane] = table[places[lane]];
+    return found;
+#endif
+}
+
+/* A row of any. groups: of each input, the even ones of 2 LANES before the odd ones. table: of scratch, [groups]. */
+INLINE void make_ordered_row_whole(void *whole, const struct four_bit_weight *weight, int64_t output, const int32_t *groups,
+                                   uint32_t *table, const enum dtype dtype, const enum weight_format format)
+{
+    const int64_t row_bytes = weight->depth / 2, num_groups = row_bytes / group_bytes_of(format), row = output * num_groups;
+    for (int64_t group = 0; group < num_groups; group++)
+        table[group] = (uint32_t)weight->scales[row + group] << 16 | (has_zero_points(format) ? weight->zeros[row + group] : 0);
+    for (int64_t byte = 0; byte < row_bytes; byte += LANES, groups += 2 * LANES) {
+        const vu of_first = gather(table, groups), of_second = gather(table, groups + LANES);
+        const vf scales[] = {(vf)(of_first & 0xffff0000), (vf)(of_second & 0xffff0000)};
+        make_whole((void *)at(whole, 2 * (output * row_bytes + byte), dtype), weight->codes + output * row_bytes + byte,
+                   scales, (of_first & 0xffff) | of_second << 16, dtype, format);
+    }
+}
+
+static int make_ordered_whole(void *whole, const struct four_bit_weight *weight, int64_t num_outputs,
+                              enum weight_format format, enum dtype dtype, int num_threads)
+{
+    const int64_t group_size = 2 * group_bytes_of(format), num_groups = weight->depth / group_size;
+    int32_t *groups = malloc((size_t)(weight->depth + num_threads * num_groups) * sizeof *groups);
+    if (!groups)
+        return OUT_OF_MEMORY;
+    for (int64_t place = 0; place < weight->depth; place++) {
+        const int32_t input = weight->order[place], in_line = input % (2 * LANES);
+        groups[input - in_line + in_line % 2 * LANES + in_line / 2] = (int32_t)(place / group_size);
+    }
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t output = 0; output < num_outputs; output++) {
+        uint32_t *table = (uint32_t *)groups + weight->depth + omp_get_thread_num() * num_groups;
+        WITH_CONSTANTS(format, dtype, make_ordered_row_whole, whole, weight, output, groups, table);
+    }
+    free(groups);
+    return OK;
 }
 
 /* whole: dense [num_outputs, depth]; the others as pack_four_bits has them. */
 EXPORT int whole_four_bits(void *whole, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
                            const int32_t *order, int64_t num_outputs, int64_t depth, int format, int dtype, int num_threads)
 {
-    const struct four_bit_weight weight = {codes, scales, zeros, depth, order};
+    const struct four_bit_weight weight = {codes, scales, zeros, order, depth};
+    if (order)
+        return make_ordered_whole(whole, &weight, num_outputs, (enum weight_format)format, (enum dtype)dtype, num_threads);
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t output = 0; output < num_outputs; output++)
         WITH_CONSTANTS(format, dtype, make_row_whole, whole, &weight, output);
