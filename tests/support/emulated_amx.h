@@ -78,13 +78,21 @@ static inline float emulated_bfloat16(uint32_t bits)
     return emulated_flushed(value);
 }
 
+/* Sums, which a product of tiles of these shapes is added to. */
+static struct emulated_tile *emulated_sums(int sums, int a, int b, const char *instruction)
+{
+    struct emulated_tile *c = emulated_tile(sums, instruction);
+    const struct emulated_tile *left = emulated_tile(a, instruction), *right = emulated_tile(b, instruction);
+    emulated_require(sums != a && sums != b && a != b, instruction);
+    emulated_require(left->num_rows == c->num_rows && right->row_bytes == c->row_bytes, instruction);
+    emulated_require(left->row_bytes == 4 * right->num_rows, instruction);
+    return c;
+}
+
 static void emulated_dpbf16ps(int sums, int a, int b)
 {
-    struct emulated_tile *c = emulated_tile(sums, "tdpbf16ps");
-    const struct emulated_tile *left = emulated_tile(a, "tdpbf16ps"), *right = emulated_tile(b, "tdpbf16ps");
-    emulated_require(sums != a && sums != b && a != b, "tdpbf16ps");
-    emulated_require(left->num_rows == c->num_rows && right->row_bytes == c->row_bytes, "tdpbf16ps");
-    emulated_require(left->row_bytes == 4 * right->num_rows, "tdpbf16ps");
+    struct emulated_tile *c = emulated_sums(sums, a, b, "tdpbf16ps");
+    const struct emulated_tile *left = &emulated_tiles[a], *right = &emulated_tiles[b];
     for (int row = 0; row < c->num_rows; row++) {
         float low[TILE_ROW_BYTES / 4] = {0}, high[TILE_ROW_BYTES / 4] = {0}, sum[TILE_ROW_BYTES / 4];
         uint32_t pairs[TILE_ROW_BYTES / 4], others[TILE_ROW_BYTES / 4];
@@ -107,11 +115,8 @@ static void emulated_dpbf16ps(int sums, int a, int b)
 /* Bytes of b are signed, and those of a if is_signed. */
 static void emulated_dpbytes(int sums, int a, int b, bool is_signed)
 {
-    struct emulated_tile *c = emulated_tile(sums, "tdpb.sd");
-    const struct emulated_tile *left = emulated_tile(a, "tdpb.sd"), *right = emulated_tile(b, "tdpb.sd");
-    emulated_require(sums != a && sums != b && a != b, "tdpb.sd");
-    emulated_require(left->num_rows == c->num_rows && right->row_bytes == c->row_bytes, "tdpb.sd");
-    emulated_require(left->row_bytes == 4 * right->num_rows, "tdpb.sd");
+    struct emulated_tile *c = emulated_sums(sums, a, b, is_signed ? "tdpbssd" : "tdpbusd");
+    const struct emulated_tile *left = &emulated_tiles[a], *right = &emulated_tiles[b];
     for (int row = 0; row < c->num_rows; row++) {
         uint32_t sum[TILE_ROW_BYTES / 4];
         memcpy(sum, c->rows[row], sizeof sum);
