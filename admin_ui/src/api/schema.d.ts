@@ -2546,7 +2546,7 @@ export interface components {
             model: string;
             device: string;
             dtype: string;
-            /** @description The form of its layers' weights: the dtype, "int8", "int4", "4 bits as stored", or both of the latter. */
+            /** @description The form of its layers' weights: the dtype, "int8", "int4" or "4 bits as stored", two where both are there. */
             weights: string;
             backend: string;
             max_model_len: number;

@@ -56,7 +56,7 @@ class EngineItem(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     weights: str
-    """The form of its layers' weights: the dtype, "int8", "int4", "4 bits as stored", or both of the latter."""
+    """The form of its layers' weights: the dtype, "int8", "int4" or "4 bits as stored", two where both are there."""
     backend: str
     max_model_len: int
     max_num_seqs: int
