@@ -285,7 +285,13 @@ def test_products_are_the_same_with_amx(amx_library: CpuLibrary, quantization: Q
     for x in (rows[:8], rows[:9], rows[:40], rows):
         found = linear(x)
         with amx_set(amx_library, enabled=False):
-            assert torch.equal(linear(x).nan_to_num(), found.nan_to_num())
+            torch.testing.assert_close(linear(x), found, rtol=0, atol=0, equal_nan=True)
+
+
+def test_fewer_rows_are_free_in_fewer_bits(amx_library: CpuLibrary) -> None:
+    backend = CpuBackend(amx_library)
+    assert backend.num_free_rows(torch.bfloat16) == 16
+    assert {backend.num_free_rows(torch.bfloat16, form) for form in FORMS} == {4}
 
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
