@@ -36,7 +36,7 @@ class FourBitWeight:
     quantization: Quantization
     """Of `STORED`: what multiples codes stand for, and how many share a scale."""
     codes: Tensor
-    """uint8 [N, K / 2], two in a byte, the first in its lower bits."""
+    """uint8 [N, K / 2], of the inputs as they are, two in a byte, the first in its lower bits."""
     scales: Tensor
     """bfloat16 [N, K / group size]: of `to_scales`."""
     zeros: Tensor | None = None

@@ -75,7 +75,7 @@ def test_joined_are_the_outputs_of_all(form: Quantization) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", STORED)
-def test_columns_may_be_of_inputs_in_another_order(
+def test_groups_may_be_of_inputs_all_over(
     cpu_library: CpuLibrary, monkeypatch: pytest.MonkeyPatch, form: Quantization, dtype: torch.dtype
 ) -> None:
     weight = make_four_bits(form, (40, 384), 2**-20)

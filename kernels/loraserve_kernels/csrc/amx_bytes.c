@@ -20,11 +20,11 @@
 #define STRETCH_WORDS (4 * INT16_GROUP)      /* of depth, whose weights stay in L1 */
 #define PIECE_WORDS (2 * AMX_WORDS)          /* of depth in one product */
 #define LAG 2                                /* groups that are multiplied before one is scaled */
-#define PREFETCH_BYTES 4096
+#define PREFETCH_BYTES 4096                  /* that a panel's weights are asked for ahead */
 
 typedef int8_t vi8 __attribute__((vector_size(4 * LANES)));
 
-/* Whether a row has no stretch that is not whole. */
+/* Whether weights are bytes whose groups are those of x's scales, all of them whole. */
 INLINE bool fits(const struct packed_linear *linear)
 {
     return linear->format == UINT4_G128 || (linear->format == INT8 && linear->depth % (2 * INT16_GROUP) == 0);
