@@ -147,8 +147,8 @@ def patch_operands(monkeypatch: pytest.MonkeyPatch) -> None:
         if type is None:
             return value
         if value.type.is_block():
-            return self.make_tensor(self.builder.create_broadcast(value.handle, type.shape.values), type)
-        return self.make_tensor(self.builder.create_splat(type, value.handle), type)
+            return self.tensor(self.builder.create_broadcast(value.handle, type.shape.values), type)
+        return self.tensor(self.builder.create_splat(type, value.handle), type)
 
     convert_anew = TritonSemantic.binary_op_type_checking_impl
     never_cast: set[tuple] = set()
