@@ -1,10 +1,12 @@
-"""The chat template that training saved beside an adapter: not used, as all adapters of a server share the base's."""
+"""The chat template that training saved beside an adapter: not used, as templates are programs. An adapter's config may
+name one of the operator's; without that it has the base's."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from loraserve_adapters.config_values import CONFIG_NAME
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.files import open_regular, read_exactly
 from loraserve_adapters.limits import DEFAULT_LIMITS
@@ -19,8 +21,11 @@ _LIMITS = replace(DEFAULT_LIMITS, follow_symlinks=True)
 def other_chat_template(folder: Path, served: str | None) -> str | None:
     """Name of the file in which the folder has a chat template that renders otherwise than `served` may.
 
-    For folders that the operator names. What cannot be read is no template.
+    None where its config names the one that it wants. For folders that the operator names. What cannot be read is no
+    template.
     """
+    if _fields(_read(folder, CONFIG_NAME)).get("chat_template"):
+        return None
     template, name = _read(folder, TEMPLATE_NAME), TEMPLATE_NAME
     if template is None:
         template, name = _of_tokenizer(_read(folder, TOKENIZER_NAME)), TOKENIZER_NAME
@@ -31,15 +36,20 @@ def other_chat_template(folder: Path, served: str | None) -> str | None:
 
 def _of_tokenizer(config: str | None) -> str | None:
     """Of several named templates, the default one."""
-    try:
-        fields: Any = json.loads(config or "{}")
-    except (ValueError, RecursionError):
-        return None
-    template = fields.get("chat_template") if isinstance(fields, dict) else None
+    template = _fields(config).get("chat_template")
     if isinstance(template, list):
         named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
         template = next(named, {}).get("template")
     return template if isinstance(template, str) else None
+
+
+def _fields(config: str | None) -> dict[str, Any]:
+    """Empty where it is no JSON object."""
+    try:
+        fields: Any = json.loads(config or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _read(folder: Path, name: str) -> str | None:

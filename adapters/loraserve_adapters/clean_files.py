@@ -48,6 +48,8 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
         fields["problem_type"] = config.problem_type
     if config.score_template:
         fields["score_template"] = config.score_template
+    if config.chat_template:
+        fields["chat_template"] = config.chat_template
     return json.dumps(fields, indent=2, ensure_ascii=False).encode() + b"\n"
 
 

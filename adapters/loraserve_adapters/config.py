@@ -62,6 +62,8 @@ class AdapterConfig:
     score_template: str | None = None
     """Of a classifier with one label that ranks documents: the text that it is asked with, in which {query} and
     {document} stand for those. None = one after the other, as its tokenizer puts pairs."""
+    chat_template: str | None = None
+    """What the server calls the template that its chats are rendered with; None = the base model's."""
     base_model_name: str | None = None
     """As the author wrote it; never trusted, never opened."""
     task_type: str | None = field(default=None, compare=False)
@@ -208,6 +210,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         labels=value("id2label", values.labels_of(limits), ()),
         problem_type=value("problem_type", values.problem_type, None),
         score_template=value("score_template", values.score_template_of(limits), None),
+        chat_template=value("chat_template", values.chat_template, None),
         base_model_name=base_model_name if isinstance(base_model_name, str) else None,
         task_type=task_type if isinstance(task_type, str) else None,
     )
@@ -216,6 +219,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
     checks.attempt("config.values", lambda: _check_invocation(config))
     checks.attempt("config.values", lambda: _check_dora(config))
     checks.attempt("config.values", lambda: _check_labels(config, fields.get("label2id")))
+    checks.attempt("config.values", lambda: _check_has_chats(config))
     checks.attempt("config.values", lambda: _check_num_patterns(len(ranks) + len(alphas), limits))
     return None if checks.failed("config.values") else config
 
@@ -264,6 +268,12 @@ def _check_labels(config: AdapterConfig, label2id: Any) -> None:
         raise values.invalid("label2id", label2id, "null, or what id2label says the other way round")
 
 
+def _check_has_chats(config: AdapterConfig) -> None:
+    if config.chat_template and (config.is_classifier or config.task_type == FEATURE_EXTRACTION):
+        reason = f"has no meaning with a task_type of {shown(config.task_type)}, which answers no chats"
+        raise values.refused("invalid_field", reason, "chat_template")
+
+
 def _check_num_patterns(count: int, limits: Limits) -> None:
     if count > limits.max_patterns:
         raise values.refused("too_large", f"more than {limits.max_patterns} patterns", "rank_pattern")
@@ -287,7 +297,9 @@ _HONOURED = frozenset(
         "alpha_pattern",
         "init_lora_weights",
         "modules_to_save",
-        # Not PEFT's, which ignores them: what a classifier's labels are called, how they are meant, and asked for.
+        # Not PEFT's, which ignores them: what chats are rendered with; what a classifier's labels are called, how they
+        # are meant, and asked for.
+        "chat_template",
         "id2label",
         "label2id",
         "problem_type",

@@ -1,5 +1,6 @@
 """What values the fields of `adapter_config.json` may have. Parsers take a field's name and its value."""
 
+import re
 import unicodedata
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ SAVED_WITH_HEAD = ("classifier", HEAD)
 """What PEFT names where it saves the head, whichever of the two the model has."""
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 """As in a config of transformers."""
+TEMPLATE_NAME_RULE = "1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
+_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PLACEHOLDERS = ("{query}", "{document}")
 """Of a `score_template`."""
 _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -197,6 +200,18 @@ def score_template_of(limits: Limits) -> Callable[[str, Any], str | None]:
         return value
 
     return parse
+
+
+def chat_template(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not is_template_name(value):
+        raise invalid(name, value, f"null or a name of one of the server's chat templates: {TEMPLATE_NAME_RULE}")
+    return value
+
+
+def is_template_name(text: str) -> bool:
+    return _TEMPLATE_NAME.fullmatch(text) is not None
 
 
 def layers_pattern_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:

@@ -62,5 +62,6 @@ def canonical_config(config: AdapterConfig) -> bytes:
         **({"labels": config.labels} if config.labels else {}),
         **({"problem_type": config.problem_type} if config.problem_type else {}),
         **({"score_template": config.score_template} if config.score_template else {}),
+        **({"chat_template": config.chat_template} if config.chat_template else {}),
     }
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

@@ -1,6 +1,6 @@
 """What can be said of an adapter from its config and the header of its weights: all but the tensors' values."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
@@ -52,12 +52,21 @@ class JudgedAdapter:
 
 
 def judge_config(
-    data: bytes, checks: Checks, *, limits: Limits = DEFAULT_LIMITS, base_names: Iterable[str] = ()
+    data: bytes,
+    checks: Checks,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    base_names: Iterable[str] = (),
+    chat_templates: Collection[str] | None = None,
 ) -> AdapterConfig | None:
-    """All but what it targets; None where that is refused. base_names: what the served model is called."""
+    """All but what it targets; None where that is refused.
+
+    base_names: what the served model is called. chat_templates: the names that adapters may choose from; None = any.
+    """
     config = check_config(data, limits, checks)
     if config is not None:
         _compare_base_names(config.base_model_name, base_names, checks)
+        checks.attempt("config.values", lambda: _check_chat_template(config.chat_template, chat_templates))
     return config
 
 
@@ -70,12 +79,14 @@ def judge(
     *,
     limits: Limits = DEFAULT_LIMITS,
     base_names: Iterable[str] = (),
+    chat_templates: Collection[str] | None = None,
 ) -> JudgedAdapter | None:
     """None where something is refused, which `checks` then holds; reads nothing else.
 
     first_bytes: of the weights file, at least up to the end of its header. weights_size: of the whole file, in bytes.
+    base_names, chat_templates: see `judge_config`.
     """
-    config = judge_config(config_data, checks, limits=limits, base_names=base_names)
+    config = judge_config(config_data, checks, limits=limits, base_names=base_names, chat_templates=chat_templates)
     entries = checks.attempt("weights.header", lambda: parse_header(first_bytes, weights_size, limits))
     if config is None:
         return None
@@ -235,6 +246,16 @@ def _compare_base_names(author_name: str | None, base_names: Iterable[str], chec
         expected=expected,
     )
     checks.warn("config.base_model", error)
+
+
+def _check_chat_template(name: str | None, known: Collection[str] | None) -> None:
+    if name is None or known is None or name in known:
+        return
+    expected = f"one of {shown_name(', '.join(sorted(known)))}" if known else "null, as the server has none by a name"
+    reason = f"{CONFIG_NAME}: chat_template: the server has none called {shown(name)}; expected {expected}"
+    raise AdapterError(
+        "unknown_chat_template", reason, file=CONFIG_NAME, key="chat_template", found=shown(name), expected=expected
+    )
 
 
 def _base_copies(

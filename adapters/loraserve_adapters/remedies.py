@@ -34,7 +34,9 @@ _REMEDIES = {
     "sha256_mismatch": "Upload the file again: what arrived is not what was announced.",
     "other_base_model": "Check that the adapter was trained on the served base model.",
     "other_class": "Nothing, if that class computes the same. LLM2Vec's does not: its attention goes both ways.",
-    "other_chat_template": "If all adapters of the server want this one, start it with --chat-template.",
+    "other_chat_template": "Start the server with it: as --chat-template if all adapters want this one, else with "
+    '--adapter-chat-templates, by a name that adapter_config.json then has as "chat_template".',
+    "unknown_chat_template": "Name one that the server has, or ask the operator for it (--adapter-chat-templates).",
     "no_effect": "Upload the trained adapter: this one answers exactly as the base model.",
 }
 

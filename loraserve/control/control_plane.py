@@ -171,6 +171,7 @@ def build_control(
         packed_dir=packed_dir,
         layout=lambda: engine.model.layout,
         base_names=settings.base_names,
+        chat_templates=settings.adapter_chat_templates,
         limits=adapter_limits,
     )
     loader = ContentLoader(engine, declared.blobs, packed_dir=packed_dir, packer=ingest.pack, base_name=base.name)

@@ -30,6 +30,8 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long requests go on without Redis; 0 = not at all."""
     base_names: list[str]
     """What the base model is called."""
+    adapter_chat_templates: list[str] = []
+    """Names that adapters may choose from."""
     flag_keys: list[str] = []
     """API keys without a document."""
     keep_versions: int | None = None

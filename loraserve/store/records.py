@@ -124,8 +124,8 @@ class ClassifierRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One immutable content of an adapter.
 
-    NOTE: fields with their defaults are not written, so that a release that knows no activated LoRA, or no classifiers,
-    can read adapters that are none.
+    NOTE: fields with their defaults are not written, so that a release that knows no activated LoRA, no classifiers or
+    no names of chat templates can read adapters that have none of these.
     """
 
     n: int
@@ -147,6 +147,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of an activated LoRA: it changes nothing before the last place of a prompt where they are. Empty = it is none."""
     classifier: ClassifierRecord | None = None
     """None = it answers with text, or is for embeddings."""
+    chat_template: str | None = None
+    """What the server calls the one that its chats are rendered with; None = the base model's."""
     deleted_at: float | None = None
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -218,6 +219,14 @@ def test_a_classifier_agrees_with_peft(architecture: str, dtype: str, num_labels
         values[:] = np.roll(values, 1) if of_dtype is np.uint16 else values * 1.05
         write_packed(replace(packed, payload=payload), wrong := tmp_path / f"{name}.packed")
         assert measure(published.job(packed_path=str(wrong))).status is CertificateStatus.DIFFERS, name
+
+
+def test_a_chat_template_that_it_names_changes_nothing(published: Published, tmp_path: Path) -> None:
+    blob = shutil.copytree(published.blob(), tmp_path / "blob")
+    fields = json.loads((blob / CONFIG).read_text())
+    (blob / CONFIG).write_text(json.dumps(fields | {"chat_template": "chatml"}))
+    certificate = measure(published.job(blob=str(blob)))
+    assert certificate.status is CertificateStatus.AGREES, certificate
 
 
 def test_an_activated_one_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

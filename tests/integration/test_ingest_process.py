@@ -100,6 +100,7 @@ def job_for(folder: Path, layout: BaseLayout, size: int, **resources: int) -> In
         sha256={},
         layout=layout,
         base_names=[],
+        chat_templates=[],
         limits=DEFAULT_LIMITS,
         resources=ResourceLimits(**limits),
     )

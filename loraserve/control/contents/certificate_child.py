@@ -37,6 +37,8 @@ HEAD_TOLERANCE = 1e-5
 """Of the sum of a number's products, which are in float32."""
 CLASSIFIERS_OWN = frozenset({"modules_to_save", "id2label", "problem_type", "score_template"})
 """Fields about the head, and about what its numbers mean."""
+OURS = frozenset({"chat_template"})
+"""Fields that PEFT does not know, and that change nothing of what is compared."""
 
 
 class Skipped(Exception):
@@ -248,7 +250,7 @@ def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool
     from safetensors.torch import load_file
 
     # Written by us from checked fields; PEFT never reads a tenant's file.
-    fields = _config_fields(job)
+    fields = {name: value for name, value in _config_fields(job).items() if name not in OURS}
     is_classifier = fields["task_type"] == SEQ_CLS
     if is_classifier:
         fields = {name: value for name, value in fields.items() if name not in CLASSIFIERS_OWN} | {"task_type": None}

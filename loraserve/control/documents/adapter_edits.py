@@ -29,6 +29,8 @@ class Content(msgspec.Struct, frozen=True):
     """See `VersionRecord`."""
     classifier: ClassifierRecord | None = None
     """Likewise."""
+    chat_template: str | None = None
+    """Likewise."""
 
 
 class CanaryShare(msgspec.Struct, frozen=True):
@@ -114,6 +116,7 @@ def add_version(
             bases=[base],
             invocation_token_ids=content.invocation_token_ids,
             classifier=content.classifier,
+            chat_template=content.chat_template,
         )
         # Else the document, and with it each of its revisions, would grow with every version there ever was.
         kept = [version for version in doc.versions if now < kept_until(doc, version)]

@@ -88,6 +88,7 @@ def _judge(job: JudgeJob) -> JobAnswer:
                     checks,
                     limits=job.limits,
                     base_names=job.base_names,
+                    chat_templates=job.chat_templates,
                 )
     return JobAnswer(report=Report(checks=checks.listed()))
 
@@ -151,6 +152,7 @@ def _verify_and_write(job: IngestJob, files: _Files, checks: Checks) -> Manifest
             checks,
             limits=job.limits,
             base_names=job.base_names,
+            chat_templates=job.chat_templates,
         )
     if adapter is None or checks.has_failed:
         return None

@@ -29,6 +29,8 @@ class JudgeJob(msgspec.Struct, frozen=True, kw_only=True, tag="judge"):
     """Announced, in bytes."""
     layout: BaseLayout
     base_names: list[str]
+    chat_templates: list[str]
+    """Names that adapters may choose from."""
     limits: Limits
     resources: ResourceLimits
 
@@ -46,6 +48,8 @@ class IngestJob(msgspec.Struct, frozen=True, kw_only=True, tag="ingest"):
     """Announced, hex, by file; may be empty."""
     layout: BaseLayout
     base_names: list[str]
+    chat_templates: list[str] | None
+    """Names that adapters may choose from; None = any: one that was accepted stays so."""
     limits: Limits
     resources: ResourceLimits
 

@@ -29,6 +29,7 @@ class _CanonicalConfig(msgspec.Struct, frozen=True):
     labels: list[str] = []
     problem_type: str | None = None
     score_template: str | None = None
+    chat_template: str | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +64,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def invocation_token_ids(self) -> list[int]:
         """Of an activated LoRA; empty = it is none."""
         return msgspec.json.decode(self.config, type=_CanonicalConfig).invocation_token_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """See `AdapterConfig`."""
+        return msgspec.json.decode(self.config, type=_CanonicalConfig).chat_template
 
     @property
     def classifier(self) -> ClassifierRecord | None:

@@ -61,15 +61,20 @@ class Ingest:
         packed_dir: Path,
         layout: Callable[[], BaseLayout],
         base_names: Sequence[str] = (),
+        chat_templates: Sequence[str] = (),
         limits: Limits = DEFAULT_LIMITS,
         num_processes: int | None = None,
         timeout_s: float = 900.0,
         command: Sequence[str] = module_command("loraserve.control.ingest.child"),
     ) -> None:
-        """layout: the engine's, once it is ready. num_processes: None = one for each core that this process may use."""
+        """layout: the engine's, once it is ready. chat_templates: names that adapters may choose from.
+
+        num_processes: None = one for each core that this process may use.
+        """
         self._packed_dir = packed_dir
         self._layout = layout
         self._base_names = list(base_names)
+        self._chat_templates = list(chat_templates)
         self._limits = limits
         self._turns = asyncio.Semaphore(num_processes or available_cpus())
         self._timeout_s = timeout_s
@@ -89,6 +94,7 @@ class Ingest:
             weights_size=weights_size,
             layout=self._layout(),
             base_names=self._base_names,
+            chat_templates=self._chat_templates,
             limits=self._limits,
             resources=_resources(0),
         )
@@ -142,6 +148,7 @@ class Ingest:
             sha256=dict(sha256),
             layout=self._layout(),
             base_names=self._base_names,
+            chat_templates=self._chat_templates if write_content else None,
             limits=self._limits,
             resources=_resources(weights_size),
         )

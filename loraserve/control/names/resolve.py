@@ -47,6 +47,8 @@ class ResolvedAdapter:
     """See `VersionRecord`."""
     classifier: ClassifierRecord | None = None
     """Likewise."""
+    chat_template: str | None = None
+    """Likewise."""
 
     @property
     def document_id(self) -> str:
@@ -209,4 +211,5 @@ def _resolved(document: Document[AdapterDoc], n: int, alias: str | None) -> Reso
         created=int(version.created_at),
         invocation_token_ids=tuple(version.invocation_token_ids),
         classifier=version.classifier,
+        chat_template=version.chat_template,
     )

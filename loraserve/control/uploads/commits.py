@@ -155,6 +155,7 @@ class UploadCommits:
             targets=manifest.target_modules,
             invocation_token_ids=manifest.invocation_token_ids,
             classifier=manifest.classifier,
+            chat_template=manifest.chat_template,
         )
         async with self._smoke(content):
             published = await self._publisher.publish(

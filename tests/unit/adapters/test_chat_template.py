@@ -38,6 +38,13 @@ def test_names_the_file_whose_template_is_another(files: dict[str, str], expecte
     assert other_chat_template(tmp_path, SERVED) == expected
 
 
+@pytest.mark.parametrize("name", ["chatml", None])
+def test_one_that_a_config_names_is_used_in_its_place(name: str | None, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("other")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8, "chat_template": name}))
+    assert other_chat_template(tmp_path, SERVED) == (None if name else "chat_template.jinja")
+
+
 def test_a_base_without_a_template_has_another(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(SERVED)
     assert other_chat_template(tmp_path, None) == "chat_template.jinja"
