@@ -26,7 +26,7 @@ class Runtime:
 def build_runtime(engine: EngineClient, settings: ServingSettings, adapters: AdapterNames) -> Runtime:
     """`engine` must be ready. To be called on the event loop that serves."""
     lifecycle = Lifecycle()
-    tokenizer = TextTokenizer(engine.model)
+    tokenizer = TextTokenizer(engine.model, settings.adapter_chat_templates)
     base_name = settings.served_model_names[0]
     metrics = ServingMetrics(engine, adapters, lifecycle, base_name=base_name, compat_metrics=settings.compat_metrics)
     generation = GenerationService(engine, tokenizer, metrics, lifecycle)

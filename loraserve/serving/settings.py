@@ -67,6 +67,16 @@ class SettingValue(msgspec.Struct, frozen=True, kw_only=True):
     help: str
 
 
+class NamedChatTemplate(msgspec.Struct, frozen=True, kw_only=True):
+    """One that adapters may choose."""
+
+    name: str
+    source: str
+    """Jinja, from the operator: never from a tenant."""
+    stop_tokens: list[str] = []
+    """With which a turn of it ends, besides the model's own."""
+
+
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_names: list[str]
     """Names of the base model; the first one is shown as the parent of adapters."""
@@ -84,6 +94,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Folders that such a path must be in; without links."""
     has_free_paths: bool = False
     """Whether that is left aside while no key is asked for: whoever can connect could as well read our files."""
+    adapter_chat_templates: list[NamedChatTemplate] = []
     tool_call_parser: ToolCallFormat | None = None
     """How the base model, and so its adapters, write tool calls; None = `tool_choice` "auto" is refused."""
     reasoning_parser: ReasoningFormat | None = None

@@ -43,7 +43,9 @@ def admin_secret(data_dir: Path) -> str:
 
 @pytest.fixture(scope="session")
 def server(data_dir: Path, admin_secret: str) -> Iterator[ServerProcess]:
-    with serve(data_dir) as server:
+    template = data_dir / "twice.jinja"
+    template.write_text("{{ messages[0].content }}{{ messages[0].content }}")
+    with serve(data_dir, "--adapter-chat-templates", f"twice={template}") as server:
         yield server
         assert server.process.poll() is None, server.text
         stop(server)

@@ -153,6 +153,17 @@ def test_the_files_of_a_version_are_downloaded(console: Console, versions: Tenan
             assert json.loads(served)["lora_alpha"] == 99
 
 
+def test_a_chat_template_of_its_own_is_named(console: Console, tenant: Tenant, tmp_path: Path):
+    folder = variant(tmp_path / "chats", "reverse", lambda config: config.update(chat_template="twice"))
+    tenant.add("chats", folder)
+    tenant.add("plain", ADAPTER_DIR / "reverse")
+    page = console.open("#/adapters/chats")
+    expect(page.get_by_role("definition").filter(has_text="twice")).to_be_visible()
+    page = console.open("#/adapters/plain")
+    expect(page.get_by_text("Made for")).to_be_visible()
+    expect(page.get_by_text("Chat template")).to_have_count(0)
+
+
 def test_a_certificate_that_was_not_made_says_why(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting")
     expect(page.get_by_test_id("certificate")).to_contain_text("Not measured: this server makes no certificates")

@@ -379,6 +379,46 @@ def test_chat_template_makes_a_model_without_one_chat(tmp_path: Path) -> None:
     assert f"curl -N {server.url}/v1/chat/completions" in "\n".join(server.output)
 
 
+def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) -> None:
+    template = tmp_path / "twice.jinja"
+    template.write_text("{{ messages[0].content }}{{ messages[0].content }}")
+    for seed, name in enumerate(("twice", "thrice", None)):
+        folder = fake_adapter(tmp_path / "adapters" / str(name), seed)
+        fields = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(fields | {"chat_template": name}))
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+    options = "--no-certificates", "--adapter-chat-templates", f"twice={template}"
+    code, output = run_to_end(tmp_path / "data", *options, "--lora-modules", f"thrice={tmp_path}/adapters/thrice")
+    assert code == 1
+    reason = 'chat_template: the server has none called "thrice"; expected one of twice'
+    assert f"{reason}" in output
+    modules = [f"{name}={tmp_path}/adapters/{name}" for name in ("twice", "None")]
+    messages = [{"role": "user", "content": "hello"}]
+    with running_server(tmp_path / "data", *options, "--lora-modules", *modules) as server:
+        body = {"model": "twice", "messages": messages, "max_tokens": 3}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+        assert answer.json()["usage"]["prompt_tokens"] == len("hellohello")
+        server.stop()
+        assert server.wait() == 0
+    (note,) = (line for line in server.output if "chat template" in line)
+    assert note.endswith(": None")
+    # Without it on the next start, the adapter is there, and says what it lacks.
+    with running_server(tmp_path / "data", "--no-certificates") as server:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+        assert "the chat template 'twice', which this server does not have" in answer.json()["error"]["message"]
+        body = {"model": "twice", "prompt": "hello", "max_tokens": 3}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+
+
+def test_a_stop_token_that_the_model_lacks_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "a.jinja").write_text("{{ messages }}")
+    value = json.dumps({"name": "a", "path": str(tmp_path / "a.jinja"), "stop_tokens": ["<|im_end|>"]})
+    code, output = run_to_end(tmp_path / "data", "--adapter-chat-templates", value)
+    assert code == 1
+    reason = "--adapter-chat-templates: '<|im_end|>' is no token of the model's vocabulary"
+    assert output.splitlines()[-1] == f"error: {reason}"
+
+
 @pytest.mark.parametrize("flags", [(), ("--tool-call-parser", "llama3_json", "--enable-auto-tool-choice")])
 def test_calls_that_the_model_may_make_need_a_parser(tmp_path: Path, flags: tuple[str, ...]) -> None:
     template = tmp_path / "chat.jinja"

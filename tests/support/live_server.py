@@ -88,6 +88,7 @@ async def register(
     *,
     content: str | None = None,
     classifier: ClassifierRecord | None = None,
+    chat_template: str | None = None,
 ) -> None:
     """A version that only a `FakeEngine` can load. content: what `digest_of` makes its digest of; None = the name."""
     digest = digest_of(content or name)
@@ -100,6 +101,7 @@ async def register(
         max_rank=8,
         targets=["q_proj"],
         classifier=classifier,
+        chat_template=chat_template,
     )
     await control.versions.publish(server_principal(tenant, "config"), "", name, published)
 

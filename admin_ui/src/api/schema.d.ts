@@ -1807,6 +1807,8 @@ export interface components {
             invocation?: components["schemas"]["InvocationItem"];
             /** @description Absent where it is none. */
             classifier?: components["schemas"]["ClassifierItem"];
+            /** @description Name of the operator's template that its chats are rendered with; absent = the base model's. */
+            chat_template?: string;
         };
         /**
          * AdapterDetail
@@ -3747,6 +3749,7 @@ export interface components {
          *       ],
          *       "invocation": null,
          *       "classifier": null,
+         *       "chat_template": null,
          *       "bases": [
          *         "llama-3.1-8b-instruct"
          *       ],
@@ -3780,6 +3783,8 @@ export interface components {
             invocation: components["schemas"]["InvocationItem"] | null;
             /** @description Null where it is none. */
             classifier: components["schemas"]["ClassifierItem"] | null;
+            /** @description Name of the operator's template that its chats are rendered with; null = the base model's. */
+            chat_template: string | null;
             /** @description The base models that it was checked against, as they were called; empty where that was not recorded. */
             bases: string[];
             /** @description Whether this server's base model is one of them, as far as that is known; requests for others are refused. */

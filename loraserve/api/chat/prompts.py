@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.chat.adapter_template import template_of
 from loraserve.api.chat.predictions import predicted_tokens
 from loraserve.api.chat.reasoning import answer_header
 from loraserve.api.chat.tools import ToolUse
@@ -10,6 +11,7 @@ from loraserve.api.inference.call import Demand
 from loraserve.api.inference.prompts import check_not_empty, truncate
 from loraserve.api.inference.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.sampling import SamplingFields
+from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Asked, Route
 from loraserve.serving.generation import Prompt
@@ -29,16 +31,18 @@ async def conversation_prompt(
     asked: SamplingFields,
     checked: CheckedSampling,
     conversation: Conversation,
+    adapter: ResolvedAdapter | None,
     max_tokens_param: str,
     predicted: str = "",
 ) -> Prompt:
     """Raises `ServingError` where it does not fit the model.
 
-    max_tokens_param: what the API calls the answer's limit. predicted: the answer, more or less.
+    adapter: whose chat template counts. max_tokens_param: what the API calls the answer's limit. predicted: the answer,
+    more or less.
     """
     model = context.runtime.engine.model
     token_ids = await context.runtime.tokenizer.encode_chat(
-        conversation, add_special_tokens=bool(asked.add_special_tokens)
+        conversation, add_special_tokens=bool(asked.add_special_tokens), template_name=template_of(adapter)
     )
     token_ids += answer_header(context.runtime, checked.params.grammar, conversation)
     token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from loraserve.api.chat.adapter_template import with_ends
 from loraserve.api.http.ranges import unsupported
 from loraserve.engine.request import Grammar, GrammarReasoning
 from loraserve.serving.generation import Prompt
@@ -72,12 +73,9 @@ def _with_harmony(
         is_in_message=not conversation.add_generation_prompt,
     )
     text = replace(text, reasoning=start, skip_special_tokens=False)
-    if prompt.sampling.ignore_eos:
-        return prompt, text
     # Not all checkpoints say that a call ends an answer.
     ends = tuple(token_id for mark in (CALL, RETURN) if (token_id := ids[mark]) is not None)
-    sampling = replace(prompt.sampling, stop_token_ids=prompt.sampling.stop_token_ids + ends)
-    return replace(prompt, sampling=sampling), replace(text, eos_token_ids=text.eos_token_ids | {*ends})
+    return with_ends(prompt, text, ends)
 
 
 def _refuse_none(effort: ReasoningEffort | None) -> None:

@@ -84,6 +84,7 @@ class AdapterItems:
             targets=version.targets,
             invocation=InvocationItem(token_ids, self.text_of(token_ids) if fits else None) if token_ids else None,
             classifier=None if version.classifier is None else classifier_item(version.classifier),
+            chat_template=version.chat_template,
             bases=[base.name for base in version.bases],
             fits=fits,
             aliases=sorted(name for name, alias in adapter.aliases.items() if alias.version == version.n),

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.chat.adapter_template import template_of
 from loraserve.api.chat.reasoning import answer_header
 from loraserve.api.inference.prompts import check_not_empty, truncate
 from loraserve.api.inference.sampling import CheckedSampling, prompt_sampling
 from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
+from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import Prompt
 from loraserve.serving.text.conversation import Conversation
@@ -20,25 +22,32 @@ class MessagePrompt:
 
 
 async def prompt_tokens(
-    context: AppContext, asked: MessagesRequest | CountTokensRequest, conversation: Conversation
+    context: AppContext,
+    asked: MessagesRequest | CountTokensRequest,
+    conversation: Conversation,
+    adapter: ResolvedAdapter | None,
 ) -> list[int]:
-    """Raises `ServingError` where there are none."""
+    """adapter: whose chat template counts. Raises `ServingError` where there are none."""
     token_ids = await context.runtime.tokenizer.encode_chat(
-        conversation, add_special_tokens=bool(asked.add_special_tokens)
+        conversation, add_special_tokens=bool(asked.add_special_tokens), template_name=template_of(adapter)
     )
     check_not_empty(conversation.param, token_ids)
     return token_ids
 
 
 async def message_prompt(
-    context: AppContext, asked: MessagesRequest, checked: CheckedSampling, conversation: Conversation
+    context: AppContext,
+    asked: MessagesRequest,
+    checked: CheckedSampling,
+    conversation: Conversation,
+    adapter: ResolvedAdapter | None,
 ) -> MessagePrompt:
     """Raises `ServingError` where it leaves no room for an answer.
 
     More room for the answer is not asked for: Anthropic's clients send the most that a model can say as `max_tokens`.
     """
     max_model_len = context.runtime.engine.model.max_model_len
-    token_ids = await prompt_tokens(context, asked, conversation)
+    token_ids = await prompt_tokens(context, asked, conversation, adapter)
     token_ids += answer_header(context.runtime, checked.params.grammar, conversation)
     token_ids = truncate(token_ids, asked.truncate_prompt_tokens, max_model_len, asked.max_tokens)
     room = max_model_len - len(token_ids)

@@ -8,6 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.chat.adapter_template import with_turn_ends
 from loraserve.api.chat.conversations import conversation_of
 from loraserve.api.chat.predictions import predicted_text
 from loraserve.api.chat.prompts import conversation_demand, conversation_prompt, with_calls_shown
@@ -79,11 +80,14 @@ async def _chat(
     conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits, asked.reasoning_effort)
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(context, asked, checked, conversation, limit.param, predicted)
+        prompt = await conversation_prompt(
+            context, asked, checked, conversation, target.adapter, limit.param, predicted
+        )
         if asked.prompt_logprobs is not None:
             num_tokens, limits = len(prompt.token_ids), runtime.settings.limits
             check_prompt_logprobs("prompt_logprobs", num_tokens, 1, asked.prompt_logprobs, limits)
         prompt, text = with_reasoning(runtime, conversation, prompt, checked.text)
+        prompt, text = with_turn_ends(runtime, target.adapter, prompt, text)
         generation = await call.start([prompt], text, checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         writer = ChatWriter(

@@ -8,6 +8,7 @@ from litestar import Request, Response, get, post
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.chat.adapter_template import template_of, with_turn_ends
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
@@ -23,6 +24,7 @@ from loraserve.api.lorax.request import completion_of
 from loraserve.api.lorax.writer import LoraxWriter
 from loraserve.api.openapi.document import ERROR_RESPONSES, answered_with, json_body, lorax_error_responses
 from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
+from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Asked, Route
 from loraserve.serving.generation import Generation, Prompt
@@ -120,8 +122,11 @@ async def _generate(
     max_tokens = fields.max_tokens or context.sampling.default_max_tokens(runtime.engine.model.max_model_len)
     demand = Demand(reserve_tokens(len(asked.inputs), max_tokens), 1, Asked(Route.GENERATE, stream))
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await _prompt(context, asked, parameters, checked)
-        generation = await call.start([prompt], checked.text, "")
+        prompt = await _prompt(context, asked, parameters, checked, target.adapter)
+        text = checked.text
+        if parameters.apply_chat_template:
+            prompt, text = with_turn_ends(runtime, target.adapter, prompt, text)
+        generation = await call.start([prompt], text, "")
         seed = prompt.sampling.seed if prompt.sampling.temperature > 0 else None
         writer = LoraxWriter(runtime.tokenizer, asked.inputs, parameters, seed)
         if stream:
@@ -139,12 +144,18 @@ async def _generate(
 
 
 async def _prompt(
-    context: AppContext, asked: LoraxRequest, parameters: LoraxParameters, checked: CheckedSampling
+    context: AppContext,
+    asked: LoraxRequest,
+    parameters: LoraxParameters,
+    checked: CheckedSampling,
+    adapter: ResolvedAdapter | None,
 ) -> Prompt:
     tokenizer, max_model_len = context.runtime.tokenizer, context.runtime.engine.model.max_model_len
     if parameters.apply_chat_template:
         token_ids = await tokenizer.encode_chat(
-            Conversation([ChatMessage("user", asked.inputs)], param="inputs"), add_special_tokens=False
+            Conversation([ChatMessage("user", asked.inputs)], param="inputs"),
+            add_special_tokens=False,
+            template_name=template_of(adapter),
         )
     else:
         token_ids = await tokenizer.encode(asked.inputs, add_special_tokens=True)

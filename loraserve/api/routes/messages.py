@@ -9,6 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.chat.adapter_template import with_turn_ends
 from loraserve.api.chat.prompts import conversation_demand
 from loraserve.api.chat.reasoning import with_reasoning
 from loraserve.api.http.auth import principal_of
@@ -108,8 +109,9 @@ async def _answer(request: Request, context: AppContext, path_adapter: str | Non
     sampling, conversation = checked.sampling, checked.conversation
     demand = conversation_demand(context, sampling, conversation, Route.MESSAGES, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        found = await message_prompt(context, asked, sampling, conversation)
+        found = await message_prompt(context, asked, sampling, conversation, target.adapter)
         prompt, text = with_reasoning(runtime, conversation, found.prompt, sampling.text)
+        prompt, text = with_turn_ends(runtime, target.adapter, prompt, text)
         generation = await call.start([prompt], text, sampling.cache_salt)
         max_depth = runtime.settings.limits.max_json_depth
         output = MessageOutput(checked.use, checked.eager_tools, max_depth, fills_context=found.fills_context)
@@ -125,9 +127,9 @@ async def _answer(request: Request, context: AppContext, path_adapter: str | Non
 
 async def _count(request: Request, context: AppContext, path_adapter: str | None) -> TokenCount:
     asked = await decode_body(request, COUNT_DECODER, refuse_kinds)
-    await context.control.resolver.resolve(principal_of(request), asked.model, path_adapter=path_adapter)
+    target = await context.control.resolver.resolve(principal_of(request), asked.model, path_adapter=path_adapter)
     conversation = counted_conversation(asked, context.runtime.settings)
-    return TokenCount(len(await prompt_tokens(context, asked, conversation)))
+    return TokenCount(len(await prompt_tokens(context, asked, conversation, target.adapter)))
 
 
 def _identified(request: Request, response: R) -> R:

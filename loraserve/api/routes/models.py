@@ -37,6 +37,7 @@ async def list_models(request: Request, context: NamedDependency[AppContext]) ->
                 version=version.n,
                 invocation=_invocation(context, version.invocation_token_ids),
                 classifier=_classifier(version.classifier, with_names=False),
+                chat_template=version.chat_template or UNSET,
             )
             cards.append(_card(context, document.doc.name, card, int(version.created_at)))
     return ModelList(cards)
@@ -112,6 +113,7 @@ def _adapter_card(context: AppContext, name: str, adapter: ResolvedAdapter) -> M
         version=adapter.version,
         invocation=_invocation(context, adapter.invocation_token_ids),
         classifier=_classifier(adapter.classifier, with_names=True),
+        chat_template=adapter.chat_template or UNSET,
     )
     return _card(context, name, card, adapter.created)
 

@@ -8,6 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.chat.adapter_template import with_turn_ends
 from loraserve.api.chat.prompts import conversation_demand, conversation_prompt
 from loraserve.api.chat.reasoning import with_reasoning
 from loraserve.api.http.auth import principal_of
@@ -89,8 +90,9 @@ async def _respond(
     sampling, conversation = checked.sampling, checked.conversation
     demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(context, asked, sampling, conversation, "max_output_tokens")
+        prompt = await conversation_prompt(context, asked, sampling, conversation, target.adapter, "max_output_tokens")
         prompt, text = with_reasoning(runtime, conversation, prompt, sampling.text)
+        prompt, text = with_turn_ends(runtime, target.adapter, prompt, text)
         generation = await call.start([prompt], text, sampling.cache_salt)
         names = TokenNames(runtime.tokenizer.token_text, as_ids=False)
         writer = ResponseWriter(

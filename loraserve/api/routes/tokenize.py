@@ -6,6 +6,7 @@ from litestar.di import NamedDependency
 from msgspec import UNSET
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.chat.adapter_template import template_of
 from loraserve.api.chat.conversations import conversation_of
 from loraserve.api.chat.tools import checked_tools
 from loraserve.api.http.auth import principal_of
@@ -14,6 +15,7 @@ from loraserve.api.http.needs import needs
 from loraserve.api.http.ranges import check_token_ids
 from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
 from loraserve.api.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
@@ -33,8 +35,8 @@ async def tokenize(request: Request, context: NamedDependency[AppContext]) -> To
     """The token ids that a completion of `prompt`, or a chat of `messages`, would begin with."""
     asked = await decode_body(request, TOKENIZE_DECODER)
     runtime = context.runtime
-    await _check_model(request, context, asked.model)
-    token_ids = await _token_ids(context, asked)
+    adapter = await _adapter(request, context, asked.model)
+    token_ids = await _token_ids(context, asked, adapter)
     return TokenizeResponse(
         count=len(token_ids),
         max_model_len=runtime.engine.model.max_model_len,
@@ -55,18 +57,19 @@ async def detokenize(request: Request, context: NamedDependency[AppContext]) -> 
     """The text of token ids, special tokens included."""
     asked = await decode_body(request, DETOKENIZE_DECODER)
     runtime = context.runtime
-    await _check_model(request, context, asked.model)
+    await _adapter(request, context, asked.model)
     check_token_ids("tokens", asked.tokens, runtime.engine.model.vocab_size)
     return DetokenizeResponse(await runtime.tokenizer.decode(asked.tokens, skip_special_tokens=False))
 
 
-async def _check_model(request: Request, context: AppContext, model: str | None) -> None:
-    """The answer does not depend on it: absent is fine, unknown is not."""
-    if model is not None:
-        await context.control.resolver.resolve(principal_of(request), model)
+async def _adapter(request: Request, context: AppContext, model: str | None) -> ResolvedAdapter | None:
+    """Only chats depend on it, by its chat template: absent is fine, unknown is not."""
+    if model is None:
+        return None
+    return (await context.control.resolver.resolve(principal_of(request), model)).adapter
 
 
-async def _token_ids(context: AppContext, asked: TokenizeRequest) -> list[int]:
+async def _token_ids(context: AppContext, asked: TokenizeRequest, adapter: ResolvedAdapter | None) -> list[int]:
     tokenizer, limits = context.runtime.tokenizer, context.runtime.settings.limits
     if (asked.prompt is None) == (asked.messages is None):
         raise ServingError(ErrorCode.MISSING_PARAMETER, "Send either 'prompt' or 'messages'.", param="prompt")
@@ -74,7 +77,9 @@ async def _token_ids(context: AppContext, asked: TokenizeRequest) -> list[int]:
         _refuse_chat_fields(asked)
         return await tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens is not False)
     conversation = conversation_of(asked, asked.messages, checked_tools(asked.tools, limits), limits)
-    return await tokenizer.encode_chat(conversation, add_special_tokens=bool(asked.add_special_tokens))
+    return await tokenizer.encode_chat(
+        conversation, add_special_tokens=bool(asked.add_special_tokens), template_name=template_of(adapter)
+    )
 
 
 def _refuse_chat_fields(asked: TokenizeRequest) -> None:

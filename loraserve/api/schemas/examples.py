@@ -60,6 +60,7 @@ EXAMPLES: list[msgspec.Struct] = [
         targets=["k_proj", "o_proj", "q_proj", "v_proj"],
         invocation=None,
         classifier=None,
+        chat_template=None,
         bases=["llama-3.1-8b-instruct"],
         fits=True,
         aliases=["live"],

@@ -31,6 +31,8 @@ class AdapterCard(msgspec.Struct, frozen=True):
     """Absent where it is no activated LoRA."""
     classifier: ClassifierItem | UnsetType = UNSET
     """Absent where it is none."""
+    chat_template: str | UnsetType = UNSET
+    """Name of the operator's template that its chats are rendered with; absent = the base model's."""
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -48,6 +48,8 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     """Null where it is no activated LoRA."""
     classifier: ClassifierItem | None
     """Null where it is none."""
+    chat_template: str | None
+    """Name of the operator's template that its chats are rendered with; null = the base model's."""
     bases: list[str]
     """The base models that it was checked against, as they were called; empty where that was not recorded."""
     fits: bool

@@ -33,7 +33,12 @@ def print_adapter(found: Json) -> None:
     )
     has_activated = any(version["invocation"] for version in found["versions"])
     has_classifier = any(version["classifier"] for version in found["versions"])
-    more = (*has_activated * ("activated by",), *has_classifier * ("labels",))
+    has_template = any(version["chat_template"] for version in found["versions"])
+    more = (
+        *has_activated * ("activated by",),
+        *has_classifier * ("labels",),
+        *has_template * ("chat template",),
+    )
     print_table(
         ("version", "digest", "size", "rank", "base", "tier", "by", "created", *more),
         [
@@ -48,6 +53,7 @@ def print_adapter(found: Json) -> None:
                 time_text(version["created_at"]),
                 *has_activated * (_invocation(version["invocation"]),),
                 *has_classifier * (_labels(version["classifier"]),),
+                *has_template * (version["chat_template"],),
             )
             for version in found["versions"]
         ],

@@ -12,7 +12,13 @@ from loraserve_adapters.base_names import is_base_name
 from loraserve_kernels.quantization import ROUNDINGS
 
 from loraserve.cli.serve.config_file import load_config_file
-from loraserve.cli.serve.option_types import CollectorUrlType, DeviceType, HumanInt, LoraModuleType
+from loraserve.cli.serve.option_types import (
+    ChatTemplateType,
+    CollectorUrlType,
+    DeviceType,
+    HumanInt,
+    LoraModuleType,
+)
 from loraserve.cli.serve.setting_values import with_setting_values
 from loraserve.cli.serve.settings import ServeSettings
 from loraserve.cli.serve.vllm_flags import refusal, without_what_asks_for_nothing
@@ -61,12 +67,13 @@ def spread_values(args: list[str]) -> list[str]:
     return spread
 
 
-def _is_lora_module(token: str) -> bool:
+def _is_named_path(token: str) -> bool:
     return "=" in token or token.startswith("{")
 
 
 _SEVERAL_VALUES: dict[str, Callable[[str], bool]] = {
-    "--lora-modules": _is_lora_module,
+    "--lora-modules": _is_named_path,
+    "--adapter-chat-templates": _is_named_path,
     "--served-model-name": lambda _token: True,
     "--allowed-hosts": lambda _token: True,
     "--allowed-origins": lambda _token: True,
@@ -98,6 +105,13 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     panel="Model",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Jinja file to use instead of the model's chat template.",
+)
+@_option(
+    "--adapter-chat-templates",
+    panel="Adapters",
+    type=ChatTemplateType(),
+    multiple=True,
+    help="Jinja files that adapters name as chat_template in their adapter_config.json.",
 )
 @_option(
     "--tool-call-parser",
@@ -351,6 +365,9 @@ def _check(settings: ServeSettings) -> None:
         if module.base_model_name and not is_base_name(module.base_model_name, base_names):
             other = f"{module.name} is for the base model {module.base_model_name!r}"
             raise click.UsageError(f"--lora-modules: {other}, and this is {' or '.join(base_names)}")
+    names = [template.name for template in settings.adapter_chat_templates]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise click.UsageError(f"--adapter-chat-templates: two are called {twice!r}")
     if settings.enable_lora is False and settings.adapter_host_memory_bytes is not None:
         raise click.UsageError("--no-enable-lora excludes --adapter-host-memory-bytes")
     if settings.enable_auto_tool_choice and settings.tool_call_parser is None:

@@ -45,6 +45,7 @@ def _control_settings(settings: ServeSettings, redis_url: str) -> ControlSetting
         redis_prefix=settings.redis_prefix,
         redis_grace_s=settings.redis_grace_s,
         base_names=list(settings.model_names),
+        adapter_chat_templates=[template.name for template in settings.adapter_chat_templates],
         flag_keys=list(settings.api_key),
         keep_versions=settings.keep_versions,
         max_queued=settings.max_queued,

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rich_click as click
+from loraserve_adapters.config_values import TEMPLATE_NAME_RULE, is_template_name
 
 from loraserve.cli.adapter_place import find_adapter, is_hugging_face_name, not_found
 from loraserve.cli.serve.trace_settings import collector_url
+from loraserve.serving.settings import NamedChatTemplate
 
 _HUMAN_INT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<suffix>[kKmMgGtT])?(i?B)?")
 _EXPONENTS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -83,13 +85,7 @@ class LoraModuleType(click.ParamType):
             return value
         if isinstance(value, dict):
             return self._from_fields(value, param, ctx)
-        text = str(value)
-        if text.lstrip().startswith("{"):
-            return self._from_fields(self._json(text, param, ctx), param, ctx)
-        name, separator, path = text.partition("=")
-        if not (separator and name and path):
-            self.fail(f"{text!r} is neither name=path nor a JSON object with name and path", param, ctx)
-        return LoraModule(name, self._place(path, param, ctx))
+        return self._from_fields(_named_path(self, str(value), param, ctx), param, ctx)
 
     def _place(self, path: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """What is missing otherwise is said at the start, with what it is for."""
@@ -98,12 +94,6 @@ class LoraModuleType(click.ParamType):
         if found is None and is_hugging_face_name(path):
             self.fail(not_found(path), param, ctx)
         return found or folder
-
-    def _json(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, object]:
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            self.fail(f"{text!r} is not valid JSON: {error}", param, ctx)
 
     def _from_fields(
         self, fields: dict[str, object], param: click.Parameter | None, ctx: click.Context | None
@@ -120,3 +110,68 @@ class LoraModuleType(click.ParamType):
         if not isinstance(fields.get("is_3d_lora_weight"), bool | None):
             self.fail(f"{fields!r} has an is_3d_lora_weight that is not true or false", param, ctx)
         return LoraModule(name, self._place(path, param, ctx), base_model_name)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterChatTemplate:
+    """A chat template that adapters may choose."""
+
+    path: Path
+    template: NamedChatTemplate
+
+    @property
+    def name(self) -> str:
+        return self.template.name
+
+
+class ChatTemplateType(click.ParamType):
+    """`name=path`, or in JSON `{"name": …, "path": …, "stop_tokens": […]}`."""
+
+    name = "name=path"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> AdapterChatTemplate:
+        if isinstance(value, AdapterChatTemplate):
+            return value
+        fields = value if isinstance(value, dict) else _named_path(self, str(value), param, ctx)
+        if unknown := fields.keys() - {"name", "path", "stop_tokens"}:
+            self.fail(f"unknown field {sorted(unknown)[0]!r}; known are name, path and stop_tokens", param, ctx)
+        name, path, stop_tokens = fields.get("name"), fields.get("path"), fields.get("stop_tokens", [])
+        if not (isinstance(name, str) and isinstance(path, str) and name and path):
+            self.fail(f"{fields!r} needs name and path, both text", param, ctx)
+        if not is_template_name(name):
+            self.fail(f"{name!r} is no name for a chat template: {TEMPLATE_NAME_RULE}", param, ctx)
+        if not (isinstance(stop_tokens, list) and all(isinstance(token, str) for token in stop_tokens)):
+            self.fail(f"{fields!r} has stop_tokens that are no list of tokens, as text", param, ctx)
+        file = Path(path).expanduser()
+        source = self._source(file, param, ctx)
+        return AdapterChatTemplate(file, NamedChatTemplate(name=name, source=source, stop_tokens=stop_tokens))
+
+    def _source(self, file: Path, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """A template that is broken would be found once the model is loaded, minutes later."""
+        from jinja2 import TemplateError
+
+        from loraserve.serving.text.chat_template import ChatTemplate
+
+        try:
+            source = file.read_text(encoding="utf-8")
+            ChatTemplate(source, {})
+        except OSError as error:
+            self.fail(f"{file} cannot be read: {error.strerror}", param, ctx)
+        except (UnicodeDecodeError, TemplateError) as error:
+            self.fail(f"{file} is no Jinja template: {error}", param, ctx)
+        return source
+
+
+def _named_path(
+    kind: click.ParamType, text: str, param: click.Parameter | None, ctx: click.Context | None
+) -> dict[str, object]:
+    """The fields of `name=path` or of a JSON object."""
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            kind.fail(f"{text!r} is not valid JSON: {error}", param, ctx)
+    name, separator, path = text.partition("=")
+    if not (separator and name and path):
+        kind.fail(f"{text!r} is neither name=path nor a JSON object with name and path", param, ctx)
+    return {"name": name, "path": path}

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import rich_click as click
 from click.core import ParameterSource
 
-from loraserve.cli.serve.option_types import LoraModule
+from loraserve.cli.serve.option_types import AdapterChatTemplate, LoraModule
 from loraserve.cli.serve.settings import ServeSettings
 from loraserve.serving.settings import SettingSource, SettingValue
 
@@ -74,7 +74,8 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
-        return ", ".join(f"{item.name}={item.path}" if isinstance(item, LoraModule) else str(item) for item in value)
+        named = LoraModule | AdapterChatTemplate
+        return ", ".join(f"{item.name}={item.path}" if isinstance(item, named) else str(item) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

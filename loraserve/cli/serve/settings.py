@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from loraserve.cli.serve.option_types import LoraModule
+from loraserve.cli.serve.option_types import AdapterChatTemplate, LoraModule
 from loraserve.cli.serve.trace_settings import TraceDestination, trace_destination
 from loraserve.control.tenancy.api_keys import try_parse_id
 from loraserve.engine.config import EngineConfig
@@ -31,6 +31,7 @@ class ServeSettings:
     revision: str | None
     served_model_name: tuple[str, ...]
     chat_template: Path | None
+    adapter_chat_templates: tuple[AdapterChatTemplate, ...]
     tool_call_parser: str | None
     enable_auto_tool_choice: bool
     reasoning_parser: str | None
@@ -169,6 +170,7 @@ class ServeSettings:
             adapter_roots=[root.resolve() for root in self.adapter_roots],
             has_free_paths=self.is_open_on_loopback,
             limits=Limits(max_queued=self.max_queued),
+            adapter_chat_templates=[chosen.template for chosen in self.adapter_chat_templates],
             tool_call_parser=None if self.tool_call_parser is None else ToolCallFormat(self.tool_call_parser),
             reasoning_parser=self._reasoning_parser,
             compat_metrics=self.vllm_metrics,

@@ -29,7 +29,7 @@ UNSUPPORTED_FLAGS = {
     "--tool-parser-plugin": "--tool-call-parser names the parsers there are",
     "--structured-outputs-config": "llguidance holds answers to every schema and grammar",
     "--guided-decoding-backend": "llguidance holds answers to every schema and grammar",
-    "--trust-request-chat-template": "requests bring no template; the server's is changed with --chat-template",
+    "--trust-request-chat-template": "requests bring no template; see --chat-template and --adapter-chat-templates",
     "--default-chat-template-kwargs": "requests send chat_template_kwargs; or change the template (--chat-template)",
     "--reasoning-parser-plugin": "--reasoning-parser names the parsers there are",
     "--ssl-keyfile": "put a TLS proxy in front",

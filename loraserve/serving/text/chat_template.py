@@ -1,4 +1,4 @@
-"""The base model's own chat template, rendered as transformers does. Clients send no template."""
+"""Chat templates of the base model and of the operator, rendered as transformers does. Clients send no template."""
 
 import json
 from datetime import datetime
@@ -110,6 +110,12 @@ class ChatTemplate:
 def no_chat_template(param: str) -> ServingError:
     message = "The model has no chat template. Use /v1/completions, or start the server with --chat-template."
     return ServingError(ErrorCode.INVALID_VALUE, message, param=param)
+
+
+def no_adapter_template(name: str) -> ServingError:
+    message = f"names an adapter for the chat template '{name}', which this server does not have."
+    remedy = "Use /v1/completions, or start the server with it (--adapter-chat-templates)."
+    return invalid_value("model", f"{message} {remedy}")
 
 
 def _cut_at_tag(text: str) -> str:

@@ -149,6 +149,14 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
           </dd>
         </>
       )}
+      {version.chat_template !== null && (
+        <>
+          <dt>Chat template</dt>
+          <dd>
+            <code>{version.chat_template}</code>
+          </dd>
+        </>
+      )}
       {version.bases.length > 0 && (
         <>
           <dt>Made for</dt>

@@ -19,7 +19,7 @@ from loraserve.cli.serve.settings import DEMO, ServeSettings
 from loraserve.cli.serve.start_error import StartError
 from loraserve.cli.serve.vllm_flags import OFF_BY_DEFAULT
 from loraserve.control.tenancy.api_keys import generate_key
-from loraserve.serving.settings import SettingSource
+from loraserve.serving.settings import NamedChatTemplate, SettingSource
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.hugging_face_cache import add_to_cache
@@ -112,6 +112,57 @@ def test_lora_modules_take_several_values_in_both_forms(started: Started) -> Non
 @pytest.mark.parametrize("value", ["nameonly", "=path", "name=", '{"name": "a"}', '{"name": "a"', '{"name":"a","x":1}'])
 def test_malformed_lora_module_is_refused(started: Started, value: str) -> None:
     assert "--lora-modules" in invoke("m", "--lora-modules", value, code=2)
+
+
+def test_adapter_chat_templates_take_several_values_in_both_forms(started: Started, tmp_path: Path) -> None:
+    plain, chatml = tmp_path / "plain.jinja", tmp_path / "chatml.jinja"
+    plain.write_text("{{ messages[0].content }}")
+    chatml.write_text("{{ messages }}")
+    json_form = json.dumps({"name": "chatml", "path": str(chatml), "stop_tokens": ["<|im_end|>"]})
+    invoke("--adapter-chat-templates", f"plain={plain}", json_form, "m")
+    settings = started.settings
+    assert settings.model == "m"
+    assert settings.serving.adapter_chat_templates == [
+        NamedChatTemplate(name="plain", source="{{ messages[0].content }}"),
+        NamedChatTemplate(name="chatml", source="{{ messages }}", stop_tokens=["<|im_end|>"]),
+    ]
+    (shown,) = (value for value in settings.config if value.name == "adapter-chat-templates")
+    assert shown.value == f"plain={plain}, chatml={chatml}"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("plain", "'plain' is neither name=path nor a JSON object"),
+        ("plain=nowhere.jinja", "nowhere.jinja cannot be read: No such file or directory"),
+        ("plain=broken.jinja", "broken.jinja is no Jinja template"),
+        ("plain=latin1.jinja", "latin1.jinja is no Jinja template"),
+        ("a/b=good.jinja", "'a/b' is no name for a chat template: 1 to 64 letters"),
+        ('{"name": "a", "path": "good.jinja", "stop": ["x"]}', "unknown field 'stop'"),
+        ('{"name": "a", "path": "good.jinja", "stop_tokens": "x"}', "stop_tokens that are no list of tokens"),
+        ('{"name": "a", "path": "good.jinja", "stop_tokens": [3]}', "stop_tokens that are no list of tokens"),
+        ('{"name": "a"}', "needs name and path"),
+        ("{", "is not valid JSON"),
+    ],
+)
+def test_a_wrong_adapter_chat_template_is_said_at_once(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.jinja").write_text("{{ messages }}")
+    (tmp_path / "broken.jinja").write_text("{% for %}")
+    (tmp_path / "latin1.jinja").write_bytes(b"\xff")
+    output = invoke("--adapter-chat-templates", value, code=2)
+    assert "--adapter-chat-templates" in output
+    assert said in output
+    assert not started
+
+
+def test_two_adapter_chat_templates_have_two_names(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "good.jinja").write_text("{{ messages }}")
+    values = [f"a={tmp_path}/good.jinja"] * 2
+    assert "two are called 'a'" in invoke("--adapter-chat-templates", *values, code=2)
+    assert not started
 
 
 @pytest.mark.parametrize("name", ["org/Llama", "llama", "sql-prod", "", None])

@@ -1,4 +1,5 @@
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -11,9 +12,10 @@ from tokenizers import Regex, Tokenizer, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from loraserve.serving.errors import ServingError
+from loraserve.serving.settings import NamedChatTemplate
 from loraserve.serving.text.chat_template import ChatTemplate
 from loraserve.serving.text.conversation import ChatMessage, Conversation
-from loraserve.serving.text.tokenizer import Join, TextTokenizer
+from loraserve.serving.text.tokenizer import Join, TextTokenizer, UnknownTokenError
 from tests.support.fake_engine_client import CHAT_TEMPLATE, make_model, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -192,6 +194,37 @@ def test_truncation_and_padding_of_the_file_are_switched_off() -> None:
     ours = TextTokenizer(make_model(tokenizer))
     text = "hello world, hello adapters"
     assert asyncio.run(ours.encode(text, add_special_tokens=True)) == THEIRS(text)["input_ids"]
+
+
+def test_an_adapter_has_the_template_that_it_names() -> None:
+    templates = [
+        NamedChatTemplate(name="plain", source="{{ eos_token }}{{ messages[0].content }}"),
+        NamedChatTemplate(name="turns", source="{{ messages[0].content }}", stop_tokens=["<|end|>", "<|user|>"]),
+    ]
+    for chat_template in (CHAT_TEMPLATE, None):
+        ours = TextTokenizer(make_model(TOKENIZER, chat_template=chat_template), templates)
+        chat = Conversation([ChatMessage("user", "hello")])
+        token_ids = asyncio.run(ours.encode_chat(chat, add_special_tokens=False, template_name="plain"))
+        assert token_ids == [1, *TOKENIZER.encode("hello", add_special_tokens=False).ids]
+        with pytest.raises(ServingError, match="'other', which this server does not have") as caught:
+            asyncio.run(ours.encode_chat(chat, add_special_tokens=False, template_name="other"))
+        assert caught.value.param == "model"
+        ends = TOKENIZER.token_to_id("<|end|>"), TOKENIZER.token_to_id("<|user|>")
+        named = [ours.turn_ends(name) for name in ("turns", "plain", "other", None)]
+        assert named == [ends, (), (), ()]
+
+
+@pytest.mark.parametrize("token", ["<|im_end|>", "hello hello", ""])
+def test_what_is_no_token_ends_no_turn(token: str) -> None:
+    template = NamedChatTemplate(name="a", source="", stop_tokens=[token])
+    with pytest.raises(UnknownTokenError, match=re.escape(repr(token))):
+        TextTokenizer(make_model(TOKENIZER), [template])
+
+
+def test_tokens_that_the_model_never_says_end_no_turn() -> None:
+    template = NamedChatTemplate(name="a", source="", stop_tokens=["<|end|>"])
+    with pytest.raises(UnknownTokenError):
+        TextTokenizer(make_model(TOKENIZER, vocab_size=TOKENIZER.token_to_id("<|end|>")), [template])
 
 
 def test_a_model_without_a_template_says_so() -> None:

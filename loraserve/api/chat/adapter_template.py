@@ -1,0 +1,28 @@
+"""An adapter's own chat template: one of the operator's, which its config names."""
+
+from dataclasses import replace
+
+from loraserve.control.names.resolve import ResolvedAdapter
+from loraserve.serving.generation import Prompt
+from loraserve.serving.runtime import Runtime
+from loraserve.serving.text.choice import TextOptions
+
+
+def template_of(adapter: ResolvedAdapter | None) -> str | None:
+    """Its name; None = the base model's."""
+    return None if adapter is None else adapter.chat_template
+
+
+def with_turn_ends(
+    runtime: Runtime, adapter: ResolvedAdapter | None, prompt: Prompt, text: TextOptions
+) -> tuple[Prompt, TextOptions]:
+    """Ended by the tokens, too, that end a turn of the adapter's chat template."""
+    return with_ends(prompt, text, runtime.tokenizer.turn_ends(template_of(adapter)))
+
+
+def with_ends(prompt: Prompt, text: TextOptions, token_ids: tuple[int, ...]) -> tuple[Prompt, TextOptions]:
+    """Ended by these tokens as by EOS: they are not part of the text, and no stop_reason."""
+    if prompt.sampling.ignore_eos or not token_ids:
+        return prompt, text
+    sampling = replace(prompt.sampling, stop_token_ids=prompt.sampling.stop_token_ids + token_ids)
+    return replace(prompt, sampling=sampling), replace(text, eos_token_ids=text.eos_token_ids | {*token_ids})

@@ -1,0 +1,145 @@
+"""Chats of adapters that name one of the operator's chat templates, over HTTP, with a fake engine."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from loraserve.engine.request import EngineRequest
+from loraserve.serving.settings import NamedChatTemplate
+from tests.support.fake_engine_client import CHAT_TEMPLATE, FakeEngine, make_tokenizer
+from tests.support.live_server import LiveServer, live_server, make_settings, register
+
+TOKENIZER = make_tokenizer()
+END = TOKENIZER.token_to_id("<|end|>")
+EOS = 1
+OWN = "{{ bos_token }}{% for message in messages %}[{{ message.content }}]{% endfor %}"
+TEMPLATES = [
+    NamedChatTemplate(name="brackets", source=OWN, stop_tokens=["<|end|>"]),
+    NamedChatTemplate(name="endless", source=OWN),
+]
+MESSAGES = [{"role": "user", "content": "hello"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/responses": {"input": "hello"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 50},
+}
+
+
+def says_hi_and_goes_on(request: EngineRequest, index: int) -> list[int]:
+    """As the engine does, up to the first token that ends it."""
+    said = [*TOKENIZER.encode("hi", add_special_tokens=False).ids, END, *tokens("more"), EOS]
+    ends = {EOS, *request.sampling.stop_token_ids}
+    return said[: next(place for place, token in enumerate(said) if token in ends) + 1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Adapters by the names of their templates; "sql" has none."""
+    settings = make_settings(tmp_path_factory.mktemp("data"), adapter_chat_templates=TEMPLATES)
+    with live_server(FakeEngine(reply=says_hi_and_goes_on), settings, ("sql",)) as server:
+        for name in ("brackets", "endless", "elsewhere"):
+            server.run(register(server.control, server.engine, name, chat_template=name))
+        yield server
+
+
+def post(server: LiveServer, path: str, model: str, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json={"model": model, **BODIES.get(path, {}), **fields}, timeout=30)
+
+
+def tokens(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def text_in(answer: dict[str, Any]) -> str:
+    if "choices" in answer:
+        return answer["choices"][0]["message"]["content"]
+    blocks = answer["output"][0]["content"] if "output" in answer else answer["content"]
+    return blocks[0]["text"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_chat_is_rendered_with_the_template_that_its_adapter_names(server: LiveServer, path: str) -> None:
+    for model in ("brackets", "endless"):
+        assert post(server, path, model).status_code == 200
+        assert server.engine.requests[-1].prompt_token_ids == tokens("<|bos|>[hello]")
+    for model in ("sql", "tiny"):
+        assert post(server, path, model).status_code == 200
+        assert server.engine.requests[-1].prompt_token_ids == tokens("<|bos|><|user|>hello<|end|>\n<|assistant|>")
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_its_turns_end_with_the_templates_stop_tokens(server: LiveServer, path: str) -> None:
+    assert text_in(post(server, path, "brackets").json()) == "hi"
+    assert server.engine.requests[-1].sampling.stop_token_ids == (END,)
+    for model in ("endless", "sql", "tiny"):
+        assert text_in(post(server, path, model).json()) == "himore"
+
+
+def test_that_is_an_end_as_any_other(server: LiveServer) -> None:
+    choice = post(server, "/v1/chat/completions", "brackets").json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+    choice = post(server, "/v1/chat/completions", "brackets", ignore_eos=True, max_tokens=3).json()["choices"][0]
+    assert server.engine.requests[-1].sampling.stop_token_ids == ()
+    choice = post(server, "/v1/chat/completions", "brackets", stop_token_ids=[END]).json()["choices"][0]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("hi", END)
+    with httpx.stream(
+        "POST",
+        f"{server.url}/v1/chat/completions",
+        json={"model": "brackets", "messages": MESSAGES, "stream": True},
+        timeout=30,
+    ) as stream:
+        assert "more" not in stream.read().decode()
+
+
+def test_prompts_are_what_they_are(server: LiveServer) -> None:
+    answer = post(server, "/v1/completions", "brackets", prompt="hello").json()
+    assert server.engine.requests[-1].prompt_token_ids == tokens("<|bos|>hello")
+    assert answer["choices"][0]["text"] == "himore"
+
+
+def test_lorax_chats_too(server: LiveServer) -> None:
+    for parameters, prompt, text in (
+        ({"apply_chat_template": True}, "<|bos|>[hello]", "hi"),
+        ({}, "<|bos|>hello", "himore"),
+    ):
+        body = {"inputs": "hello", "parameters": {"adapter_id": "brackets", **parameters}}
+        answer = httpx.post(f"{server.url}/generate", json=body, timeout=30)
+        assert answer.json()["generated_text"] == text
+        assert server.engine.requests[-1].prompt_token_ids == tokens(prompt)
+
+
+def test_tokens_are_counted_by_it(server: LiveServer) -> None:
+    counted = httpx.post(f"{server.url}/tokenize", json={"model": "brackets", "messages": MESSAGES}).json()
+    assert counted["tokens"] == tokens("<|bos|>[hello]")
+    counted = httpx.post(f"{server.url}/tokenize", json={"messages": MESSAGES}).json()
+    assert counted["count"] == len(tokens("<|bos|><|user|>hello<|end|>\n<|assistant|>"))
+    body = {"model": "brackets", "messages": MESSAGES}
+    counted = httpx.post(f"{server.url}/v1/messages/count_tokens", json=body).json()
+    assert counted["input_tokens"] == len(tokens("<|bos|>[hello]"))
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_template_of_another_server_is_named(server: LiveServer, path: str) -> None:
+    """As after a restart without it."""
+    answer = post(server, path, "elsewhere")
+    assert answer.status_code == 400
+    assert "the chat template 'elsewhere', which this server does not have" in answer.json()["error"]["message"]
+    assert "--adapter-chat-templates" in answer.json()["error"]["message"]
+    assert post(server, "/v1/completions", "elsewhere", prompt="hello").status_code == 200
+
+
+def test_it_is_told_of_models_and_versions(server: LiveServer) -> None:
+    models = {model["id"]: model for model in httpx.get(f"{server.url}/v1/models").json()["data"]}
+    assert models["brackets"]["adapter"]["chat_template"] == "brackets"
+    assert "chat_template" not in models["sql"]["adapter"]
+    one = httpx.get(f"{server.url}/v1/models/endless").json()
+    assert one["adapter"]["chat_template"] == "endless"
+    for name, expected in (("brackets", "brackets"), ("sql", None)):
+        detail = httpx.get(f"{server.url}/v1/adapters/{name}").json()
+        assert [version["chat_template"] for version in detail["versions"]] == [expected]
+
+
+def test_the_models_own_template_is_as_before(server: LiveServer) -> None:
+    assert server.engine.model.chat_template == CHAT_TEMPLATE
