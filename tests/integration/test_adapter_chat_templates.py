@@ -134,6 +134,8 @@ def test_it_is_told_of_models_and_versions(server: LiveServer) -> None:
     models = {model["id"]: model for model in httpx.get(f"{server.url}/v1/models").json()["data"]}
     assert models["brackets"]["adapter"]["chat_template"] == "brackets"
     assert "chat_template" not in models["sql"]["adapter"]
+    assert models["tiny"]["adapter_chat_templates"] == ["brackets", "endless"]
+    assert "adapter_chat_templates" not in models["sql"]
     one = httpx.get(f"{server.url}/v1/models/endless").json()
     assert one["adapter"]["chat_template"] == "endless"
     for name, expected in (("brackets", "brackets"), ("sql", None)):

@@ -2947,6 +2947,8 @@ export interface components {
             /** @default model */
             object: string;
             adapter?: components["schemas"]["AdapterCard"];
+            /** @description Of the base model: names that an adapter's config may have as `chat_template`; absent where there are none. */
+            adapter_chat_templates?: string[];
         };
         /** ModelList */
         ModelList: {

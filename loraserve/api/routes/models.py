@@ -93,15 +93,16 @@ async def _in_path(request: Request, context: AppContext, adapter: str) -> Resol
 
 
 def _base_card(context: AppContext, name: str) -> ModelCard:
-    model = context.runtime.engine.model
+    model, settings = context.runtime.engine.model, context.runtime.settings
     return ModelCard(
         id=name,
         created=context.started,
         owned_by=OWNER,
-        root=context.runtime.settings.served_model_names[0],
+        root=settings.served_model_names[0],
         parent=None,
         max_model_len=model.max_model_len,
         permission=[ModelPermission(f"modelperm-{model.layout.fingerprint[:32]}", context.started)],
+        adapter_chat_templates=[template.name for template in settings.adapter_chat_templates] or UNSET,
     )
 
 

@@ -47,6 +47,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     permission: list[ModelPermission]
     object: str = "model"
     adapter: AdapterCard | UnsetType = UNSET
+    adapter_chat_templates: list[str] | UnsetType = UNSET
+    """Of the base model: names that an adapter's config may have as `chat_template`; absent where there are none."""
 
 
 class ModelList(msgspec.Struct, frozen=True):

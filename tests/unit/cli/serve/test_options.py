@@ -130,6 +130,16 @@ def test_adapter_chat_templates_take_several_values_in_both_forms(started: Start
     assert shown.value == f"plain={plain}, chatml={chatml}"
 
 
+def test_an_adapter_chat_template_may_be_a_table_of_the_file(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "a.jinja").write_text("{{ messages }}")
+    config = tmp_path / "serve.toml"
+    table = f'[[adapter-chat-templates]]\nname = "a"\npath = "{tmp_path}/a.jinja"\nstop_tokens = ["<|end|>"]\n'
+    config.write_text(table)
+    invoke("m", "--config", str(config))
+    (template,) = started.settings.serving.adapter_chat_templates
+    assert (template.name, template.stop_tokens) == ("a", ["<|end|>"])
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
