@@ -115,7 +115,9 @@ def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig |
     if config is not None:
         activated = f", activated by the tokens {list(config.invocation_token_ids)}"
         shown_values = f"rank {config.lora_rank}, alpha {config.lora_alpha:g}" + (", DoRA" if config.use_dora else "")
-        checks.passed("config.values", shown_values + (activated if config.invocation_token_ids else ""))
+        shown_values += activated if config.invocation_token_ids else ""
+        shown_values += f", chats by the server's template {config.chat_template}" if config.chat_template else ""
+        checks.passed("config.values", shown_values)
     return config
 
 

@@ -251,7 +251,9 @@ def _compare_base_names(author_name: str | None, base_names: Iterable[str], chec
 def _check_chat_template(name: str | None, known: Collection[str] | None) -> None:
     if name is None or known is None or name in known:
         return
-    expected = f"one of {shown_name(', '.join(sorted(known)))}" if known else "null, as the server has none by a name"
+    names = sorted(known)
+    listed = ", ".join([*names[:_MAX_HINTS], *["…"] * (len(names) > _MAX_HINTS)])
+    expected = f"one of {listed}" if known else "null, as the server has none by a name"
     reason = f"{CONFIG_NAME}: chat_template: the server has none called {shown(name)}; expected {expected}"
     raise AdapterError(
         "unknown_chat_template", reason, file=CONFIG_NAME, key="chat_template", found=shown(name), expected=expected

@@ -16,6 +16,9 @@ class EngineConfig:
     """Directory with config.json and *.safetensors, or a name in the local Hugging Face cache."""
     tokenizer: str | None = None
     revision: str | None = None
+    turn_end_tokens: tuple[str, ...] = ()
+    """Of the tokenizer's special ones: they end a turn of a chat template that adapters may choose, and so, where EOS
+    does, an output that a grammar holds."""
     generation_config: str = "auto"
     """Sampling defaults: "auto" = the model's generation_config, "vllm" = none of it, as vLLM's flag."""
     load_format: str = "auto"

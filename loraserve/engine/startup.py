@@ -1,6 +1,6 @@
 """From an `EngineConfig` to a model ready to run: load, size memory, prove, swap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -104,8 +104,9 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     token_ids = set(tokenizer.get_vocab().values())
     num_ids = max(token_ids) + 1  # of some of which there may be no token
     eos_token_ids = _eos_token_ids(tokenizer, model_config, generation_config, num_ids)
+    turn_end_ids = _turn_end_ids(tokenizer, config.turn_end_tokens)
     # Reads the tokenizer while weights are loaded.
-    grammars = Grammars(loader.without_gaps(tokenizer_json, token_ids), eos_token_ids)
+    grammars = Grammars(loader.without_gaps(tokenizer_json, token_ids), [*eos_token_ids, *turn_end_ids.values()])
     backend, backend_note = _backend(config, device)
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
     stored: StoredWeights = {}
@@ -149,6 +150,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         hidden_size=model.layout.hidden_size or model_config.get_text_config().hidden_size,
         eos_token_ids=eos_token_ids,
         tokenizer_json=tokenizer_json,
+        turn_end_ids=turn_end_ids,
         chat_template=_chat_template(tokenizer),
         special_tokens={
             name: str(value)
@@ -459,6 +461,16 @@ def _eos_token_ids(
         value = getattr(source, "eos_token_id", None)
         ids.update([value] if isinstance(value, int) else value or [])
     return sorted(token_id for token_id in ids if token_id < num_ids)
+
+
+def _turn_end_ids(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> dict[str, int]:
+    """Special ones alone: what may also stand in the middle of a text would cut it off."""
+    special = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
+    for token in tokens:
+        if token not in special:
+            reason = f"stop token {token!r} is no special token of the model's tokenizer"
+            raise EngineStartError(f"--adapter-chat-templates: {reason}")
+    return {token: special[token] for token in tokens}
 
 
 def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:

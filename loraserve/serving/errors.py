@@ -18,6 +18,7 @@ class ErrorCode(StrEnum):
     ADAPTER_INVALID = "adapter_invalid"
     ADAPTER_REJECTED = "adapter_rejected"
     ADAPTER_OTHER_BASE = "adapter_other_base"
+    ADAPTER_TEMPLATE_MISSING = "adapter_template_missing"
     INVALID_API_KEY = "invalid_api_key"
     FORBIDDEN = "forbidden"
     TENANT_SUSPENDED = "tenant_suspended"
@@ -59,6 +60,10 @@ SERVER_FAULTS = frozenset(
     }
 )
 """What clients are told with 5xx."""
+
+
+NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's clients repeat a 409 otherwise."""
 
 
 class ServingError(Exception):

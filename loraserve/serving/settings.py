@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from loraserve.serving.text.named_template import NamedChatTemplate
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
@@ -65,16 +66,6 @@ class SettingValue(msgspec.Struct, frozen=True, kw_only=True):
     """Never a secret; "" = not set."""
     source: SettingSource
     help: str
-
-
-class NamedChatTemplate(msgspec.Struct, frozen=True, kw_only=True):
-    """One that adapters may choose."""
-
-    name: str
-    source: str
-    """Jinja, from the operator: never from a tenant."""
-    stop_tokens: list[str] = []
-    """With which a turn of it ends, besides the model's own."""
 
 
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,14 +1,17 @@
 """Chats of adapters that name one of the operator's chat templates, over HTTP, with a fake engine."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from loraserve.engine.request import EngineRequest
-from loraserve.serving.settings import NamedChatTemplate
-from tests.support.fake_engine_client import CHAT_TEMPLATE, FakeEngine, make_tokenizer
+from loraserve.serving.text.harmony import MARKS as HARMONY_MARKS
+from loraserve.serving.text.named_template import NamedChatTemplate
+from loraserve.serving.text.reasoning import ReasoningFormat
+from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
 from tests.support.live_server import LiveServer, live_server, make_settings, register
 
 TOKENIZER = make_tokenizer()
@@ -38,7 +41,8 @@ def says_hi_and_goes_on(request: EngineRequest, index: int) -> list[int]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Adapters by the names of their templates; "sql" has none."""
     settings = make_settings(tmp_path_factory.mktemp("data"), adapter_chat_templates=TEMPLATES)
-    with live_server(FakeEngine(reply=says_hi_and_goes_on), settings, ("sql",)) as server:
+    model = make_model(TOKENIZER, turn_end_ids={"<|end|>": END})
+    with live_server(FakeEngine(model, says_hi_and_goes_on), settings, ("sql",)) as server:
         for name in ("brackets", "endless", "elsewhere"):
             server.run(register(server.control, server.engine, name, chat_template=name))
         yield server
@@ -124,8 +128,9 @@ def test_tokens_are_counted_by_it(server: LiveServer) -> None:
 def test_a_template_of_another_server_is_named(server: LiveServer, path: str) -> None:
     """As after a restart without it."""
     answer = post(server, path, "elsewhere")
-    assert answer.status_code == 400
-    assert "the chat template 'elsewhere', which this server does not have" in answer.json()["error"]["message"]
+    assert answer.status_code == 409
+    assert answer.headers["x-should-retry"] == "false"
+    assert "The adapter's chat template 'elsewhere' is none of this server's." in answer.json()["error"]["message"]
     assert "--adapter-chat-templates" in answer.json()["error"]["message"]
     assert post(server, "/v1/completions", "elsewhere", prompt="hello").status_code == 200
 
@@ -143,5 +148,64 @@ def test_it_is_told_of_models_and_versions(server: LiveServer) -> None:
         assert [version["chat_template"] for version in detail["versions"]] == [expected]
 
 
-def test_the_models_own_template_is_as_before(server: LiveServer) -> None:
-    assert server.engine.model.chat_template == CHAT_TEMPLATE
+@pytest.mark.parametrize("path", [*BODIES, "/generate"])
+def test_a_version_that_comes_meanwhile_brings_its_template(server: LiveServer, path: str) -> None:
+    """The one whose weights answer counts, not the one that was live when the request came."""
+    name = f"moving{path.replace('/', '-')}"
+    server.run(register(server.control, server.engine, name, content=f"{name} 1", chat_template="endless"))
+    resolve = server.control.resolver.resolve
+
+    async def outdated(*args: Any, **kwargs: Any) -> Any:
+        target = await resolve(*args, **kwargs)
+        await register(server.control, server.engine, name, content=f"{name} 2", chat_template="brackets")
+        return target
+
+    server.control.resolver.resolve = outdated
+    try:
+        body = {"inputs": "hello", "parameters": {"adapter_id": name, "apply_chat_template": True}}
+        answer = httpx.post(f"{server.url}{path}", json=body) if path == "/generate" else post(server, path, name)
+    finally:
+        server.control.resolver.resolve = resolve
+    assert answer.headers["x-adapter-version"] == "2"
+    assert server.engine.requests[-1].sampling.stop_token_ids == (END,)
+
+
+def test_reasoning_begins_only_where_the_template_knows_of_it(tmp_path: Path) -> None:
+    """With a parser for which all answers begin with it."""
+    templates = [
+        NamedChatTemplate(name="plain", source=OWN),
+        NamedChatTemplate(name="thinks", source=OWN + "{% set mark = '</think>' %}"),
+    ]
+    reasoning_parser = ReasoningFormat.DEEPSEEK_R1
+    settings = make_settings(tmp_path, adapter_chat_templates=templates, reasoning_parser=reasoning_parser)
+    with live_server(FakeEngine(make_model(TOKENIZER), says_hi_and_goes_on), settings, ("sql",)) as server:
+        for name in ("plain", "thinks"):
+            server.run(register(server.control, server.engine, name, chat_template=name))
+        said = {
+            model: post(server, "/v1/chat/completions", model).json()["choices"][0]["message"]
+            for model in ("plain", "thinks", "sql", "tiny")
+        }
+    assert {model: message["content"] for model, message in said.items()} == {
+        "plain": "himore",
+        "thinks": None,
+        "sql": None,
+        "tiny": None,
+    }
+    assert [said[model]["reasoning_content"] for model in ("thinks", "sql", "tiny")] == ["himore"] * 3
+
+
+def test_harmony_is_of_the_templates_that_are(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens([*HARMONY_MARKS])
+    tokenizer.add_tokens(["final"])
+    harmony = OWN + "{% if false %}<|channel|>{{ message.thinking }}{% endif %}"
+    templates = [NamedChatTemplate(name="plain", source=OWN), NamedChatTemplate(name="harmony", source=harmony)]
+    settings = make_settings(tmp_path, adapter_chat_templates=templates, reasoning_parser=ReasoningFormat.OPENAI_GPTOSS)
+    with live_server(FakeEngine(make_model(tokenizer), says_hi_and_goes_on), settings) as server:
+        for name in ("plain", "harmony"):
+            server.run(register(server.control, server.engine, name, chat_template=name))
+        for model, prompt in (("plain", "<|bos|>[hello]"), ("harmony", "<|bos|>[hello]<|channel|>final<|message|>")):
+            post(server, "/v1/chat/completions", model, response_format={"type": "json_object"})
+            assert server.engine.requests[-1].prompt_token_ids == tokenizer.encode(prompt, add_special_tokens=False).ids
+        for model, status in (("plain", 200), ("harmony", 400)):
+            assert post(server, "/v1/chat/completions", model, reasoning_effort="none").status_code == status

@@ -37,14 +37,14 @@ async def conversation_prompt(
 ) -> Prompt:
     """Raises `ServingError` where it does not fit the model.
 
-    adapter: whose chat template counts. max_tokens_param: what the API calls the answer's limit. predicted: the answer,
-    more or less.
+    adapter: of the call, whose chat template counts. max_tokens_param: what the API calls the answer's limit.
+    predicted: the answer, more or less.
     """
     model = context.runtime.engine.model
     token_ids = await context.runtime.tokenizer.encode_chat(
         conversation, add_special_tokens=bool(asked.add_special_tokens), template_name=template_of(adapter)
     )
-    token_ids += answer_header(context.runtime, checked.params.grammar, conversation)
+    token_ids += answer_header(context.runtime, adapter, checked.params.grammar, conversation)
     token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
     check_not_empty(conversation.param, token_ids)
     check_context(len(token_ids), checked.max_tokens, model.max_model_len, conversation.param, max_tokens_param)

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from loraserve.api.chat.adapter_template import with_ends
+from loraserve.api.chat.adapter_template import template_of, with_ends
 from loraserve.api.http.ranges import unsupported
+from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.engine.request import Grammar, GrammarReasoning
 from loraserve.serving.generation import Prompt
 from loraserve.serving.runtime import Runtime
@@ -20,7 +21,7 @@ MAX_TAIL = 32
 
 
 def with_reasoning(
-    runtime: Runtime, conversation: Conversation, prompt: Prompt, text: TextOptions
+    runtime: Runtime, adapter: ResolvedAdapter | None, conversation: Conversation, prompt: Prompt, text: TextOptions
 ) -> tuple[Prompt, TextOptions]:
     """A grammar holds what follows the reasoning. Where its marks are no tokens of the model, it holds all of it.
 
@@ -29,9 +30,13 @@ def with_reasoning(
     parser, token_text = runtime.settings.reasoning_parser, runtime.tokenizer.token_text
     if parser is None:
         return prompt, text
+    own = runtime.tokenizer.adapter_template(template_of(adapter))
     if parser is ReasoningFormat.OPENAI_GPTOSS:
-        return _with_harmony(runtime, conversation, prompt, text)
+        is_harmony = own is None or own.is_harmony
+        return _with_harmony(runtime, conversation, prompt, text) if is_harmony else (prompt, text)
     marks = MARKS[parser]
+    if own is not None and not own.mentions(marks.closing):
+        marks = replace(marks, may_lack_opening=False)
     start = ReasoningStart(marks, _has_begun(marks, conversation, prompt.token_ids, token_text))
     if start.has_begun:
         _refuse_none(conversation.effort)
@@ -48,10 +53,13 @@ def with_reasoning(
     return prompt, replace(text, reasoning=start)
 
 
-def answer_header(runtime: Runtime, grammar: Grammar | None, conversation: Conversation) -> list[int]:
+def answer_header(
+    runtime: Runtime, adapter: ResolvedAdapter | None, grammar: Grammar | None, conversation: Conversation
+) -> list[int]:
     """What the prompt ends with, behind the template's: gpt-oss says what a grammar holds without reasoning before it,
     in the message that this begins."""
-    if runtime.settings.reasoning_parser is not ReasoningFormat.OPENAI_GPTOSS:
+    own = runtime.tokenizer.adapter_template(template_of(adapter))
+    if runtime.settings.reasoning_parser is not ReasoningFormat.OPENAI_GPTOSS or (own and not own.is_harmony):
         return []
     header = [_try_token_id(runtime, part) for part in (CHANNEL, FINAL, MESSAGE)]
     is_wanted = grammar is not None and conversation.add_generation_prompt and None not in header

@@ -48,7 +48,7 @@ async def message_prompt(
     """
     max_model_len = context.runtime.engine.model.max_model_len
     token_ids = await prompt_tokens(context, asked, conversation, adapter)
-    token_ids += answer_header(context.runtime, checked.params.grammar, conversation)
+    token_ids += answer_header(context.runtime, adapter, checked.params.grammar, conversation)
     token_ids = truncate(token_ids, asked.truncate_prompt_tokens, max_model_len, asked.max_tokens)
     room = max_model_len - len(token_ids)
     if room < 1:

@@ -80,14 +80,12 @@ async def _chat(
     conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits, asked.reasoning_effort)
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(
-            context, asked, checked, conversation, target.adapter, limit.param, predicted
-        )
+        prompt = await conversation_prompt(context, asked, checked, conversation, call.adapter, limit.param, predicted)
         if asked.prompt_logprobs is not None:
             num_tokens, limits = len(prompt.token_ids), runtime.settings.limits
             check_prompt_logprobs("prompt_logprobs", num_tokens, 1, asked.prompt_logprobs, limits)
-        prompt, text = with_reasoning(runtime, conversation, prompt, checked.text)
-        prompt, text = with_turn_ends(runtime, target.adapter, prompt, text)
+        prompt, text = with_reasoning(runtime, call.adapter, conversation, prompt, checked.text)
+        prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
         generation = await call.start([prompt], text, checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         writer = ChatWriter(

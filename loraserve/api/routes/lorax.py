@@ -122,10 +122,10 @@ async def _generate(
     max_tokens = fields.max_tokens or context.sampling.default_max_tokens(runtime.engine.model.max_model_len)
     demand = Demand(reserve_tokens(len(asked.inputs), max_tokens), 1, Asked(Route.GENERATE, stream))
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await _prompt(context, asked, parameters, checked, target.adapter)
+        prompt = await _prompt(context, asked, parameters, checked, call.adapter)
         text = checked.text
         if parameters.apply_chat_template:
-            prompt, text = with_turn_ends(runtime, target.adapter, prompt, text)
+            prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
         generation = await call.start([prompt], text, "")
         seed = prompt.sampling.seed if prompt.sampling.temperature > 0 else None
         writer = LoraxWriter(runtime.tokenizer, asked.inputs, parameters, seed)

@@ -109,9 +109,9 @@ async def _answer(request: Request, context: AppContext, path_adapter: str | Non
     sampling, conversation = checked.sampling, checked.conversation
     demand = conversation_demand(context, sampling, conversation, Route.MESSAGES, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        found = await message_prompt(context, asked, sampling, conversation, target.adapter)
-        prompt, text = with_reasoning(runtime, conversation, found.prompt, sampling.text)
-        prompt, text = with_turn_ends(runtime, target.adapter, prompt, text)
+        found = await message_prompt(context, asked, sampling, conversation, call.adapter)
+        prompt, text = with_reasoning(runtime, call.adapter, conversation, found.prompt, sampling.text)
+        prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
         generation = await call.start([prompt], text, sampling.cache_salt)
         max_depth = runtime.settings.limits.max_json_depth
         output = MessageOutput(checked.use, checked.eager_tools, max_depth, fills_context=found.fills_context)

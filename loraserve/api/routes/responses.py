@@ -90,9 +90,9 @@ async def _respond(
     sampling, conversation = checked.sampling, checked.conversation
     demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(context, asked, sampling, conversation, target.adapter, "max_output_tokens")
-        prompt, text = with_reasoning(runtime, conversation, prompt, sampling.text)
-        prompt, text = with_turn_ends(runtime, target.adapter, prompt, text)
+        prompt = await conversation_prompt(context, asked, sampling, conversation, call.adapter, "max_output_tokens")
+        prompt, text = with_reasoning(runtime, call.adapter, conversation, prompt, sampling.text)
+        prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
         generation = await call.start([prompt], text, sampling.cache_salt)
         names = TokenNames(runtime.tokenizer.token_text, as_ids=False)
         writer = ResponseWriter(

@@ -10,7 +10,7 @@ from loraserve_adapters.config_values import TEMPLATE_NAME_RULE, is_template_nam
 
 from loraserve.cli.adapter_place import find_adapter, is_hugging_face_name, not_found
 from loraserve.cli.serve.trace_settings import collector_url
-from loraserve.serving.settings import NamedChatTemplate
+from loraserve.serving.text.named_template import NamedChatTemplate
 
 _HUMAN_INT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<suffix>[kKmMgGtT])?(i?B)?")
 _EXPONENTS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -87,6 +87,9 @@ class LoraModuleType(click.ParamType):
             return self._from_fields(value, param, ctx)
         return self._from_fields(_named_path(self, str(value), param, ctx), param, ctx)
 
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return _named_paths(rv)
+
     def _place(self, path: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """What is missing otherwise is said at the start, with what it is for."""
         folder = Path(path).expanduser()
@@ -157,9 +160,27 @@ class ChatTemplateType(click.ParamType):
             ChatTemplate(source, {})
         except OSError as error:
             self.fail(f"{file} cannot be read: {error.strerror}", param, ctx)
-        except (UnicodeDecodeError, TemplateError) as error:
+        except (ValueError, TemplateError, RecursionError) as error:  # the first: no UTF-8, or a zero in its name
             self.fail(f"{file} is no Jinja template: {error}", param, ctx)
         return source
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return _named_paths(rv)
+
+
+def _named_paths(text: str) -> list[str]:
+    """Of a variable that has several, between white space, of which a JSON object may have some, too."""
+    found: list[str] = []
+    while text := text.strip():
+        end = len(text.split(maxsplit=1)[0])
+        if text.startswith("{"):
+            try:
+                end = json.JSONDecoder().raw_decode(text)[1]
+            except json.JSONDecodeError:
+                end = len(text)  # which its conversion will say
+        found.append(text[:end])
+        text = text[end:]
+    return found
 
 
 def _named_path(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from rich.console import Console
 
-from loraserve.cli.serve.banner import Banner
+from loraserve.cli.serve.banner import Banner, shown_names
 from loraserve.cli.serve.listen import ListenError, base_url, bind_tcp, bind_unix
 from loraserve.cli.serve.open_files import raise_limit
 from loraserve.cli.serve.server_start import StartedServer, start_server
@@ -171,11 +171,13 @@ class _Server:
             model=started.engine.model,
             adapters=[*adapters],
             particular=frozenset(
-                name for name, version in adapters.items() if version.invocation_token_ids or version.classifier
+                name
+                for name, version in adapters.items()
+                if version.invocation_token_ids or version.classifier or version.chat_template
             ),
             data_dir=settings.data_path,
             is_demo=settings.is_demo,
-            notes=started.notes,
+            notes=[*started.notes, *_notes_on_missing_templates(context)],
         )
 
     def _print(self, text: str) -> None:
@@ -191,6 +193,25 @@ def _live_versions(context: AppContext) -> dict[str, VersionRecord]:
     visible = context.control.resolver.visible(server_principal(DEFAULT_TENANT, "server"))
     versions = ((document.doc.name, live_version(document.doc)) for document in visible)
     return {name: version for name, version in versions if version is not None}
+
+
+def _notes_on_missing_templates(context: AppContext) -> list[str]:
+    """At most one: which adapters, whosesoever, are live and name a chat template that this server does not have."""
+    from loraserve.control.documents.adapter_edits import live_version
+
+    known = {template.name for template in context.runtime.settings.adapter_chat_templates}
+    docs = (document.doc for document in context.control.catalog.all_adapters())
+    versions = ((doc.name, live_version(doc)) for doc in docs if doc.deleted_at is None)
+    wanting = {
+        name: version.chat_template
+        for name, version in versions
+        if version is not None and version.chat_template is not None and version.chat_template not in known
+    }
+    if not wanting:
+        return []
+    templates = shown_names(sorted({*wanting.values()}))
+    reason = f"chats are refused for want of --adapter-chat-templates {templates}"
+    return [f"{reason}: {shown_names([*wanting])}"]
 
 
 async def _first_of(*awaitables: Awaitable[Any]) -> None:

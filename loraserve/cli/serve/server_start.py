@@ -99,7 +99,6 @@ async def _build(
     from loraserve.control.control_plane import build_control
     from loraserve.control.names.labels import CatalogNames
     from loraserve.serving.runtime import build_runtime
-    from loraserve.serving.text.tokenizer import UnknownTokenError
 
     limits = _adapter_limits(settings.max_lora_rank)
     if settings.chat_template is not None:
@@ -108,10 +107,7 @@ async def _build(
     control = build_control(declared, engine, limits, certified)
     try:
         # All that holds up the event loop comes before `start`: calls to Redis have a second.
-        try:
-            runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
-        except UnknownTokenError as error:
-            raise StartError(f"--adapter-chat-templates: {error}") from error
+        runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
         control.observer.watch(runtime)
         context = AppContext.of(runtime, control)
         http = HttpServer(create_app(context, on_inference_end))

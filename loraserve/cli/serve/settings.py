@@ -190,6 +190,9 @@ class ServeSettings:
             model=str(DEMO / "model") if self.model is None else self.model,
             tokenizer=self.tokenizer,
             revision=self.revision,
+            turn_end_tokens=tuple(
+                dict.fromkeys(token for chosen in self.adapter_chat_templates for token in chosen.template.stop_tokens)
+            ),
             generation_config=self.generation_config,
             load_format=self.load_format,
             dtype=self.dtype,

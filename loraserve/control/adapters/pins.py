@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from loraserve.control.contents.residency import Residency
 from loraserve.control.documents.adapter_edits import find_version, versions_behind
 from loraserve.control.documents.catalog import Catalog
-from loraserve.control.names.served_base import NO_RETRY, fits
+from loraserve.control.names.served_base import fits
 from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.request import EngineRequest, SamplingParams
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
-from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.errors import NO_RETRY, ErrorCode, ServingError
 from loraserve.store.records import LIVE_ALIAS, AdapterDoc, AnyDocument, BaseRecord, Pin, Tier
 
 CHECK_EVERY_S = 5.0

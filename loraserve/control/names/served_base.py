@@ -8,12 +8,10 @@ import hashlib
 import msgspec
 from loraserve_adapters.base_layout import BaseLayout
 
-from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.errors import NO_RETRY, ErrorCode, ServingError
 from loraserve.store.records import AdapterDoc, BaseRecord, VersionRecord
 
 SHOWN_CHARACTERS = 8
-NO_RETRY = {"x-should-retry": "false"}
-"""OpenAI's clients repeat a 409 otherwise."""
 
 
 def served_base(name: str, layout: BaseLayout) -> BaseRecord:

@@ -47,6 +47,7 @@ class Grammars:
     """Compiles grammars for one tokenizer, beside the engine's steps: one of each tenant in turn."""
 
     def __init__(self, tokenizer_json: str, eos_token_ids: Sequence[int]) -> None:
+        """eos_token_ids: whatever ends an output, such as a turn of a chat template."""
         self._eos_token_ids = eos_token_ids
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         default = threading.stack_size(COMPILE_STACK_BYTES)

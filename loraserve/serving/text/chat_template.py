@@ -10,7 +10,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.serving.errors import NO_RETRY, ErrorCode, ServingError, invalid_value
 from loraserve.serving.text.conversation import Conversation, JsonObject, ReasoningEffort
 from loraserve.serving.text.harmony import CHANNEL
 from loraserve.serving.text.harmony_messages import described, for_harmony
@@ -32,20 +32,25 @@ OF_TRANSFORMERS = frozenset(
     }
 )
 """Arguments of `apply_chat_template` that are no variables of templates."""
-REMEDY = "Start the server with a --chat-template that does."
+ADAPTERS_FLAG = "--adapter-chat-templates"
 
 
 class ChatTemplate:
     """Compiled once; `render` is safe to call from several threads."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str], name: str | None = None) -> None:
+        """name: of one that adapters may choose; None = the base model's."""
         environment = _environment()
+        self._called = "the model's chat template" if name is None else f"the adapter's chat template '{name}'"
+        another = "a --chat-template that does" if name is None else f"one of that name that does ({ADAPTERS_FLAG})"
+        self._remedy = f"Start the server with {another}."
+        self._source = source
         self._template = environment.from_string(source)
         self._special_tokens = special_tokens
         self._reserved = OF_THE_REQUEST | OF_TRANSFORMERS | special_tokens.keys() | environment.globals.keys()
         self._variables_used = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self._uses_tool_calls = "tool_calls" in source
-        self._is_harmony = CHANNEL in source and "message.thinking" in source
+        self.is_harmony = CHANNEL in source and "message.thinking" in source
         # Templates written before OpenAI renamed the system role do not know "developer".
         self._developer_role = "developer" if "developer" in source else "system"
 
@@ -56,10 +61,13 @@ class ChatTemplate:
         try:
             text = self._template.render(variables)
         except jinja2.TemplateError as error:
-            raise invalid_value(conversation.param, f"does not fit the model's chat template: {error}") from error
+            raise invalid_value(conversation.param, f"does not fit {self._called}: {error}") from error
         except Exception as error:
-            raise invalid_value(conversation.param, "does not fit the model's chat template.") from error
+            raise invalid_value(conversation.param, f"does not fit {self._called}.") from error
         return _cut_at_tag(text) if conversation.continue_final_message else text
+
+    def mentions(self, mark: str) -> bool:
+        return mark in self._source
 
     def _check(self, conversation: Conversation) -> None:
         for name in conversation.template_kwargs:
@@ -67,17 +75,17 @@ class ChatTemplate:
                 param = f"chat_template_kwargs.{name}"
                 raise invalid_value(param, "is not the request's to set. Leave it out.")
         if conversation.tools and "tools" not in self._variables_used:
-            raise invalid_value("tools", f"cannot be used: the model's chat template shows no tools. {REMEDY}")
+            raise invalid_value("tools", f"cannot be used: {self._called} shows no tools. {self._remedy}")
         if not self._uses_tool_calls and any(message.tool_calls for message in conversation.messages):
-            message = f"has tool calls, which the model's chat template does not show. {REMEDY}"
+            message = f"has tool calls, which {self._called} does not show. {self._remedy}"
             raise invalid_value(conversation.param, message)
 
     def _variables(self, conversation: Conversation) -> JsonObject:
         messages, tools = conversation.messages, conversation.tools
-        if self._is_harmony:
+        if self.is_harmony:
             messages, tools = for_harmony(messages), [*map(described, tools)]
         chat = [message.for_template(self._developer_role) for message in messages]
-        if self._is_harmony:
+        if self.is_harmony:
             for message in chat:
                 if "reasoning" in message:
                     message["thinking"] = message["reasoning"]
@@ -102,7 +110,7 @@ class ChatTemplate:
         if effort.is_default:
             return {}
         if not effort.is_none:
-            message = f"'{effort.param}' is {effort.value!r}; the model's chat template knows no effort. Leave it out."
+            message = f"'{effort.param}' is {effort.value!r}; {self._called} knows no effort. Leave it out."
             raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=effort.param)
         return {"enable_thinking": False} if "enable_thinking" in self._variables_used else {}
 
@@ -113,9 +121,9 @@ def no_chat_template(param: str) -> ServingError:
 
 
 def no_adapter_template(name: str) -> ServingError:
-    message = f"names an adapter for the chat template '{name}', which this server does not have."
-    remedy = "Use /v1/completions, or start the server with it (--adapter-chat-templates)."
-    return invalid_value("model", f"{message} {remedy}")
+    message = f"The adapter's chat template '{name}' is none of this server's. Use /v1/completions, or start the server"
+    message += f" with it ({ADAPTERS_FLAG})."
+    return ServingError(ErrorCode.ADAPTER_TEMPLATE_MISSING, message, headers=NO_RETRY)
 
 
 def _cut_at_tag(text: str) -> str:

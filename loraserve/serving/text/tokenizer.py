@@ -8,10 +8,10 @@ from typing import TypeVar
 from tokenizers import Encoding, Tokenizer
 
 from loraserve.engine.model_description import ModelDescription
-from loraserve.serving.settings import NamedChatTemplate
 from loraserve.serving.text.chat_template import ChatTemplate, no_adapter_template, no_chat_template
 from loraserve.serving.text.conversation import Conversation
 from loraserve.serving.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from loraserve.serving.text.named_template import NamedChatTemplate
 from loraserve.serving.text.token_text import TokenText
 
 INLINE_SIZE = 2048
@@ -24,23 +24,21 @@ T = TypeVar("T")
 Join = Callable[[str, str], str]
 
 
-class UnknownTokenError(ValueError):
-    """The model's tokenizer does not have it."""
-
-
 class TextTokenizer:
     """One per model. The methods that may take long are coroutines."""
 
     def __init__(self, model: ModelDescription, adapter_chat_templates: Sequence[NamedChatTemplate] = ()) -> None:
-        """Raises `UnknownTokenError` for a stop token."""
         self._tokenizer = Tokenizer.from_str(model.tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._template = ChatTemplate(model.chat_template, model.special_tokens) if model.chat_template else None
         self._adapter_templates = {
-            named.name: ChatTemplate(named.source, model.special_tokens) for named in adapter_chat_templates
+            named.name: ChatTemplate(named.source, model.special_tokens, named.name) for named in adapter_chat_templates
         }
-        self._turn_ends = {named.name: self._ids_of(named.stop_tokens, model) for named in adapter_chat_templates}
+        self._turn_ends = {
+            named.name: tuple(model.turn_end_ids[token] for token in named.stop_tokens)
+            for named in adapter_chat_templates
+        }
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self.token_text = TokenText(self._tokenizer, model.tokenizer_json)
 
@@ -82,6 +80,10 @@ class TextTokenizer:
 
         return await self.run(conversation.work_size, render_and_encode)
 
+    def adapter_template(self, name: str | None) -> ChatTemplate | None:
+        """None = the base model's counts, or it is unknown."""
+        return None if name is None else self._adapter_templates.get(name)
+
     def turn_ends(self, template_name: str | None) -> tuple[int, ...]:
         """Tokens that end an answer to a chat of this template, besides the model's own. Of none that is unknown."""
         return self._turn_ends.get(template_name, ()) if template_name is not None else ()
@@ -118,14 +120,6 @@ class TextTokenizer:
         if size <= INLINE_SIZE:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    def _ids_of(self, tokens: Sequence[str], model: ModelDescription) -> tuple[int, ...]:
-        """Raises `UnknownTokenError` for one that the model never says."""
-        token_ids = [self._tokenizer.token_to_id(token) for token in tokens]
-        for token, token_id in zip(tokens, token_ids, strict=True):
-            if token_id is None or token_id >= model.vocab_size:
-                raise UnknownTokenError(f"{token!r} is no token of the model's vocabulary")
-        return tuple(token_id for token_id in token_ids if token_id is not None)
 
     def _template_called(self, name: str | None, param: str) -> ChatTemplate:
         if name is not None:

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from loraserve.engine import startup
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import Grammar, GrammarKind, Pooling
+from loraserve.engine.request import Grammar, GrammarKind, GrammarReasoning, Pooling
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
 from tests.support.engines import make_engine, run, to_pool
@@ -45,6 +46,34 @@ def start_demo(
     }
     config = EngineConfig(str(folder), **settings | options)
     return start(config, progress)
+
+
+@pytest.mark.parametrize("token", ["<|im_end|>", "a", ""])
+def test_what_is_no_special_token_ends_no_turn(tmp_path: Path, token: str) -> None:
+    with pytest.raises(EngineStartError, match=rf"--adapter-chat-templates: stop token {re.escape(repr(token))} is no"):
+        describe(tmp_path, {}, turn_end_tokens=("<|user|>", token))
+
+
+def test_an_output_that_a_grammar_holds_ends_with_a_turn_where_it_may_end(tmp_path: Path) -> None:
+    parts = start_demo(tmp_path, {}, turn_end_tokens=("<|user|>", "<|pad|>"))
+    assert parts.description.turn_end_ids == {"<|user|>": 257, "<|pad|>": 260}
+    eos, ends, closing, special = 259, {257, 260}, 256, range(256, 261)
+
+    def may_come(text: str, reasoning: GrammarReasoning | None = None) -> set[int]:
+        compiled = parts.grammars.compile(Grammar(GrammarKind.REGEX, "[a-z]+!?", reasoning)).result().copy()
+        for token_id in [*([closing] if reasoning and text else []), *text.encode()]:
+            assert compiled.take(token_id), compiled.error
+        mask = np.unpackbits(compiled.mask(), bitorder="little")
+        return {token_id for token_id in special if mask[token_id]}
+
+    assert may_come("") == set()
+    assert may_come("ab") == {eos, 258} | ends
+    thinking = GrammarReasoning(None, closing)
+    assert may_come("", thinking) == {closing}
+    assert may_come("ab", thinking) == {eos, 258} | ends
+    ended = parts.grammars.compile(Grammar(GrammarKind.REGEX, "[a-z]+!?")).result().copy()
+    assert all(ended.take(token_id) for token_id in (*b"ab", 260))
+    assert ended.is_complete
 
 
 STATED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "max_new_tokens": 77}

@@ -19,7 +19,8 @@ from loraserve.cli.serve.settings import DEMO, ServeSettings
 from loraserve.cli.serve.start_error import StartError
 from loraserve.cli.serve.vllm_flags import OFF_BY_DEFAULT
 from loraserve.control.tenancy.api_keys import generate_key
-from loraserve.serving.settings import NamedChatTemplate, SettingSource
+from loraserve.serving.settings import SettingSource
+from loraserve.serving.text.named_template import NamedChatTemplate
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.hugging_face_cache import add_to_cache
@@ -130,6 +131,28 @@ def test_adapter_chat_templates_take_several_values_in_both_forms(started: Start
     assert shown.value == f"plain={plain}, chatml={chatml}"
 
 
+@pytest.mark.parametrize("white", [" ", "\n", "  \t "])
+def test_a_variable_has_several_in_both_forms(started: Started, tmp_path: Path, white: str) -> None:
+    (tmp_path / "a.jinja").write_text("{{ messages }}")
+    named, fields = f"a={tmp_path}/a.jinja", {"name": "b", "path": f"{tmp_path}/a.jinja", "stop_tokens": ["<|end|>"]}
+    modules = f'm=/m{white}{{"name": "n", "path": "/n n"}}{white}o=/o'
+    env = {
+        "LORASERVE_ADAPTER_CHAT_TEMPLATES": f"{named}{white}{json.dumps(fields, indent=1)}{white}c{named}",
+        "LORASERVE_LORA_MODULES": modules,
+    }
+    invoke("m", env=env)
+    settings = started.settings
+    assert [template.name for template in settings.adapter_chat_templates] == ["a", "b", "ca"]
+    assert settings.adapter_chat_templates[1].template.stop_tokens == ["<|end|>"]
+    assert settings.engine.turn_end_tokens == ("<|end|>",)
+    assert [(module.name, str(module.path)) for module in settings.lora_modules] == [
+        ("m", "/m"),
+        ("n", "/n n"),
+        ("o", "/o"),
+    ]
+    assert "is not valid JSON" in invoke("m", env={"LORASERVE_LORA_MODULES": 'a=/a {"name": '}, code=2)
+
+
 def test_an_adapter_chat_template_may_be_a_table_of_the_file(started: Started, tmp_path: Path) -> None:
     (tmp_path / "a.jinja").write_text("{{ messages }}")
     config = tmp_path / "serve.toml"
@@ -147,6 +170,8 @@ def test_an_adapter_chat_template_may_be_a_table_of_the_file(started: Started, t
         ("plain=nowhere.jinja", "nowhere.jinja cannot be read: No such file or directory"),
         ("plain=broken.jinja", "broken.jinja is no Jinja template"),
         ("plain=latin1.jinja", "latin1.jinja is no Jinja template"),
+        ("plain=nested.jinja", "nested.jinja is no Jinja template"),
+        ("plain=ze\0ro.jinja", "is no Jinja template"),
         ("a/b=good.jinja", "'a/b' is no name for a chat template: 1 to 64 letters"),
         ('{"name": "a", "path": "good.jinja", "stop": ["x"]}', "unknown field 'stop'"),
         ('{"name": "a", "path": "good.jinja", "stop_tokens": "x"}', "stop_tokens that are no list of tokens"),
@@ -162,6 +187,7 @@ def test_a_wrong_adapter_chat_template_is_said_at_once(
     (tmp_path / "good.jinja").write_text("{{ messages }}")
     (tmp_path / "broken.jinja").write_text("{% for %}")
     (tmp_path / "latin1.jinja").write_bytes(b"\xff")
+    (tmp_path / "nested.jinja").write_text("{% if x %}" * 5000 + "{% endif %}" * 5000)
     output = invoke("--adapter-chat-templates", value, code=2)
     assert "--adapter-chat-templates" in output
     assert said in output

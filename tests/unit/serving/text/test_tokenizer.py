@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from loraserve.serving.errors import ServingError
-from loraserve.serving.settings import NamedChatTemplate
+from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.text.chat_template import ChatTemplate
 from loraserve.serving.text.conversation import ChatMessage, Conversation
-from loraserve.serving.text.tokenizer import Join, TextTokenizer, UnknownTokenError
+from loraserve.serving.text.named_template import NamedChatTemplate
+from loraserve.serving.text.tokenizer import Join, TextTokenizer
 from tests.support.fake_engine_client import CHAT_TEMPLATE, make_model, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -201,30 +201,30 @@ def test_an_adapter_has_the_template_that_it_names() -> None:
         NamedChatTemplate(name="plain", source="{{ eos_token }}{{ messages[0].content }}"),
         NamedChatTemplate(name="turns", source="{{ messages[0].content }}", stop_tokens=["<|end|>", "<|user|>"]),
     ]
+    ends = TOKENIZER.token_to_id("<|end|>"), TOKENIZER.token_to_id("<|user|>")
+    turn_end_ids = dict(zip(("<|end|>", "<|user|>"), ends, strict=True))
     for chat_template in (CHAT_TEMPLATE, None):
-        ours = TextTokenizer(make_model(TOKENIZER, chat_template=chat_template), templates)
+        ours = TextTokenizer(make_model(TOKENIZER, chat_template=chat_template, turn_end_ids=turn_end_ids), templates)
         chat = Conversation([ChatMessage("user", "hello")])
         token_ids = asyncio.run(ours.encode_chat(chat, add_special_tokens=False, template_name="plain"))
         assert token_ids == [1, *TOKENIZER.encode("hello", add_special_tokens=False).ids]
-        with pytest.raises(ServingError, match="'other', which this server does not have") as caught:
+        with pytest.raises(ServingError, match="'other' is none of this server's") as caught:
             asyncio.run(ours.encode_chat(chat, add_special_tokens=False, template_name="other"))
-        assert caught.value.param == "model"
-        ends = TOKENIZER.token_to_id("<|end|>"), TOKENIZER.token_to_id("<|user|>")
+        assert caught.value.code is ErrorCode.ADAPTER_TEMPLATE_MISSING
         named = [ours.turn_ends(name) for name in ("turns", "plain", "other", None)]
         assert named == [ends, (), (), ()]
 
 
-@pytest.mark.parametrize("token", ["<|im_end|>", "hello hello", ""])
-def test_what_is_no_token_ends_no_turn(token: str) -> None:
-    template = NamedChatTemplate(name="a", source="", stop_tokens=[token])
-    with pytest.raises(UnknownTokenError, match=re.escape(repr(token))):
-        TextTokenizer(make_model(TOKENIZER), [template])
-
-
-def test_tokens_that_the_model_never_says_end_no_turn() -> None:
-    template = NamedChatTemplate(name="a", source="", stop_tokens=["<|end|>"])
-    with pytest.raises(UnknownTokenError):
-        TextTokenizer(make_model(TOKENIZER, vocab_size=TOKENIZER.token_to_id("<|end|>")), [template])
+def test_what_an_adapters_template_cannot_show_is_said_of_that_one() -> None:
+    ours = TextTokenizer(make_model(TOKENIZER), [NamedChatTemplate(name="plain", source="{{ messages[0].content }}")])
+    for name, called, flag in (
+        ("plain", "the adapter's chat template 'plain' shows no tools", "one of that name that does (--adapter-chat-"),
+        (None, "the model's chat template shows no tools", "a --chat-template that does."),
+    ):
+        chat = Conversation([ChatMessage("user", "x")], tools=[{"type": "function", "function": {"name": "add"}}])
+        with pytest.raises(ServingError, match=re.escape(called)) as caught:
+            asyncio.run(ours.encode_chat(chat, add_special_tokens=False, template_name=name))
+        assert f"Start the server with {flag}" in caught.value.message
 
 
 def test_a_model_without_a_template_says_so() -> None:
