@@ -25,7 +25,7 @@ class ModelDescription:
     eos_token_ids: list[int]
     tokenizer_json: str
     turn_end_ids: dict[str, int] = field(default_factory=dict, kw_only=True)
-    """Of `EngineConfig.turn_end_tokens`."""
+    """Ids of `EngineConfig.turn_end_tokens`, by the tokens."""
     chat_template: str | None
     special_tokens: dict[str, str]
     """bos_token, eos_token, pad_token, unk_token: for the chat template."""

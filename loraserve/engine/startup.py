@@ -1,6 +1,6 @@
 """From an `EngineConfig` to a model ready to run: load, size memory, prove, swap."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,6 +126,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     host_bytes = max(available_bytes - model.weight_bytes, 0)
     plan = _plan(config, model, kv_dtype, model_config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
     vocab_size = min(num_ids, model.logits_size)
+    _check_are_said(turn_end_ids, vocab_size)
     model.prepare(plan.max_model_len, vocab_size, lambda done, total: progress("prepacking weights", done, total))
     malloc.keep_large_blocks()
     if accelerator is not None and gpu_memory is not None:
@@ -465,12 +466,20 @@ def _eos_token_ids(
 
 def _turn_end_ids(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> dict[str, int]:
     """Special ones alone: what may also stand in the middle of a text would cut it off."""
-    special = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     for token in tokens:
         if token not in special:
             reason = f"stop token {token!r} is no special token of the model's tokenizer"
             raise EngineStartError(f"--adapter-chat-templates: {reason}")
     return {token: special[token] for token in tokens}
+
+
+def _check_are_said(turn_end_ids: Mapping[str, int], vocab_size: int) -> None:
+    """A tokenizer may have more tokens than the model."""
+    for token, token_id in turn_end_ids.items():
+        if token_id >= vocab_size:
+            reason = f"stop token {token!r} is token {token_id}, and the model has {vocab_size}"
+            raise EngineStartError(f"--adapter-chat-templates: {reason}")
 
 
 def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -20,7 +20,7 @@ EOS = 1
 OWN = "{{ bos_token }}{% for message in messages %}[{{ message.content }}]{% endfor %}"
 TEMPLATES = [
     NamedChatTemplate(name="brackets", source=OWN, stop_tokens=["<|end|>"]),
-    NamedChatTemplate(name="endless", source=OWN),
+    NamedChatTemplate(name="endless", source=OWN.replace("[", "(").replace("]", ")")),
 ]
 MESSAGES = [{"role": "user", "content": "hello"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -65,9 +65,9 @@ def text_in(answer: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_chat_is_rendered_with_the_template_that_its_adapter_names(server: LiveServer, path: str) -> None:
-    for model in ("brackets", "endless"):
+    for model, prompt in (("brackets", "<|bos|>[hello]"), ("endless", "<|bos|>(hello)")):
         assert post(server, path, model).status_code == 200
-        assert server.engine.requests[-1].prompt_token_ids == tokens("<|bos|>[hello]")
+        assert server.engine.requests[-1].prompt_token_ids == tokens(prompt)
     for model in ("sql", "tiny"):
         assert post(server, path, model).status_code == 200
         assert server.engine.requests[-1].prompt_token_ids == tokens("<|bos|><|user|>hello<|end|>\n<|assistant|>")
@@ -79,6 +79,17 @@ def test_its_turns_end_with_the_templates_stop_tokens(server: LiveServer, path: 
     assert server.engine.requests[-1].sampling.stop_token_ids == (END,)
     for model in ("endless", "sql", "tiny"):
         assert text_in(post(server, path, model).json()) == "himore"
+
+
+@pytest.mark.parametrize("model", ["endless", "sql", "tiny"])
+def test_what_a_grammar_holds_ends_with_them_whoever_answers(server: LiveServer, model: str) -> None:
+    """As the engine takes them for ends of it."""
+    fields = {"structured_outputs": {"regex": "[a-z]+"}, "skip_special_tokens": False}
+    for path, more in (("/v1/chat/completions", {}), ("/v1/completions", {"prompt": "hello"})):
+        choice = post(server, path, model, **fields, **more).json()["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        assert (text, choice["finish_reason"], choice["stop_reason"]) == ("hi", "stop", None)
+        assert server.engine.requests[-1].sampling.stop_token_ids == (END,)
 
 
 def test_that_is_an_end_as_any_other(server: LiveServer) -> None:
@@ -167,7 +178,8 @@ def test_a_version_that_comes_meanwhile_brings_its_template(server: LiveServer, 
     finally:
         server.control.resolver.resolve = resolve
     assert answer.headers["x-adapter-version"] == "2"
-    assert server.engine.requests[-1].sampling.stop_token_ids == (END,)
+    newest = server.engine.requests[-1]
+    assert (newest.prompt_token_ids, newest.sampling.stop_token_ids) == (tokens("<|bos|>[hello]"), (END,))
 
 
 def test_reasoning_begins_only_where_the_template_knows_of_it(tmp_path: Path) -> None:

@@ -387,7 +387,8 @@ def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) 
         fields = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps(fields | {"chat_template": name}))
         (folder / "chat_template.jinja").write_text("{{ messages }}")
-    options = "--no-certificates", "--adapter-chat-templates", f"twice={template}"
+    value = json.dumps({"name": "twice", "path": str(template), "stop_tokens": ["<|end|>"]})
+    options = "--no-certificates", "--adapter-chat-templates", value
     code, output = run_to_end(tmp_path / "data", *options, "--lora-modules", f"thrice={tmp_path}/adapters/thrice")
     assert code == 1
     reason = 'chat_template: the server has none called "thrice"; expected one of twice'
@@ -412,7 +413,7 @@ def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) 
         assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
         server.stop()
         assert server.wait() == 0
-    told = "  note      chats are refused for want of --adapter-chat-templates twice: twice"
+    told = "  note      no --adapter-chat-templates called twice: chats are refused with twice"
     assert told in server.output
 
 

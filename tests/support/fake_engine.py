@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loraserve_adapters.errors import AdapterError
+from tokenizers import Tokenizer
 
 from loraserve import demo
 from loraserve.engine.errors import EngineRequestError
@@ -112,7 +113,8 @@ class FakeEngine:
         )
 
 
-def model_info(name: str) -> ModelDescription:
+def model_info(name: str, turn_end_tokens: Sequence[str] = ()) -> ModelDescription:
+    tokenizer = Tokenizer.from_file(str(Path(demo.__file__).parent / "model" / "tokenizer.json"))
     return ModelDescription(
         name=name,
         architecture="Fake",
@@ -124,7 +126,8 @@ def model_info(name: str) -> ModelDescription:
         vocab_size=VOCABULARY,
         hidden_size=8,
         eos_token_ids=[249],
-        tokenizer_json=(Path(demo.__file__).parent / "model" / "tokenizer.json").read_text(),
+        tokenizer_json=tokenizer.to_str(),
+        turn_end_ids={token: tokenizer.token_to_id(token) for token in turn_end_tokens},
         chat_template=None,
         special_tokens={},
         default_sampling={},
@@ -149,7 +152,7 @@ def serve(channel: SocketChannel) -> int:
         return 1
     if config.model == "slow":
         time.sleep(600)
-    channel.send(Ready(model_info(config.model)))
+    channel.send(Ready(model_info(config.model, config.turn_end_tokens)))
     EngineLoop(FakeEngine(), channel).run()
     return 0
 

@@ -8,6 +8,7 @@ from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.engine.request import Grammar, GrammarReasoning
 from loraserve.serving.generation import Prompt
 from loraserve.serving.runtime import Runtime
+from loraserve.serving.text.chat_template import ChatTemplate
 from loraserve.serving.text.choice import TextOptions
 from loraserve.serving.text.conversation import Conversation, ReasoningEffort
 from loraserve.serving.text.harmony import CALL, CHANNEL, END, FINAL, MESSAGE, RETURN, START, HarmonyStart
@@ -32,8 +33,7 @@ def with_reasoning(
         return prompt, text
     own = runtime.tokenizer.adapter_template(template_of(adapter))
     if parser is ReasoningFormat.OPENAI_GPTOSS:
-        is_harmony = own is None or own.is_harmony
-        return _with_harmony(runtime, conversation, prompt, text) if is_harmony else (prompt, text)
+        return _with_harmony(runtime, conversation, prompt, text) if _is_harmony(own) else (prompt, text)
     marks = MARKS[parser]
     if own is not None and not own.mentions(marks.closing):
         marks = replace(marks, may_lack_opening=False)
@@ -59,11 +59,16 @@ def answer_header(
     """What the prompt ends with, behind the template's: gpt-oss says what a grammar holds without reasoning before it,
     in the message that this begins."""
     own = runtime.tokenizer.adapter_template(template_of(adapter))
-    if runtime.settings.reasoning_parser is not ReasoningFormat.OPENAI_GPTOSS or (own and not own.is_harmony):
+    if runtime.settings.reasoning_parser is not ReasoningFormat.OPENAI_GPTOSS or not _is_harmony(own):
         return []
     header = [_try_token_id(runtime, part) for part in (CHANNEL, FINAL, MESSAGE)]
     is_wanted = grammar is not None and conversation.add_generation_prompt and None not in header
     return [part for part in header if part is not None] if is_wanted else []
+
+
+def _is_harmony(own: ChatTemplate | None) -> bool:
+    """own: the adapter's; None = the base model's counts, which the parser is for."""
+    return own is None or own.is_harmony
 
 
 def _with_harmony(

@@ -70,6 +70,7 @@ class SamplingChecker:
         self._max_model_len = model.max_model_len
         self._is_headless = model.is_headless
         self._eos_token_ids = frozenset(model.eos_token_ids)
+        self._turn_end_ids = tuple(model.turn_end_ids.values())
         self._limits = limits
         self._defaults = SamplingDefaults.of(model)
 
@@ -115,6 +116,9 @@ class SamplingChecker:
         min_tokens = _or(request.min_tokens, 0)
         check_range("min_tokens", min_tokens, 0, self._max_model_len if max_tokens is None else max_tokens)
         stop_token_ids = self._stop_token_ids(request)
+        grammar = grammar_of(request, self._limits, formats, tool_schema)
+        # The engine takes them for ends of all that a grammar holds, whoever's template has them.
+        turn_end_ids = self._turn_end_ids if grammar is not None else ()
         seed = request.seed
         if seed is not None:
             check_range("seed", seed, -INT64, INT64 - 1)
@@ -131,14 +135,14 @@ class SamplingChecker:
             frequency_penalty=_checked("frequency_penalty", _or(request.frequency_penalty, 0.0), -2, 2),
             logit_bias=self._logit_bias(request),
             allowed_token_ids=self._allowed_token_ids(request),
-            stop_token_ids=stop_token_ids,
+            stop_token_ids=stop_token_ids + turn_end_ids,
             ignore_eos=request.ignore_eos,
             min_tokens=min_tokens,
             logprobs=logprobs,
-            grammar=grammar_of(request, self._limits, formats, tool_schema),
+            grammar=grammar,
         )
         text = TextOptions(
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=self._eos_token_ids | {*turn_end_ids},
             stop=self.checked_stop("stop", request.stop),
             include_stop_str_in_output=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,

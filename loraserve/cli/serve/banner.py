@@ -107,9 +107,9 @@ def _facts(model: ModelDescription) -> str:
     return f"{model.architecture}, {dtype}, {model.backend} backend, {model.max_model_len} tokens"
 
 
-def shown_names(adapters: list[str]) -> str:
-    if not adapters:
+def shown_names(names: list[str]) -> str:
+    if not names:
         return "none yet"
-    shown = ", ".join(adapters[:MAX_ADAPTERS_SHOWN])
-    num_more = len(adapters) - MAX_ADAPTERS_SHOWN
+    shown = ", ".join(names[:MAX_ADAPTERS_SHOWN])
+    num_more = len(names) - MAX_ADAPTERS_SHOWN
     return f"{shown} and {num_more} more" if num_more > 0 else shown

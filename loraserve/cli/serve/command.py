@@ -12,13 +12,7 @@ from loraserve_adapters.base_names import is_base_name
 from loraserve_kernels.quantization import ROUNDINGS
 
 from loraserve.cli.serve.config_file import load_config_file
-from loraserve.cli.serve.option_types import (
-    ChatTemplateType,
-    CollectorUrlType,
-    DeviceType,
-    HumanInt,
-    LoraModuleType,
-)
+from loraserve.cli.serve.option_types import ChatTemplateType, CollectorUrlType, DeviceType, HumanInt, LoraModuleType
 from loraserve.cli.serve.setting_values import with_setting_values
 from loraserve.cli.serve.settings import ServeSettings
 from loraserve.cli.serve.vllm_flags import refusal, without_what_asks_for_nothing

@@ -160,7 +160,8 @@ class ChatTemplateType(click.ParamType):
             ChatTemplate(source, {})
         except OSError as error:
             self.fail(f"{file} cannot be read: {error.strerror}", param, ctx)
-        except (ValueError, TemplateError, RecursionError) as error:  # the first: no UTF-8, or a zero in its name
+        # No UTF-8, a zero in its name, no template, or one that is nested too deeply for Jinja or for Python.
+        except (ValueError, TemplateError, RecursionError, SyntaxError) as error:
             self.fail(f"{file} is no Jinja template: {error}", param, ctx)
         return source
 

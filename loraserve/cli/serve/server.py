@@ -171,9 +171,7 @@ class _Server:
             model=started.engine.model,
             adapters=[*adapters],
             particular=frozenset(
-                name
-                for name, version in adapters.items()
-                if version.invocation_token_ids or version.classifier or version.chat_template
+                name for name, version in adapters.items() if version.invocation_token_ids or version.classifier
             ),
             data_dir=settings.data_path,
             is_demo=settings.is_demo,
@@ -196,22 +194,23 @@ def _live_versions(context: AppContext) -> dict[str, VersionRecord]:
 
 
 def _notes_on_missing_templates(context: AppContext) -> list[str]:
-    """At most one: which adapters, whosesoever, are live and name a chat template that this server does not have."""
+    """At most one: which adapters, whosesoever, name a chat template that this server does not have."""
     from loraserve.control.documents.adapter_edits import live_version
+    from loraserve.control.names.labels import label_of
 
     known = {template.name for template in context.runtime.settings.adapter_chat_templates}
     docs = (document.doc for document in context.control.catalog.all_adapters())
-    versions = ((doc.name, live_version(doc)) for doc in docs if doc.deleted_at is None)
+    live = ((doc, live_version(doc)) for doc in docs if doc.enabled and doc.deleted_at is None)
     wanting = {
-        name: version.chat_template
-        for name, version in versions
-        if version is not None and version.chat_template is not None and version.chat_template not in known
+        label_of(doc.tenant, doc.name): version.chat_template
+        for doc, version in live
+        if version is not None and context.control.adapters.fits(version)
+        if version.chat_template is not None and version.chat_template not in known
     }
     if not wanting:
         return []
-    templates = shown_names(sorted({*wanting.values()}))
-    reason = f"chats are refused for want of --adapter-chat-templates {templates}"
-    return [f"{reason}: {shown_names([*wanting])}"]
+    templates, adapters = shown_names(sorted({*wanting.values()})), shown_names([*wanting])
+    return [f"no --adapter-chat-templates called {templates}: chats are refused with {adapters}"]
 
 
 async def _first_of(*awaitables: Awaitable[Any]) -> None:

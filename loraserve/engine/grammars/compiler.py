@@ -46,14 +46,14 @@ WAIT_S = 0.005
 class Grammars:
     """Compiles grammars for one tokenizer, beside the engine's steps: one of each tenant in turn."""
 
-    def __init__(self, tokenizer_json: str, eos_token_ids: Sequence[int]) -> None:
-        """eos_token_ids: whatever ends an output, such as a turn of a chat template."""
-        self._eos_token_ids = eos_token_ids
+    def __init__(self, tokenizer_json: str, ending_ids: Sequence[int]) -> None:
+        """ending_ids: tokens that end an output: EOS, and those that end a turn of a chat template."""
+        self._ending_ids = ending_ids
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         default = threading.stack_size(COMPILE_STACK_BYTES)
         try:
             # NOTE: starts the thread.
-            self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer_json, list(eos_token_ids))
+            self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer_json, list(ending_ids))
         finally:
             threading.stack_size(default)
         self._compiled: OrderedDict[tuple[str, Grammar], Future[OutputMatcher]] = OrderedDict()
@@ -128,7 +128,7 @@ class Grammars:
         compiled.use.spent_s = time.thread_time() - began_s
         if grammar.reasoning is None:
             return compiled
-        free_mask = _mask_without(self._eos_token_ids, tokenizer.vocab_size)
+        free_mask = _mask_without(self._ending_ids, tokenizer.vocab_size)
         return ReasoningMatcher(compiled, grammar.reasoning, free_mask)
 
 
@@ -163,11 +163,11 @@ def _spent_s(compiled: "Future[OutputMatcher]") -> float:
     return compiled.result().use.spent_s if is_kept else 0.0
 
 
-def _read_tokenizer(tokenizer_json: str, eos_token_ids: list[int]) -> "LLTokenizer":
+def _read_tokenizer(tokenizer_json: str, ending_ids: list[int]) -> "LLTokenizer":
     try:
         from llguidance import LLTokenizer
 
-        return LLTokenizer(tokenizer_json, eos_token=eos_token_ids or None)
+        return LLTokenizer(tokenizer_json, eos_token=ending_ids or None)
     except (ImportError, ValueError, RuntimeError) as error:
         raise grammar_refused(f"not with this model's tokenizer: {error}") from error
 

@@ -43,11 +43,11 @@ class OutputMatcher(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing follows. Where the output may go on or end, EOS is one of the tokens that can come next."""
+        """Whether nothing follows. Where the output may go on or end, the tokens that end it can come next, too."""
         ...
 
     def take(self, token_id: int) -> bool:
-        """The output's next token. False: there is an `error`, also from the last mask, which then allows EOS alone."""
+        """The output's next token. False: there is an `error`, also from the last mask, which allows an end alone."""
         ...
 
     def forced_tokens(self) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from loraserve_kernels.backend import KernelTooLargeError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 from loraserve import demo
 from loraserve.engine import startup
@@ -52,6 +52,26 @@ def start_demo(
 def test_what_is_no_special_token_ends_no_turn(tmp_path: Path, token: str) -> None:
     with pytest.raises(EngineStartError, match=rf"--adapter-chat-templates: stop token {re.escape(repr(token))} is no"):
         describe(tmp_path, {}, turn_end_tokens=("<|user|>", token))
+
+
+def test_nor_does_a_token_that_is_not_special(tmp_path: Path) -> None:
+    """Though it was added: it may stand in a text."""
+    tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["special"] and token["content"] != "<|user|>"
+    folder = Path(shutil.copytree(DEMO, tmp_path / "other"))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(EngineStartError, match=r"stop token '<\|user\|>' is no special token"):
+        describe(tmp_path, {}, tokenizer=str(folder), turn_end_tokens=("<|user|>",))
+
+
+def test_nor_does_one_that_the_model_never_says(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|more {number}|>" for number in range(100)]})
+    tokenizer.save_pretrained(tmp_path / "other")
+    refused = r"stop token '<\|more 99\|>' is token 360, and the model has"
+    with pytest.raises(EngineStartError, match=refused):
+        describe(tmp_path, {}, tokenizer=str(tmp_path / "other"), turn_end_tokens=("<|user|>", "<|more 99|>"))
 
 
 def test_an_output_that_a_grammar_holds_ends_with_a_turn_where_it_may_end(tmp_path: Path) -> None:
