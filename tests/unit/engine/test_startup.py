@@ -15,7 +15,15 @@ from loraserve.engine import startup
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import Grammar, GrammarKind, GrammarReasoning, Pooling
+from loraserve.engine.request import (
+    EngineRequest,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    GrammarReasoning,
+    Pooling,
+    SamplingParams,
+)
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
 from tests.support.engines import make_engine, run, to_pool
@@ -94,6 +102,26 @@ def test_an_output_that_a_grammar_holds_ends_with_a_turn_where_it_may_end(tmp_pa
     ended = parts.grammars.compile(Grammar(GrammarKind.REGEX, "[a-z]+!?")).result().copy()
     assert all(ended.take(token_id) for token_id in (*b"ab", 260))
     assert ended.is_complete
+
+
+@pytest.mark.parametrize("min_tokens", [0, 5])
+@pytest.mark.parametrize("reasoning", [None, GrammarReasoning(None, 256)])
+def test_an_engine_ends_it_with_one_no_sooner_than_it_may(min_tokens: int, reasoning: GrammarReasoning | None) -> None:
+    """Though the model would say nothing else."""
+    engine = make_engine(DEMO, tokenizer=None, backend="reference", turn_end_tokens=("<|pad|>",))
+    params = SamplingParams(
+        max_tokens=20,
+        temperature=0.0,
+        min_tokens=min_tokens,
+        stop_token_ids=(260,),
+        logit_bias={260: 100.0, 256: 90.0},
+        grammar=Grammar(GrammarKind.REGEX, "[a-z]+", reasoning),
+    )
+    answer = run(engine, [EngineRequest("0", [1, 2, 3], params)])["0", 0]
+    *text, end = answer.token_ids[1 if reasoning else 0 :]
+    assert (end, answer.finish_reason, answer.stop_token_id) == (260, FinishReason.STOP, 260)
+    assert bytes(text).isalpha()
+    assert len(answer.token_ids) == max(min_tokens, 2 + (reasoning is not None)) + (min_tokens > 0)
 
 
 STATED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "max_new_tokens": 77}
