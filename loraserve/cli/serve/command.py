@@ -354,6 +354,8 @@ def _check(settings: ServeSettings) -> None:
         raise click.UsageError("--api-key is empty")
     if settings.enable_lora is False and (settings.lora_modules or settings.adapter_dir):
         raise click.UsageError("--no-enable-lora excludes --lora-modules and --adapter-dir")
+    if settings.enable_lora is False and settings.adapter_chat_templates:
+        raise click.UsageError("--no-enable-lora excludes --adapter-chat-templates")
     base_names = settings.serving.base_names
     for module in settings.lora_modules:
         if module.base_model_name and not is_base_name(module.base_model_name, base_names):

@@ -194,6 +194,13 @@ def test_a_wrong_adapter_chat_template_is_said_at_once(
     assert not started
 
 
+def test_without_adapters_there_are_no_templates_for_them(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "good.jinja").write_text("{{ messages }}")
+    said = invoke("--no-enable-lora", "--adapter-chat-templates", f"a={tmp_path}/good.jinja", code=2)
+    assert "--no-enable-lora excludes --adapter-chat-templates" in said
+    assert not started
+
+
 def test_two_adapter_chat_templates_have_two_names(started: Started, tmp_path: Path) -> None:
     (tmp_path / "good.jinja").write_text("{{ messages }}")
     values = [f"a={tmp_path}/good.jinja"] * 2
