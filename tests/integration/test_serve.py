@@ -392,7 +392,7 @@ def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) 
     code, output = run_to_end(tmp_path / "data", *options, "--lora-modules", f"thrice={tmp_path}/adapters/thrice")
     assert code == 1
     reason = 'chat_template: the server has none called "thrice"; expected one of twice'
-    assert f"{reason}" in output
+    assert reason in output
     modules = [f"{name}={tmp_path}/adapters/{name}" for name in ("twice", "None")]
     messages = [{"role": "user", "content": "hello"}]
     with running_server(tmp_path / "data", *options, "--lora-modules", *modules) as server:
@@ -406,7 +406,8 @@ def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) 
     # Without it on the next start the adapter is there, packed anew, and says what it lacks.
     for packed in (tmp_path / "data" / "packed").iterdir():
         packed.unlink()
-    with running_server(tmp_path / "data", "--no-certificates", "--lora-modules", *modules) as server:
+    options = "--no-certificates", "--chat-template", str(template)
+    with running_server(tmp_path / "data", *options, "--lora-modules", *modules) as server:
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
         assert "chat template 'twice' is none of this server's" in answer.json()["error"]["message"]
         body = {"model": "twice", "prompt": "hello", "max_tokens": 3}
@@ -415,6 +416,7 @@ def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) 
         assert server.wait() == 0
     told = "  note      no --adapter-chat-templates called twice: chats are refused with twice"
     assert told in server.output
+    assert '{"model": "twice"' not in "\n".join(server.output)  # no example that is refused
 
 
 @pytest.mark.parametrize("flags", [(), ("--tool-call-parser", "llama3_json", "--enable-auto-tool-choice")])

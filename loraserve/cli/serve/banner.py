@@ -27,7 +27,8 @@ class Banner:
     model: ModelDescription
     adapters: list[str]
     particular: frozenset[str]
-    """Those of them that do not answer the examples' prompts with text: activated LoRA, classifiers."""
+    """Those of them that do not answer the examples' prompts with text: activated LoRA, classifiers, and those whose
+    chat template this server does not have."""
     data_dir: Path
     is_demo: bool
     notes: list[str]

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -160,7 +160,7 @@ class _Server:
 
     def _banner(self, bound: socket.socket, started: StartedServer, login_token: str | None) -> Banner:
         settings, context = self._settings, started.context
-        adapters = _live_versions(context)
+        adapters, missing_templates = _live_versions(context), _missing_templates(context)
         return Banner(
             base_url=base_url(bound),
             uds=settings.uds,
@@ -171,11 +171,13 @@ class _Server:
             model=started.engine.model,
             adapters=[*adapters],
             particular=frozenset(
-                name for name, version in adapters.items() if version.invocation_token_ids or version.classifier
+                name
+                for name, version in adapters.items()
+                if version.invocation_token_ids or version.classifier or name in missing_templates
             ),
             data_dir=settings.data_path,
             is_demo=settings.is_demo,
-            notes=[*started.notes, *_notes_on_missing_templates(context)],
+            notes=[*started.notes, *_notes_on_missing_templates(missing_templates)],
         )
 
     def _print(self, text: str) -> None:
@@ -193,23 +195,27 @@ def _live_versions(context: AppContext) -> dict[str, VersionRecord]:
     return {name: version for name, version in versions if version is not None}
 
 
-def _notes_on_missing_templates(context: AppContext) -> list[str]:
-    """At most one: which adapters, whosesoever, name a chat template that this server does not have."""
+def _missing_templates(context: AppContext) -> dict[str, str]:
+    """Chat templates that this server does not have, by the labels of live adapters, whosesoever, that name them."""
     from loraserve.control.documents.adapter_edits import live_version
     from loraserve.control.names.labels import label_of
 
     known = {template.name for template in context.runtime.settings.adapter_chat_templates}
     docs = (document.doc for document in context.control.catalog.all_adapters())
     live = ((doc, live_version(doc)) for doc in docs if doc.enabled and doc.deleted_at is None)
-    wanting = {
+    return {
         label_of(doc.tenant, doc.name): version.chat_template
         for doc, version in live
         if version is not None and context.control.adapters.fits(version)
         if version.chat_template is not None and version.chat_template not in known
     }
-    if not wanting:
+
+
+def _notes_on_missing_templates(missing: Mapping[str, str]) -> list[str]:
+    """At most one. missing: see `_missing_templates`."""
+    if not missing:
         return []
-    templates, adapters = shown_names(sorted({*wanting.values()})), shown_names([*wanting])
+    templates, adapters = shown_names(sorted({*missing.values()})), shown_names([*missing])
     return [f"no --adapter-chat-templates called {templates}: chats are refused with {adapters}"]
 
 
