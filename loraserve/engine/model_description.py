@@ -24,8 +24,6 @@ class ModelDescription:
     hidden_size: int
     eos_token_ids: list[int]
     tokenizer_json: str
-    turn_end_ids: dict[str, int] = field(default_factory=dict, kw_only=True)
-    """Ids of `EngineConfig.turn_end_tokens`, by the tokens."""
     chat_template: str | None
     special_tokens: dict[str, str]
     """bos_token, eos_token, pad_token, unk_token: for the chat template."""
@@ -49,6 +47,8 @@ class ModelDescription:
     """Of its layers' weights, as `EngineConfig` has it."""
     keeps_stored: bool = False
     """Whether weights stay in four bits that the checkpoint has so."""
+    turn_end_ids: dict[str, int] = field(default_factory=dict)
+    """Ids of `EngineConfig.turn_end_tokens`, by the tokens."""
     notes: list[str] = field(default_factory=list)
     """What was chosen or lowered, for the person who started the server."""
 

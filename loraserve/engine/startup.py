@@ -126,7 +126,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     host_bytes = max(available_bytes - model.weight_bytes, 0)
     plan = _plan(config, model, kv_dtype, model_config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
     vocab_size = min(num_ids, model.logits_size)
-    _check_are_said(turn_end_ids, vocab_size)
+    _check_in_vocabulary(turn_end_ids, vocab_size)
     model.prepare(plan.max_model_len, vocab_size, lambda done, total: progress("prepacking weights", done, total))
     malloc.keep_large_blocks()
     if accelerator is not None and gpu_memory is not None:
@@ -474,11 +474,11 @@ def _turn_end_ids(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> 
     return {token: special[token] for token in tokens}
 
 
-def _check_are_said(turn_end_ids: Mapping[str, int], vocab_size: int) -> None:
+def _check_in_vocabulary(turn_end_ids: Mapping[str, int], vocab_size: int) -> None:
     """A tokenizer may have more tokens than the model."""
     for token, token_id in turn_end_ids.items():
         if token_id >= vocab_size:
-            reason = f"stop token {token!r} is token {token_id}, and the model has {vocab_size}"
+            reason = f"stop token {token!r} is token {token_id}; the model's are 0 to {vocab_size - 1}"
             raise EngineStartError(f"--adapter-chat-templates: {reason}")
 
 
