@@ -49,7 +49,7 @@ async def _description_of(model: str, kernels: Path | None) -> ModelDescription:
 
 
 def _compiled_kernels(*, is_demo: bool) -> Path | None:
-    """Where this user's server keeps its own, if there was one: compiling them takes 20 s of a core."""
+    """Where this user's server keeps its own, if there was one: compiling them takes 35 s of a core."""
     try:
         folder = default_data_dir() / ("demo/kernels" if is_demo else "kernels")
     except click.UsageError:  # no home, so no server's folder in it
