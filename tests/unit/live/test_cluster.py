@@ -19,7 +19,7 @@ from loraserve.live.script_loader import Script
 from loraserve.live.sessions import MAX_SESSIONS, LiveSessions, Session
 from tests.support.clock import Clock
 
-START_S = 20.0
+START_S = 30.0
 NAMES = KeyNames()
 WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])", "f" * 40)
 
@@ -65,9 +65,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         owner, other = nodes
         _wait_until(lambda: all(_answers(node) for node in nodes))
         assert owner.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383") == "+OK\r\n"
-        bus = owner.command("CONFIG", "GET", "cluster-port").splitlines()[-1]
-        assert other.command("CLUSTER", "MEET", "127.0.0.1", str(owner.port), bus) == "+OK\r\n"
-        _wait_until(lambda: other.command("GET", NAMES.meta()).endswith(f" 127.0.0.1:{owner.port}\r\n"))
+        _wait_until(lambda: _is_led(other, owner))
         _wait_until(lambda: owner.command("GET", NAMES.meta()) == "$-1\r\n")
         yield Cluster(owner, other)
     finally:
@@ -103,6 +101,15 @@ def _answers(node: Node) -> bool:
         return node.command("PING") == "+PONG\r\n"
     except OSError:
         return False
+
+
+def _is_led(other: Node, owner: Node) -> bool:
+    """Whether `other` knows what `owner` has. A handshake that times out, which the wall clock's jumps do too, is
+    forgotten: the nodes then have to meet again."""
+    if "cluster_known_nodes:1\r\n" in other.command("CLUSTER", "INFO"):
+        bus = owner.command("CONFIG", "GET", "cluster-port").splitlines()[-1]
+        assert other.command("CLUSTER", "MEET", "127.0.0.1", str(owner.port), bus) == "+OK\r\n"
+    return other.command("GET", NAMES.meta()).endswith(f" 127.0.0.1:{owner.port}\r\n")
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
