@@ -25,6 +25,8 @@ class BaseModule:
     bias_sha256: str | None = None
     """As `weight_sha256`; where that is given and the linear has a bias."""
     is_embedding: bool = False
+    is_tied: bool = False
+    """Of `lm_head`: its weight is the embedding's."""
 
     @property
     def is_linear(self) -> bool:

@@ -40,6 +40,9 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
         "rank_pattern": dict(config.rank_pattern),
         "alpha_pattern": dict(config.alpha_pattern),
     }
+    if config.trained_tokens:
+        tables = dict(config.trained_tokens)
+        fields["trainable_token_indices"] = tables.get("", tables)
     if config.is_classifier:
         fields["modules_to_save"] = SAVED_WITH_HEAD
     if config.labels:

@@ -50,6 +50,9 @@ class AdapterConfig:
     invocation_token_ids: tuple[int, ...] = ()
     """Of an activated LoRA: it changes nothing before the last place of a prompt where these tokens are. Empty = it is
     none, and all tokens are computed with it."""
+    trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Tokens whose rows of a table, embedding or `lm_head`, are the adapter's own: the table's name or the end of it,
+    which is empty where the config says nothing but ids: of the embedding."""
     target_parameters: tuple[str, ...] = ()
     """Names or dotted suffixes of names of bare weights; those named are targeted in all layers."""
     is_classifier: bool = False
@@ -116,6 +119,8 @@ def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig |
         activated = f", activated by the tokens {list(config.invocation_token_ids)}"
         shown_values = f"rank {config.lora_rank}, alpha {config.lora_alpha:g}" + (", DoRA" if config.use_dora else "")
         shown_values += activated if config.invocation_token_ids else ""
+        num_tokens = len({token_id for _, ids in config.trained_tokens for token_id in ids})
+        shown_values += f", {num_tokens} trained token{'s' * (num_tokens > 1)}" if num_tokens else ""
         shown_values += f", chats by the server's template {config.chat_template}" if config.chat_template else ""
         checks.passed("config.values", shown_values)
     return config
@@ -207,6 +212,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         lora_bias=value("lora_bias", values.flag, False),
         use_dora=value("use_dora", values.flag, False),
         invocation_token_ids=value("alora_invocation_tokens", values.invocation_of(limits), ()),
+        trained_tokens=value("trainable_token_indices", values.trained_tokens_of(limits), ()),
         target_parameters=parameters,
         is_classifier=is_classifier,
         labels=value("id2label", values.labels_of(limits), ()),
@@ -245,6 +251,9 @@ def _check_invocation(config: AdapterConfig) -> None:
     name = "alora_invocation_tokens"
     if config.invocation_token_ids and config.target_parameters:
         raise values.refused("invalid_field", "cannot be combined with target_parameters", name)
+    if config.invocation_token_ids and config.trained_tokens:
+        reason = "cannot be combined with trainable_token_indices, which PEFT applies before the invocation too"
+        raise values.refused("invalid_field", reason, name)
     if config.invocation_token_ids and config.task_type not in (None, CAUSAL_LM):
         reason = f"needs a task_type of {CAUSAL_LM}, found {shown(config.task_type)}"
         raise values.refused("invalid_field", reason, name, found=shown(config.task_type), expected=CAUSAL_LM)
@@ -290,6 +299,7 @@ _HONOURED = frozenset(
         "lora_bias",
         "use_dora",
         "alora_invocation_tokens",
+        "trainable_token_indices",
         "target_modules",
         "target_parameters",
         "exclude_modules",
@@ -342,7 +352,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "kasa_config": ((None,), "KaSA changes the base weights"),
     "monteclora_config": ((None,), "Monte Carlo LoRA is not supported"),
     "arrow_config": ((None,), "Arrow routing is not supported"),
-    "trainable_token_indices": ((None,), "trained token embeddings are not supported"),
     "layer_replication": ((None, []), "replicated layers would change the shared base model"),
     "ensure_weight_tying": ((False, None), "tied adapters are not supported"),
     "megatron_config": ((None,), "Megatron layers are not supported"),

@@ -127,6 +127,34 @@ def invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
     return parse
 
 
+def trained_tokens_of(limits: Limits) -> Callable[[str, Any], tuple[tuple[str, tuple[int, ...]], ...]]:
+    """Of each table its name, "" for the embedding where there is just a list, and the ids."""
+
+    def parse(name: str, value: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        tables = {"": value} if isinstance(value, list) else {} if value is None else value
+        if not isinstance(tables, dict):
+            raise invalid(name, value, "null, a list of token ids, or such lists by the names of tables")
+        return tuple(
+            (_checked_length(name, table, limits), _token_ids(f"{name}.{table}" if table else name, ids, limits))
+            for table, ids in tables.items()
+        )
+
+    return parse
+
+
+def _token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
+    is_list = isinstance(value, list) and len(value) > 0
+    if not is_list or not all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in value):
+        raise invalid(name, value, "a list of token ids")
+    if len(value) > limits.max_trained_tokens:
+        found, expected = f"{len(value)} tokens", f"at most {limits.max_trained_tokens}"
+        raise refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+    if repeated := [token_id for token_id in {*value} if value.count(token_id) > 1]:
+        found = shown(min(repeated))
+        raise refused("invalid_field", f"token id {found} is there twice", name, found=found, expected="each once")
+    return tuple(value)
+
+
 def saves_head_of(task_type: Any) -> Callable[[str, Any], bool]:
     """Whether modules_to_save, and the task type, are those of a classifier."""
 

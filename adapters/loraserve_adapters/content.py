@@ -15,7 +15,7 @@ from loraserve_adapters.safetensors_file import WEIGHTS_NAME, SafetensorsFile, T
 
 
 class ValueSink(Protocol):
-    """Takes the values of all LoRA tensors and of a classifier's head, block by block."""
+    """Takes the values of all LoRA tensors, of a classifier's head and of tokens' rows, block by block."""
 
     def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
         """block: rows of the entry from `first_row`, finite, in the layout's dtype, magnitudes and heads in float32. A
@@ -33,9 +33,11 @@ def read_content(
 ) -> list[HashedTensor]:
     """Holds about 20 MB, however large the adapter. Records what is not finite, here or in the base's dtype."""
     hashed: list[HashedTensor] = []
-    has_effect = adapter.head is not None
+    has_effect = adapter.head is not None or len(adapter.trained_rows) > 0
     if adapter.head is not None:
         hashed.append(_read_tensor(weights, adapter.head, "float32", checks, sink)[0])
+    for entry in {rows.entry.name: rows.entry for rows in adapter.trained_rows}.values():
+        hashed.append(_read_tensor(weights, entry, layout.dtype, checks, sink)[0])
     for part in (part for module in adapter.modules for part in module.parts):
         is_zero: dict[str, bool] = {}
         for entry in part.entries:

@@ -7,9 +7,9 @@ and patterns. Only the tensors tell which of the two it was: FEATURE_EXTRACTION,
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.config import CAUSAL_LM, AdapterConfig
-from loraserve_adapters.source_module import KEY_PREFIX, SourceModule
+from loraserve_adapters.source_module import KEY_PREFIX
 
 
 def body_name(layout: BaseLayout) -> str | None:
@@ -45,10 +45,9 @@ def without_lm_head(layout: BaseLayout) -> BaseLayout:
     return _body(layout, f"{body_name(layout)}.", lambda name: name, is_headless=False)
 
 
-def with_whole_name(source: SourceModule, layout: BaseLayout) -> SourceModule:
-    """Of the module; its tensors keep their names. layout: of the whole model."""
-    module = replace(source.target.module, name=f"{body_name(layout)}.{source.target.module.name}")
-    return replace(source, target=replace(source.target, module=module))
+def with_whole_name(module: BaseModule, layout: BaseLayout) -> BaseModule:
+    """layout: of the whole model."""
+    return replace(module, name=f"{body_name(layout)}.{module.name}")
 
 
 def _body(layout: BaseLayout, prefix: str, renamed: Callable[[str], str], *, is_headless: bool) -> BaseLayout:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.base_names import model_in
@@ -16,6 +17,9 @@ from loraserve_adapters.parameter_tensors import check_former_linears, take_form
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
 from loraserve_adapters.source_module import KEY_PREFIX, SourceModule, SourcePart
 from loraserve_adapters.targets import Selection, Target, close_names, resolve_targets, unused_entries
+from loraserve_adapters.trained_tokens import FIELD, ROWS, TrainedRows, TrainedTokens
+
+T = TypeVar("T", Target, TrainedTokens)
 
 _OF_LINEARS = ("lora_A.weight", "lora_B.weight")
 _OF_EMBEDDINGS = ("lora_embedding_A", "lora_embedding_B")
@@ -47,8 +51,17 @@ class JudgedAdapter:
     base_copies: tuple[BaseCopy, ...]
     head: TensorEntry | None = None
     """[num_labels, hidden_size]; of a classifier only."""
+    trained_rows: tuple[TrainedRows, ...] = ()
+    """In the layout's order; two may have the same tensor."""
     is_headless: bool = False
     """Its tensors have the names of the model without its head."""
+
+    @property
+    def entries(self) -> list[TensorEntry]:
+        """All but copies of the base's, each once."""
+        found = [entry for module in self.modules for entry in module.entries]
+        found += [] if self.head is None else [self.head]
+        return [*found, *{rows.entry.name: rows.entry for rows in self.trained_rows}.values()]
 
 
 def judge_config(
@@ -110,8 +123,18 @@ def judge_tensors(
     judged = _judge_tensors(config, tensors, without_head(layout), checks, limits)
     if judged is None:
         return None
-    modules = tuple(with_whole_name(module, layout) for module in judged.modules)
-    return replace(judged, modules=modules, is_headless=True)
+    return _with_whole_names(judged, layout)
+
+
+def _with_whole_names(judged: JudgedAdapter, layout: BaseLayout) -> JudgedAdapter:
+    """Of modules; tensors keep theirs. layout: of the whole model."""
+
+    def renamed(part: T) -> T:
+        return replace(part, module=with_whole_name(part.module, layout))
+
+    modules = tuple(replace(source, target=renamed(source.target)) for source in judged.modules)
+    rows = tuple(replace(of, tokens=renamed(of.tokens)) for of in judged.trained_rows)
+    return replace(judged, modules=modules, trained_rows=rows, is_headless=True)
 
 
 def _judge_tensors(
@@ -170,13 +193,15 @@ def _match(
     if config.is_classifier and head is None:
         reason = f"missing, though task_type is {SEQ_CLS}: the head that gives each label a number"
         checks.fail("weights.tensors", _refused("missing_tensor", HEAD_WEIGHT, reason, found="no tensor"))
+    trained_rows = _take_trained_rows(selection, rest, missing)
     taken = take_former_linears(selection.former, config, rest, missing)
     modules += taken
     checks.attempt("config.values", lambda: check_former_linears(taken, selection.former, config, limits))
     # What is there under a wrong name tells more than what is therefore missing.
     base_copies = _base_copies(rest, of_linears, layout, checks)
     for name in missing:
-        reason = "missing, though adapter_config.json targets its module"
+        said = f"has {FIELD} for" if name.endswith(ROWS) else "targets"
+        reason = f"missing, though adapter_config.json {said} its module"
         checks.fail("weights.tensors", _refused("missing_tensor", name, reason, found="no tensor"))
     if not checks.failed("weights.tensors"):
         checks.passed("weights.tensors", f"{num_used} tensors are used, and none is missing")
@@ -191,17 +216,31 @@ def _match(
         if num_labels is not None:
             checks.passed("weights.labels", _shown_labels(config, num_labels))
         checks.attempt("weights.dtypes", lambda: _check_dtype(head))
+    for rows in trained_rows:
+        shape = len(rows.tokens.token_ids), rows.tokens.hidden_size
+        checks.attempt("weights.shapes", lambda rows=rows, shape=shape: _check_shape(rows.entry, shape, -1, 0))
+        checks.attempt("weights.dtypes", lambda rows=rows: _check_dtype(rows.entry))
     for copy in base_copies:
         _check_base_copy(copy, checks)
     if not checks.failed("weights.shapes"):
         checks.passed("weights.shapes", "all shapes fit the base model and the ranks of adapter_config.json")
-    if not checks.failed("weights.dtypes"):
-        entries = [*(entry for module in modules for entry in module.entries), *([] if head is None else [head])]
-        dtypes = sorted({FROM_SAFETENSORS[entry.dtype] for entry in entries})
-        checks.passed("weights.dtypes", f"all tensors are {' or '.join(dtypes)}", found=", ".join(dtypes))
     position = {module.name: index for index, module in enumerate(m for group in layout.groups for m in group)}
     modules.sort(key=lambda module: position[module.target.module.name])
-    return None if checks.has_failed else JudgedAdapter(config, tuple(modules), tuple(base_copies), head)
+    judged = JudgedAdapter(config, tuple(modules), tuple(base_copies), head, trained_rows)
+    if not checks.failed("weights.dtypes"):
+        dtypes = sorted({FROM_SAFETENSORS[entry.dtype] for entry in judged.entries})
+        checks.passed("weights.dtypes", f"all tensors are {' or '.join(dtypes)}", found=", ".join(dtypes))
+    return None if checks.has_failed else judged
+
+
+def _take_trained_rows(
+    selection: Selection, rest: dict[str, TensorEntry], missing: list[str]
+) -> tuple[TrainedRows, ...]:
+    """Takes them from the rest, and adds the names of those that are not there."""
+    names = {tokens.owner: f"{KEY_PREFIX}{tokens.owner}.{ROWS}" for tokens in selection.trained_tokens}
+    found = {owner: entry for owner, name in names.items() if (entry := rest.pop(name, None)) is not None}
+    missing += [name for owner, name in names.items() if owner not in found]
+    return tuple(TrainedRows(of, found[of.owner]) for of in selection.trained_tokens if of.owner in found)
 
 
 def _check_invocation(config: AdapterConfig, layout: BaseLayout) -> None:
@@ -321,6 +360,9 @@ def _unexpected(
         return _refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
     if kind.startswith(_MAGNITUDE) and _MAGNITUDE not in of_linears:
         return _refused("unexpected_tensor", name, "belongs to DoRA, though adapter_config.json does not set use_dora")
+    if name.endswith(f".{ROWS}"):
+        reason = f"are rows of tokens, though {FIELD} of adapter_config.json does not say so of this module"
+        return _refused("unexpected_tensor", name, reason)
     if name == HEAD_WEIGHT:
         reason = f"is the head of a classifier, though task_type of adapter_config.json is not {SEQ_CLS}"
         return _refused("unexpected_tensor", name, reason)

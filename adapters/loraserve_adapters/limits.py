@@ -15,6 +15,8 @@ class Limits:
     max_lora_rank: int = 512
     max_pattern_length: int = 512
     max_invocation_tokens: int = 64
+    max_trained_tokens: int = 128
+    """Of a table: in the packed form each takes as many values as the table has rows."""
     max_labels: int = 4096
     """Of a classifier."""
     max_label_bytes: int = 256

@@ -10,14 +10,15 @@ from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.content import read_content
 from loraserve_adapters.digest import adapter_digest
-from loraserve_adapters.dtypes import STORAGE, raw_bytes
+from loraserve_adapters.dtypes import STORAGE, convert, raw_bytes
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.judge import JudgedAdapter
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
-from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedHead, PackedTable
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedHead, PackedTable, PackedTokens
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, packed_file_name, read_packed
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, open_weights
 from loraserve_adapters.source import SourceAdapter, read_adapter
+from loraserve_adapters.trained_tokens import TrainedRows
 
 
 def load_and_pack(
@@ -75,8 +76,14 @@ class PackedAdapterWriter:
 
     def __init__(self, descriptor: int, adapter: JudgedAdapter, layout: BaseLayout) -> None:
         modules = {module.target.module.name: module for module in adapter.modules}
-        present = [modules.get(member.name) for group in layout.groups for member in group]
+        members = [member for group in layout.groups for member in group]
+        present = [modules.get(member.name) for member in members]
+        indices = {member.name: index for index, member in enumerate(members)}
+        trained = {indices[rows.tokens.module.name]: rows for rows in adapter.trained_rows}
         ranks = [0 if module is None else module.target.lora_rank for module in present]
+        scaling = [0.0 if module is None else module.target.scaling for module in present]
+        for index, rows in trained.items():
+            ranks[index], scaling[index] = len(rows.tokens.token_ids), 1.0
         has_bias = [module is not None and any(part.bias for part in module.parts) for module in present]
         has_magnitude = [module is not None and adapter.config.use_dora for module in present]
         head = adapter.head
@@ -91,15 +98,17 @@ class PackedAdapterWriter:
             offset_bias=plan.offset_bias,
             offset_magnitude=plan.offset_magnitude,
             lora_rank=np.array(ranks, np.int32),
-            scaling=np.array([0.0 if module is None else module.target.scaling for module in present], np.float32),
+            scaling=np.array(scaling, np.float32),
             invocation_token_ids=adapter.config.invocation_token_ids,
             head=None if head is None else PackedHead(plan.offset_head, *head.shape),
+            trained_tokens=tuple(PackedTokens(index, rows.tokens.token_ids) for index, rows in trained.items()),
         )
         self._size_bytes = plan.size_bytes
         self._file = PackedFileWriter(descriptor, table, plan.size_bytes)
+        self._dtype = layout.dtype
         self._item_bytes = STORAGE[layout.dtype].itemsize
-        self._as_is: dict[str, int] = {}
-        """First element of each A, bias, row of magnitudes and head."""
+        self._as_is: dict[str, tuple[int, ...]] = {}
+        """First elements of each A, bias, row of magnitudes and head; tokens' rows may go to two places."""
         self._transposed: dict[str, _PlaceOfB] = {}
         for index, module in enumerate(present):
             if module is None:
@@ -107,22 +116,33 @@ class PackedAdapterWriter:
             base, rank = module.target.module, module.target.lora_rank
             for part in module.parts:
                 row = (part.expert or 0) * rank + part.first_rank
-                self._as_is[part.lora_a.name] = plan.member_a[index] + row * base.in_features
+                self._as_is[part.lora_a.name] = (plan.member_a[index] + row * base.in_features,)
                 start = int(plan.offset_b[index]) + row * base.out_features + part.first_output
                 num_experts = base.num_matrices if part.expert is None else None
                 place = _PlaceOfB(start, base.out_features, num_experts or 1)
                 self._transposed[part.lora_b.name] = place
                 if part.bias is not None:
-                    self._as_is[part.bias.name] = int(plan.offset_bias[index])
+                    self._as_is[part.bias.name] = (int(plan.offset_bias[index]),)
                 if part.magnitude is not None:
-                    self._as_is[part.magnitude.name] = int(plan.offset_magnitude[index])
+                    self._as_is[part.magnitude.name] = (int(plan.offset_magnitude[index]),)
         if head is not None:
-            self._as_is[head.name] = plan.offset_head
+            self._as_is[head.name] = (plan.offset_head,)
+        for index, rows in trained.items():
+            places = plan.member_a[index], int(plan.offset_b[index])
+            self._place_rows(rows, *(places if members[index].is_embedding else places[::-1]))
+
+    def _place_rows(self, rows: TrainedRows, selector: int, start: int) -> None:
+        """selector: of what tells the tokens apart, which is written now, [num_tokens, size of the table]."""
+        tokens, one = rows.tokens, raw_bytes(convert(np.ones(1, np.float32), "float32", self._dtype))
+        for row, token_id in enumerate(tokens.token_ids):
+            self._file.write((selector + row * tokens.num_rows + token_id) * self._item_bytes, one)
+        self._as_is[rows.entry.name] = (*self._as_is.get(rows.entry.name, ()), start)
 
     def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
         if entry.name in self._as_is:
-            start = self._as_is[entry.name] * self._item_bytes
-            self._file.write(start + first_row * block.shape[1] * block.itemsize, raw_bytes(block))
+            for start in self._as_is[entry.name]:
+                offset = start * self._item_bytes + first_row * block.shape[1] * block.itemsize
+                self._file.write(offset, raw_bytes(block))
             return
         place = self._transposed[entry.name]
         columns = block.T.reshape(-1, place.num_experts, len(block)).swapaxes(0, 1).reshape(-1, len(block))
@@ -141,6 +161,13 @@ class PackedAdapterWriter:
     def finish(self, digest: str) -> None:
         """The file is complete and synced."""
         self._file.finish(digest)
+
+
+def largest_selectors_bytes(layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> int:
+    """What tells tokens apart whose rows are trained, of all tables together: see `packed`."""
+    tables = [module for group in layout.groups for module in group if module.weight_sha256 is not None]
+    num_rows = sum(module.in_features if module.is_embedding else module.out_features for module in tables)
+    return limits.max_trained_tokens * num_rows * STORAGE[layout.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)

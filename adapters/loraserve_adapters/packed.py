@@ -8,6 +8,10 @@ many zeros, `[2, out_features]`, in float32 whatever the dtype of the others. La
 `[num_experts * rank, in_features]` and `[num_experts * rank, out_features]`, those of an expert side by side.
 Every group's A, every member's B, bias and magnitudes, and the head start at a multiple of 256 bytes. Scaling is not
 applied to any of them.
+
+Rows of tokens that were trained are LoRA of as many ranks, of scaling 1: what tells the tokens apart, with a 1 in each
+row, is A of an embedding and B of `lm_head`, and the other one is the new rows, of which the base's have to be taken
+away.
 """
 
 from dataclasses import dataclass, field
@@ -25,6 +29,15 @@ class PackedHead:
     """As those of `PackedTable`."""
     num_labels: int
     hidden_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTokens:
+    """Whose rows of a table are the adapter's."""
+
+    member: int
+    """The embedding or `lm_head`."""
+    token_ids: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -50,6 +63,12 @@ class PackedTable:
     """Of an activated LoRA, as in `AdapterConfig`."""
     head: PackedHead | None = field(default=None, kw_only=True)
     """Of a classifier."""
+    trained_tokens: tuple[PackedTokens, ...] = field(default=(), kw_only=True)
+
+    @property
+    def is_finished_by_base(self) -> bool:
+        """Whether some of its values are found with the base model's, once it is in the arena."""
+        return bool(self.trained_tokens) or bool((self.offset_magnitude >= 0).any())
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.dtypes import STORAGE, raw_bytes
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.packed import PackedAdapter, PackedHead, PackedTable
+from loraserve_adapters.packed import PackedAdapter, PackedHead, PackedTable, PackedTokens
 from loraserve_adapters.sync_file import sync_file, sync_folder
 
 FORMAT_VERSION = 2
@@ -28,6 +28,9 @@ MAGNITUDES_VERSION = 3
 """In the prefix of files with magnitudes: readers that do not know these refuse it, and would compute plain LoRA."""
 HEAD_VERSION = 4
 """Likewise with the head of a classifier, with or without magnitudes; to others it would be an adapter for text."""
+TOKENS_VERSION = 5
+"""Likewise with rows of tokens, with or without the others; to others they would be added to the base's."""
+NEWEST_VERSION = TOKENS_VERSION
 PAGE_BYTES = 4096
 
 _MAGIC = b"LORAPACK"
@@ -44,6 +47,7 @@ def layout_fingerprint(groups: Sequence[Sequence[BaseModule]], dtype: str) -> st
             [member.name, member.in_features, member.out_features, member.weight_sha256]
             + ([] if member.bias_sha256 is None else [member.bias_sha256])
             + (["embedding"] if member.is_embedding else [])
+            + (["tied"] if member.is_tied else [])
             + ([] if member.num_matrices is None else [member.num_matrices, member.expert_linears])
             for member in group
         ]
@@ -83,6 +87,7 @@ class PackedFileWriter:
         header = _header_bytes(self._table, digest, self._size_bytes, self._payload_sha256())
         version = MAGNITUDES_VERSION if _has_magnitudes(self._table) else FORMAT_VERSION
         version = version if self._table.head is None else HEAD_VERSION
+        version = TOKENS_VERSION if self._table.trained_tokens else version
         prefix = _PREFIX.pack(_MAGIC, version, len(header), hashlib.sha256(header).digest())
         os.pwrite(self._descriptor, prefix + header, 0)
         sync_file(self._descriptor)
@@ -157,6 +162,7 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
         scaling=np.array(header["scaling"], np.float32),
         invocation_token_ids=tuple(header.get("invocation_token_ids", ())),
         head=PackedHead(*header["head"]) if "head" in header else None,
+        trained_tokens=tuple(PackedTokens(member, tuple(ids)) for member, ids in header.get("trained_tokens", ())),
         payload=payload,
     )
 
@@ -177,6 +183,7 @@ def _header_bytes(table: PackedTable, digest: str, size_bytes: int, payload_sha2
         **({"offset_magnitude": table.offset_magnitude.tolist()} if _has_magnitudes(table) else {}),
         **({"invocation_token_ids": table.invocation_token_ids} if table.invocation_token_ids else {}),
         **({"head": astuple(table.head)} if table.head is not None else {}),
+        **({"trained_tokens": [astuple(of) for of in table.trained_tokens]} if table.trained_tokens else {}),
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -191,9 +198,9 @@ def _read_header(file: Any, path: Path) -> tuple[dict[str, Any], int, int]:
     if len(prefix) != _PREFIX.size:
         raise _damaged(path, "too short")
     magic, version, length, sha256 = _PREFIX.unpack(prefix)
-    is_known = FORMAT_VERSION <= version <= HEAD_VERSION
+    is_known = FORMAT_VERSION <= version <= NEWEST_VERSION
     if magic != _MAGIC or not is_known or length > _MAX_HEADER_BYTES:
-        raise _damaged(path, f"not a packed adapter of version {FORMAT_VERSION} to {HEAD_VERSION}")
+        raise _damaged(path, f"not a packed adapter of version {FORMAT_VERSION} to {NEWEST_VERSION}")
     header = file.read(length)
     if hashlib.sha256(header).digest() != sha256:
         raise _damaged(path, "the header differs from its sha256")

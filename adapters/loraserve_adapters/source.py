@@ -85,11 +85,11 @@ def check_adapter(
 
 
 def summarise(adapter: JudgedAdapter) -> AdapterSummary:
-    entries, head = [entry for module in adapter.modules for entry in module.entries], adapter.head
+    entries, head = adapter.entries, adapter.head
     return AdapterSummary(
         lora_ranks=tuple(sorted({module.target.lora_rank for module in adapter.modules})),
         target_modules=tuple(dict.fromkeys(_last_part(module.target.module) for module in adapter.modules)),
-        num_parameters=sum(entry.num_elements for entry in entries) + (head.num_elements if head is not None else 0),
+        num_parameters=sum(entry.num_elements for entry in entries),
         dtypes=tuple(sorted({FROM_SAFETENSORS[entry.dtype] for entry in entries})),
         num_labels=0 if head is None else head.shape[0],
     )

@@ -16,6 +16,7 @@ from loraserve_adapters.errors import AdapterError, shown
 from loraserve_adapters.former_linears import FormerLinear, former_linears
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.module_pattern import ModulePattern, StepBudget, Subject
+from loraserve_adapters.trained_tokens import TrainedTokens, resolve_trained_tokens
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class Selection:
     which are targeted if the adapter has tensors for them: linears of today may have such names too."""
     unreached: tuple[str, ...] = ()
     """Names among `BaseLayout.unreached_linears` that are targeted too."""
+    trained_tokens: tuple[TrainedTokens, ...] = ()
 
 
 def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> Selection:
@@ -110,7 +112,8 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
         names = config.target_modules if isinstance(config.target_modules, tuple) else ()
         hint = close_names(names[0], layout) if names else ""
         raise _refused("unknown_module", "target_modules", f"no module of {layout.shown_as} is targeted{hint}")
-    return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached))
+    trained_tokens = resolve_trained_tokens(config, layout, [target.module for target in found])
+    return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached), trained_tokens)
 
 
 def refuse_what_tells_experts_apart(

@@ -48,7 +48,8 @@ class Backend(SamplesOnHost, Protocol):
         ...
 
     def packs(self, dtype: torch.dtype) -> bool:
-        """Whether `linear` of a weight in the dtype that need not be kept is a `PacksRows`."""
+        """Whether `linear` of a weight in the dtype that need not be kept has it in a layout of the backend's own, of
+        which reading rows is fast enough for a table of embeddings."""
         ...
 
     def num_free_rows(self, dtype: torch.dtype, quantization: Quantization | None = None) -> int:

@@ -1,7 +1,7 @@
 """Weights as checkpoints have them in four bits, with a scale for each group; `csrc/four_bit_weight.c` packs them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -138,6 +138,14 @@ class FourBitLinear:
             raise mismatch("x", f"{list(x.shape)} {x.dtype}", f"[..., {self.in_features}] {self.dtype}")
         whole = whole_weight(self._weight, x.new_empty(self._weight.shape))
         return torch.nn.functional.linear(x, whole, self.bias)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """See `Linear.rows`."""
+        weight, flat = self._weight, indices.flatten()
+        zeros = None if weight.zeros is None else weight.zeros[flat]
+        of_rows = replace(weight, codes=weight.codes[flat], scales=weight.scales[flat], zeros=zeros)
+        whole = whole_weight(of_rows, torch.empty(of_rows.shape, dtype=self.dtype, device=flat.device))
+        return whole.view(*indices.shape, self.in_features)
 
 
 def _require(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

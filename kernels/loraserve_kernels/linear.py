@@ -12,10 +12,7 @@ class Linear(Protocol):
         """x: [..., in_features], rows may be strided → [..., out_features], newly allocated."""
         ...
 
-
-class PacksRows(Linear, Protocol):
-    """A linear whose weight is in a layout of the backend's own, which serves as a table of embeddings too."""
-
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the weight, bit for bit. indices: int64 [...] → [..., in_features]. `ValueError` outside of it."""
+        """Rows of the weight, bit for bit as it is multiplied. indices: int64 [...], of outputs → [..., in_features].
+        Raises `ValueError` or `IndexError` where there is no such row."""
         ...

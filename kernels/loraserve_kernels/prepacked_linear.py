@@ -77,6 +77,10 @@ class PrepackedLinear:
             return self._compute(x.reshape(1, -1).expand(2, -1))[0].view(*x.shape[:-1], -1)
         return self._compute(x)
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """See `Linear.rows`. Takes the memory of the whole weight meanwhile."""
+        return (self.weight.to_dense() if self.is_packed else self.weight)[indices]
+
     def _compute(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
@@ -120,6 +124,10 @@ class RowMajorLinear:
         self._code = DTYPE_CODES.get(weight.dtype, -1)
         usable = weight.device.type == "cpu" and weight.is_contiguous() and self._code >= 0
         self._c = library.functions if library is not None and usable else None
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """See `Linear.rows`."""
+        return self.weight[indices]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K] -> [..., N], newly allocated."""

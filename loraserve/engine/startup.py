@@ -403,7 +403,7 @@ def _adapter_memory(
         device=model.device,
         accelerator=accelerator,
         host_tier_bytes=host_tier_bytes,
-        find_factors=model.find_dora_factors,
+        finish=model.finish_adapter,
     )
 
 

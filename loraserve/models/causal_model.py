@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
 
@@ -13,6 +14,7 @@ from loraserve_adapters.packed_file import layout_fingerprint
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.decoder_model import ModelOutput
+from loraserve_kernels.linear import Linear
 from loraserve_kernels.quantization import STORED, Quantization
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ from loraserve.models import self_check
 from loraserve.models.bare_weights import BareWeightSpec, attach_bare_weight
 from loraserve.models.context import Arrivals, ForwardContext
 from loraserve.models.dora import DoraGroup, find_factors
-from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding, is_tied
+from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding, is_tied, rows_of
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec, attach_experts
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
@@ -43,6 +45,7 @@ from loraserve.models.quantized_weights import (
 from loraserve.models.rope import freeze_rope, tabulate_rope
 from loraserve.models.stored_weights import StoredWeight, StoredWeights
 from loraserve.models.structure import AttentionSpec, LinearsSpec, ModelStructure, record_structure
+from loraserve.models.trained_tokens import TokenTable, take_base_rows_away
 
 _HASHED_ROWS = 4096
 
@@ -101,6 +104,8 @@ class CausalModel:
             self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
         self._dora_groups: list[DoraGroup] = []
         """All linears, from `prepare` on."""
+        self._token_tables: dict[int, TokenTable] = {}
+        """Embedding and `lm_head`, those of them that can have adapters, by member; from `prepare` on."""
         self._quantized_parameters = [*quantized_parameters(model, structure, quantizations, self._stored)]
         num_bytes = sum(parameter.nbytes for parameter in model.parameters())
         self.weight_bytes = num_bytes - saved_bytes(self._quantized_parameters)
@@ -157,6 +162,7 @@ class CausalModel:
                 of_all, kept = next(groups), self._take_stored(spec)
                 group = replace_linears(model, spec, of_all, context, mapped, quantization=quantization, stored=kept)
                 self._dora_groups.append(group)
+                self._note_table(group)
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)
         swap_modules(model, context.backend)
@@ -165,7 +171,22 @@ class CausalModel:
         self._keep_if_equal("fused layers", fuse_layers(model, len(attention)), probes)
         if self._embedding_adapters is not None:
             self._embedding_adapters.attach(model.get_input_embeddings())
+            of_embedding = self.lora_groups[0]
+            rows = partial(rows_of, model.get_input_embeddings())
+            self._token_tables[of_embedding.member_start] = TokenTable(
+                of_embedding, of_embedding.member_start, True, rows
+            )
         self._choose_forward(probes[0], vocab_size)
+
+    def _note_table(self, group: DoraGroup) -> None:
+        """If `lm_head` is in the group."""
+        lora_group, first_output = group.lora_group, 0
+        for index, module in enumerate(self.layout.groups[lora_group.group_index]):
+            if module.weight_sha256 is not None:
+                rows = partial(_rows_from, group.linear, first_output)
+                member = lora_group.member_start + index
+                self._token_tables[member] = TokenTable(lora_group, member, False, rows)
+            first_output += module.out_features
 
     def _take_stored(self, spec: LinearsSpec | ExpertsSpec) -> list[StoredWeight]:
         """All that is computed together, or nothing."""
@@ -233,9 +254,11 @@ class CausalModel:
         self._context.v_caches = list(v_caches)
         self._context.adapter_table = table
 
-    def find_dora_factors(self, table: PackedTable, values: Tensor) -> None:
-        """Of a DoRA adapter, before a step reads it: see `DoraGroup.find_factors`."""
+    def finish_adapter(self, table: PackedTable, values: Tensor) -> None:
+        """What of it is found with the base's weights, before a step reads it: DoRA's factors, and by how much tokens'
+        rows differ. values: [num_elements], as it is packed; edited in place."""
         find_factors(self._dora_groups, table, values)
+        take_base_rows_away(self._token_tables, table, values)
 
     def forward(self, batch: StepBatch, arrivals: Arrivals | None = None) -> ModelOutput:
         """Valid until the next forward; logits in the model's dtype."""
@@ -243,6 +266,10 @@ class CausalModel:
         output = self._forward(batch)
         self._context.batch = self._context.arrivals = None
         return output
+
+
+def _rows_from(linear: Linear, first_output: int, token_ids: Tensor) -> Tensor:
+    return linear.rows(token_ids + first_output)
 
 
 def _lora_groups(layout: BaseLayout) -> list[LoraGroup]:
@@ -295,7 +322,9 @@ def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Itera
                 is_known = sha256_of_embedding is not None and is_tied(linear, model)
                 weight_sha256 = sha256_of_embedding if is_known else _sha256_of(linear.weight)
                 bias_sha256 = None if linear.bias is None else _sha256_of(linear.bias)
-                members[index] = replace(members[index], weight_sha256=weight_sha256, bias_sha256=bias_sha256)
+                members[index] = replace(
+                    members[index], weight_sha256=weight_sha256, bias_sha256=bias_sha256, is_tied=is_tied(linear, model)
+                )
         yield tuple(members)
 
 

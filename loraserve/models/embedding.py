@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
-from loraserve_kernels.linear import PacksRows
+from loraserve_kernels.linear import Linear
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -88,7 +88,7 @@ class EmbeddingAdapters:
 
 
 class PackedEmbedding(nn.Module):
-    def __init__(self, linear: PacksRows, weight: Tensor) -> None:
+    def __init__(self, linear: Linear, weight: Tensor) -> None:
         """weight: [num_embeddings, hidden_size], which the linear was made of; it is not kept."""
         super().__init__()
         self.linear = linear
@@ -104,6 +104,14 @@ class PackedEmbedding(nn.Module):
         """The table as it was, in memory of its own."""
         ids = torch.arange(self.num_embeddings)
         return nn.Embedding.from_pretrained(self.linear.rows(ids), freeze=True)
+
+
+def rows_of(embedding: nn.Module, token_ids: Tensor) -> Tensor:
+    """Before anything is done to them: int64 [n] → [n, hidden_size]."""
+    if isinstance(embedding, PackedEmbedding):
+        return embedding.linear.rows(token_ids)  # without what adapters add
+    assert isinstance(embedding, nn.Embedding)
+    return embedding.weight[token_ids]
 
 
 def is_tied(linear: nn.Linear, model: PreTrainedModel) -> bool:

@@ -6,13 +6,12 @@ product and one LoRA call, the others return their columns.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
 
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.four_bit_weight import joined
-from loraserve_kernels.linear import Linear, PacksRows
+from loraserve_kernels.linear import Linear
 from loraserve_kernels.quantization import Quantization
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -128,7 +127,7 @@ def _pack(
     keep_weight = shares_weight and not can_pack and quantization is None
     packed = backend.linear(weights[0], bias, keep_weight=keep_weight, quantization=quantization)
     if shares_weight and can_pack:
-        model.set_input_embeddings(PackedEmbedding(cast(PacksRows, packed), weights[0]))
+        model.set_input_embeddings(PackedEmbedding(packed, weights[0]))
     elif shares_weight and rounded is not None:
         embedding.weight = nn.Parameter(rounded(weights[0]), requires_grad=False)
     if not keep_weight:

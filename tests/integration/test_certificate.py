@@ -36,6 +36,7 @@ from loraserve.control.ingest.processes import Ingest
 from loraserve.engine.adapters.rows import AdapterRows
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
+from loraserve.models.causal_model import CausalModel
 from loraserve.serving.engine_client import EngineClient
 from loraserve.store.upload_session import UploadState
 from tests.support.engines import make_engine
@@ -249,6 +250,19 @@ def test_one_of_dora_agrees_with_peft(dtype: str, tmp_path: Path, monkeypatch: p
     certificate = measure(published.job())
     assert certificate.status is CertificateStatus.AGREES, certificate
     monkeypatch.setattr(AdapterRows, "place", without_magnitudes(AdapterRows.place))
+    assert measure(published.job()).status is CertificateStatus.DIFFERS
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [("llama", "float32"), ("qwen3", "bfloat16")])
+def test_one_with_rows_of_tokens_agrees_with_peft(
+    architecture: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one whose rows were added to the base's would not."""
+    config = LoraConfig(r=8, target_modules=["q_proj"], trainable_token_indices=[200, 3, 17])
+    published = Published(tmp_path, "tokens", architecture, config, dtype=dtype)
+    certificate = measure(published.job())
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    monkeypatch.setattr(CausalModel, "finish_adapter", lambda *_: None)
     assert measure(published.job()).status is CertificateStatus.DIFFERS
 
 

@@ -112,7 +112,20 @@ def test_the_packed_form_of_the_largest_growth_may_be_written() -> None:
     source_bytes = 2 * 8 * (2 * 16 * 64 + 2 * 65_536 * 16)
     packed_bytes = plan_payload([(up,)], [32], "float32").size_bytes
     assert packed_bytes > 3.9 * source_bytes
-    assert packed_bytes < _resources(source_bytes).file_size_bytes - 64 * MIB
+    assert packed_bytes < _resources(source_bytes, tiny_layout(), DEFAULT_LIMITS).file_size_bytes - 64 * MIB
+
+
+def test_the_packed_form_of_all_trained_tokens_of_large_tables_may_be_written() -> None:
+    num_rows, hidden_size, num_tokens = 200_000, 64, DEFAULT_LIMITS.max_trained_tokens
+    tables = (
+        (BaseModule("embed", num_rows, hidden_size, "0" * 64, is_embedding=True),),
+        (BaseModule("lm_head", hidden_size, num_rows, "0" * 64),),
+    )
+    layout = BaseLayout("fingerprint", "float32", tables, ())
+    source_bytes = 2 * num_tokens * hidden_size
+    packed_bytes = plan_payload(tables, [num_tokens, num_tokens], "float32").size_bytes
+    assert packed_bytes > 64 * MIB + 4 * source_bytes
+    assert packed_bytes < _resources(source_bytes, layout, DEFAULT_LIMITS).file_size_bytes - 60 * MIB
 
 
 def peak_of(folder: Path, features: int, rank: int) -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedTokens
 from loraserve_adapters.packed_file import write_packed
 
-from loraserve.engine.adapters.memory import AdapterMemory, FindFactors
+from loraserve.engine.adapters.memory import AdapterMemory, FinishAdapter
 from loraserve.engine.device.accelerator import Accelerator
 
 LAYOUT = "layout-of-the-tests"
@@ -25,6 +25,8 @@ class TinyAdapter:
     num_units: int
     is_dora: bool = False
     """Its last two elements are a magnitude and what is behind it."""
+    has_tokens: bool = False
+    """Its B is rows of a token."""
 
     @property
     def digest(self) -> str:
@@ -52,6 +54,7 @@ class TinyAdapter:
                 lora_rank=np.array([self.num_units], np.int32),
                 scaling=np.array([self.value / 2], np.float32),
                 payload=payload.view(np.uint8),
+                trained_tokens=(PackedTokens(0, (1,)),) if self.has_tokens else (),
             ),
             path,
         )
@@ -70,7 +73,7 @@ def make_adapter_memory(
     max_resident: int = 8,
     accelerator: Accelerator | None = None,
     host_tier_units: int = 0,
-    find_factors: FindFactors | None = None,
+    finish: FinishAdapter | None = None,
 ) -> AdapterMemory:
     """An arena of `num_units` * 256 bytes, and a host tier likewise."""
     return AdapterMemory(
@@ -83,7 +86,7 @@ def make_adapter_memory(
         max_resident=max_resident,
         accelerator=accelerator,
         host_tier_bytes=host_tier_units * ALIGNMENT_BYTES,
-        find_factors=find_factors,
+        finish=finish,
     )
 
 

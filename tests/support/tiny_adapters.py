@@ -74,6 +74,31 @@ def embedding_configs() -> dict[str, LoraConfig]:
     }
 
 
+def token_configs(*, is_tied: bool) -> dict[str, LoraConfig]:
+    """Of tokens whose rows were trained, in the embedding, `lm_head` or both, beside LoRA and DoRA on linears."""
+    others = ["lm_head"] if not is_tied else []
+    return {
+        "tokens3": LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], trainable_token_indices=[5, 250, 17]),
+        "tokens_of_both": LoraConfig(
+            r=2,
+            lora_alpha=4,
+            target_modules=["o_proj", "down_proj"],
+            trainable_token_indices={"embed_tokens": [9, 4], "lm_head": [4, 77, 200]},
+        ),
+        "tokens_of_same": LoraConfig(
+            r=2,
+            target_modules=["v_proj"],
+            trainable_token_indices={"model.embed_tokens": [9, 4], "lm_head": [9, 4]},
+        ),
+        "tokens_of_head": LoraConfig(
+            r=3, use_dora=True, target_modules=["q_proj", "v_proj"], trainable_token_indices={"lm_head": [100, 2]}
+        ),
+        "tokens40": LoraConfig(
+            r=8, target_modules=["down_proj", *others], trainable_token_indices=[*range(60, 20, -1)]
+        ),
+    }
+
+
 def dora_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
     """Four of DoRA, one of them of `lm_head`, and a plain one."""
     all_linear = adapter_configs(model)["rank1"].target_modules
@@ -142,7 +167,10 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     """Scaled so that each adapter moves the logits by about as much as the base's own spread."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if "lora_" in name:
+        if name.endswith("trainable_tokens_delta.default"):  # which PEFT starts with the base's rows
+            with torch.no_grad():
+                parameter.add_(parameter.std() * torch.randn(parameter.shape, generator=generator))
+        elif "lora_" in name:
             with torch.no_grad():
                 fan_in = parameter[0].numel()
                 values = torch.randn(parameter.shape, generator=generator)

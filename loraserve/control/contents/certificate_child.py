@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
+from loraserve_adapters.trained_tokens import FIELD, ROWS
 
 from loraserve.control.contents.certificate import Certificate, CertificateJob, CertificateStatus, skipped
 from loraserve.engine.cpu_budget import available_memory_bytes
@@ -202,8 +203,10 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription, 
     rng = random.Random(job.digest)
     has_experts = any(module.num_matrices is not None for group in description.layout.groups for module in group)
     samples: list[Sample] = []
+    trained = [token_id for token_id in _trained_tokens(fields) if token_id < vocab_size][: PROMPT_TOKENS // 2]
     for _ in range(NUM_PROBES_OF_EXPERTS if has_experts else 1):
         prompt = [rng.randrange(vocab_size) for _ in range(PROMPT_TOKENS)]
+        prompt[: len(trained)] = trained
         prompt[PROMPT_TOKENS // 2 : PROMPT_TOKENS // 2] = invocation
         samples.append(Sample(prompt))
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
@@ -257,7 +260,7 @@ def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool
     weights = {
         name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
         for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()
-        if "lora_" in name  # copies of the base's, which may be rounded here
+        if "lora_" in name or name.endswith(ROWS)  # without copies of the base's, which may be rounded here
     }
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
         raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by other ranks than in training")
@@ -290,6 +293,12 @@ def _head(job: CertificateJob) -> "Tensor":
 def _config_fields(job: CertificateJob) -> dict[str, Any]:
     stated = json.loads((Path(job.blob) / CONFIG_FILE).read_bytes())
     return {"alora_invocation_tokens": None, "task_type": None} | stated
+
+
+def _trained_tokens(fields: dict[str, Any]) -> list[int]:
+    """Whose rows are the adapter's."""
+    tokens = fields.get(FIELD) or []
+    return [token_id for ids in tokens.values() for token_id in ids] if isinstance(tokens, dict) else tokens
 
 
 def _base_model(job: CertificateJob, dtype: Any, *, keeps_stored: bool) -> "PreTrainedModel":

@@ -16,6 +16,7 @@ from signal import Signals
 import msgspec
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.pack import largest_selectors_bytes
 from loraserve_adapters.packed_file import packed_file_name
 from loraserve_adapters.sync_file import sync_folder
 
@@ -96,7 +97,7 @@ class Ingest:
             base_names=self._base_names,
             chat_templates=self._chat_templates,
             limits=self._limits,
-            resources=_resources(0),
+            resources=_resources(0, self._layout(), self._limits),
         )
         return (await self._run(job)).report
 
@@ -150,7 +151,7 @@ class Ingest:
             base_names=self._base_names,
             chat_templates=self._chat_templates if write_content else None,
             limits=self._limits,
-            resources=_resources(weights_size),
+            resources=_resources(weights_size, self._layout(), self._limits),
         )
 
     def _limits_of_kept(self, blob: Path) -> Limits:
@@ -188,13 +189,14 @@ class Ingest:
             raise IngestError(f"the process that reads the adapter gave no answer: {error}") from None
 
 
-def _resources(weights_size: int) -> ResourceLimits:
+def _resources(weights_size: int, layout: BaseLayout, limits: Limits) -> ResourceLimits:
     return ResourceLimits(
         cpu_s=BASE_CPU_S + weights_size // BYTES_PER_CPU_S,
         address_space_bytes=ADDRESS_SPACE_BYTES,
         # 16-bit tensors for a float32 base take twice their size, and once more B of gate and up of experts, each of
         # which has zeros where the other's outputs are; alignment takes a little.
-        file_size_bytes=4 * weights_size + (64 << 20),
+        # What tells trained tokens apart is not in the weights; it is mostly a hole.
+        file_size_bytes=4 * weights_size + (64 << 20) + largest_selectors_bytes(layout, limits),
     )
 
 

@@ -28,8 +28,8 @@ from loraserve.engine.adapters.upload import Read
 from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.device.accelerator import Accelerator
 
-FindFactors = Callable[[PackedTable, Tensor], None]
-"""See `DoraGroup.find_factors`."""
+FinishAdapter = Callable[[PackedTable, Tensor], None]
+"""See `CausalModel.finish_adapter`."""
 
 UPLOAD_WAIT_S = 0.005
 """Who comes meanwhile, perhaps for the base model, waits no longer than this for a file that others need."""
@@ -55,13 +55,13 @@ class AdapterMemory:
         max_resident: int = MAX_RESIDENT_ADAPTERS,
         accelerator: Accelerator | None = None,
         host_tier_bytes: int = 0,
-        find_factors: FindFactors | None = None,
+        finish: FinishAdapter | None = None,
     ) -> None:
         """size_bytes: of the arena; its memory is touched only as adapters come.
 
         accelerator: of the device; adapters then arrive while steps go on: see `try_acquire` and `arrivals`.
         host_tier_bytes: of page-locked memory for adapters beside it; with an accelerator only.
-        find_factors: what a DoRA adapter is given to once it is in the arena; None = there are no such adapters.
+        finish: what an adapter that `is_finished_by_base` is given to once it is in the arena; None = there are none.
         """
         self._element_bytes = dtype.itemsize
         num_elements = size_bytes // ALIGNMENT_BYTES * (ALIGNMENT_BYTES // self._element_bytes)
@@ -70,9 +70,9 @@ class AdapterMemory:
             None if accelerator is None else AdapterTransit(accelerator, host_tier_bytes, self._element_bytes)
         )
         """Has none but residents, which are not evictable then, nor referenced while they are loading."""
-        self._find_factors = find_factors
-        self._without_factors: dict[str, PackedTable] = {}
-        """Residents whose magnitudes are as they were packed: DoRA adapters on their way to a GPU."""
+        self._finish = finish
+        self._unfinished: dict[str, PackedTable] = {}
+        """Residents that are as they were packed, on their way to a GPU, and are to be finished there."""
         self._num_postponed = 0
         self.num_in_use = 0
         """Adapters that are referenced."""
@@ -236,7 +236,7 @@ class AdapterMemory:
         """Take a reference, loading if needed; returns the adapter slot, or None when no room can be made now.
 
         None too while its file is read for a GPU; once its copies are queued, steps with it wait for its `arrivals`.
-        None too until all of a DoRA adapter is there, of which its factors are found.
+        None too until all of one is there that is to be finished.
         max_arriving_bytes: None too while a larger one is copied for which no step will wait anyway.
         Raises `AdapterError` when the packed file is missing or corrupt.
         """
@@ -249,10 +249,10 @@ class AdapterMemory:
         if resident is None or self._is_loading(digest):
             return None
         is_large = max_arriving_bytes is not None and resident.size * self._element_bytes > max_arriving_bytes
-        needs_all = digest in self._without_factors or (is_large and resident.num_references == 0)
+        needs_all = digest in self._unfinished or (is_large and resident.num_references == 0)
         if needs_all and self._is_being_copied(digest):
             return None
-        self._ensure_factors(digest, resident)
+        self._ensure_finished(digest, resident)
         self.num_in_use += resident.num_references == 0
         resident.num_references += 1
         resident.was_acquired = True
@@ -300,7 +300,7 @@ class AdapterMemory:
             return None
         resident = self._enter(digest, packed, packed.size_bytes, start)
         self._arena.extent(resident).copy_(_as_tensor(packed.payload).view(self.table.arena.dtype))
-        self._ensure_factors(digest, resident)
+        self._ensure_finished(digest, resident)
         self._arena.evictable[digest] = None
         return resident
 
@@ -324,17 +324,17 @@ class AdapterMemory:
         if digest in self._evicted:
             del self._evicted[digest]
             self.num_reloads += 1
-        if (table.offset_magnitude >= 0).any():
-            self._without_factors[digest] = table
+        if table.is_finished_by_base:
+            self._unfinished[digest] = table
         return self._arena.enter(digest, table, start, size_bytes // self._element_bytes)
 
-    def _ensure_factors(self, digest: str, resident: Resident) -> None:
-        """Of DoRA, for steps queued from now on. The adapter is there, or the main stream waits for all of it."""
-        table = self._without_factors.get(digest)
+    def _ensure_finished(self, digest: str, resident: Resident) -> None:
+        """For steps queued from now on. The adapter is there, or the main stream waits for all of it."""
+        table = self._unfinished.get(digest)
         if table is not None:
-            assert self._find_factors is not None, "a DoRA adapter, and nobody to find its factors"
-            self._find_factors(table, self._arena.extent(resident))
-            del self._without_factors[digest]
+            assert self._finish is not None, "an adapter that is to be finished, and nobody to do it"
+            self._finish(table, self._arena.extent(resident))
+            del self._unfinished[digest]
 
     def _is_on_its_way(self, digest: str) -> bool:
         return self._transit is not None and digest in self._transit
@@ -373,7 +373,7 @@ class AdapterMemory:
 
     def _evict(self, digest: str) -> None:
         self._arena.evict(digest)
-        self._without_factors.pop(digest, None)
+        self._unfinished.pop(digest, None)
         if self._transit is not None:
             self._transit.note_evicted(digest)
 

@@ -247,4 +247,5 @@ def _table_of(packed: PackedAdapter) -> PackedTable:
         packed.offset_magnitude,
         packed.lora_rank,
         packed.scaling,
+        trained_tokens=packed.trained_tokens,
     )

@@ -4,6 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def layout_of(model: PreTrainedModel, dtype: str = "float32") -> BaseLayout:
         fused = next((names for names in FUSED if last in names), (last,))
         members = [f"{parent}.{member}" if parent else member for member in fused]
         done.update(members)
-        groups.append(tuple(_describe(member, linears[member], linears[member] is head, dtype) for member in members))
+        described = [_describe(member, linears[member], linears[member] is head, dtype) for member in members]
+        is_tied = linears[name] is head and head.weight is embedding.weight
+        groups.append(tuple(replace(module, is_tied=is_tied) for module in described))
     return BaseLayout(
         fingerprint=layout_fingerprint(groups, dtype),
         dtype=dtype,

@@ -63,7 +63,7 @@ def with_embedding(layout: BaseLayout) -> BaseLayout:
     """The same, with an embedding that can have adapters, and that `lm_head` is tied to."""
     name, ((head,), *_) = layout.embedding_modules[0], layout.groups[::-1]
     embedding = BaseModule(name, head.out_features, head.in_features, head.weight_sha256, is_embedding=True)
-    groups = ((embedding,), *layout.groups)
+    groups = ((embedding,), *layout.groups[:-1], (replace(head, is_tied=True),))
     return replace(
         layout,
         fingerprint=layout_fingerprint(groups, layout.dtype),

@@ -218,7 +218,7 @@ def test_releases_that_know_no_heads_refuse_its_file(tmp_path: Path, monkeypatch
     layout = tiny_layout()
     pack(read_adapter(classifier(tmp_path / "adapter"), layout), layout, path := tmp_path / "file.packed")
     assert read_packed(path).head is not None
-    monkeypatch.setattr("loraserve_adapters.packed_file.HEAD_VERSION", 3)
+    monkeypatch.setattr("loraserve_adapters.packed_file.NEWEST_VERSION", 3)
     with pytest.raises(AdapterError, match="not a packed adapter of version"):
         read_packed(path)
 

@@ -88,8 +88,6 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
         ("kasa_config", {"beta": 1}),
         ("monteclora_config", {}),
         ("arrow_config", {"top_k": 2}),
-        ("trainable_token_indices", [1]),
-        ("trainable_token_indices", {"embed_tokens": [1]}),
         ("layer_replication", [[0, 4]]),
         ("ensure_weight_tying", True),
         ("megatron_config", {"a": 1}),

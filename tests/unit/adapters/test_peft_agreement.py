@@ -264,7 +264,6 @@ def test_accepts_lora_on_the_embedding_with_the_table_that_peft_saves_beside_it(
         ({"init_lora_weights": "pissa"}, "unsupported_option"),
         ({"init_lora_weights": "olora"}, "unsupported_option"),
         ({"modules_to_save": ["lm_head"]}, "unsupported_option"),
-        ({"trainable_token_indices": [1, 2]}, "unsupported_option"),
         ({"bias": "all"}, "unsupported_option"),
     ],
 )

@@ -1,10 +1,13 @@
-"""`AdapterMemory` has a DoRA adapter's factors found once a load, when all of it is there and before it is used."""
+"""`AdapterMemory` has a DoRA adapter's factors found once a load, when all of it is there and before it is used.
+
+Likewise what rows of tokens differ by from the base's.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from loraserve_adapters.packed import PackedTable
+from loraserve_adapters.packed import PackedTable, PackedTokens
 from torch import Tensor
 
 from loraserve.engine.adapters.memory import AdapterMemory
@@ -22,10 +25,14 @@ class Finisher:
     values: list[float] = field(default_factory=list)
     """The magnitudes, in the order of the calls."""
 
+    tokens: list[tuple[PackedTokens, ...]] = field(default_factory=list)
+    """Whose rows are an adapter's, likewise."""
+
     def __call__(self, table: PackedTable, values: Tensor) -> None:
         offset = int(table.offset_magnitude[0])
         self.values.append(float(values[offset]))
         values[offset] *= FACTOR
+        self.tokens.append(table.trained_tokens)
 
 
 @pytest.fixture
@@ -38,7 +45,7 @@ def memory(request: pytest.FixtureRequest, finisher: Finisher, tmp_path: Path) -
     """Of six units, with all three adapters, which take seven."""
     accelerator = None if request.param == "cpu" else HostAccelerator()
     host_tier_units = 10 if request.param == "host_tier" else 0
-    memory = make_adapter_memory(6, accelerator=accelerator, host_tier_units=host_tier_units, find_factors=finisher)
+    memory = make_adapter_memory(6, accelerator=accelerator, host_tier_units=host_tier_units, finish=finisher)
     for adapter in ADAPTERS:
         memory.add(adapter.digest, str(adapter.write(tmp_path)))
     return memory
@@ -98,7 +105,7 @@ def test_what_was_prefetched_and_left_before_its_use_is_not_asked_for(
 
 
 def test_one_that_is_being_copied_is_not_acquired(finisher: Finisher, tmp_path: Path) -> None:
-    memory = make_adapter_memory(8, accelerator=HostAccelerator(), host_tier_units=8, find_factors=finisher)
+    memory = make_adapter_memory(8, accelerator=HostAccelerator(), host_tier_units=8, finish=finisher)
     for adapter in (DORA, PLAIN):
         memory.add(adapter.digest, str(adapter.write(tmp_path)))
         load_into_tier(memory, adapter)
@@ -108,6 +115,16 @@ def test_one_that_is_being_copied_is_not_acquired(finisher: Finisher, tmp_path: 
     memory.settle_uploads()
     acquire(memory, DORA)
     assert finisher.values == [2]
+
+
+def test_one_with_rows_of_tokens_is_finished_too(memory: AdapterMemory, finisher: Finisher, tmp_path: Path) -> None:
+    tokens = TinyAdapter(5, 1, has_tokens=True)
+    memory.add(tokens.digest, str(tokens.write(tmp_path)))
+    for _ in range(2):
+        acquire(memory, tokens)
+        memory.release(tokens.digest)
+    assert len(finisher.values) == 1
+    assert finisher.tokens == [(PackedTokens(0, (1,)),)]
 
 
 def load_into_tier(memory: AdapterMemory, adapter: TinyAdapter) -> None:

@@ -1,0 +1,115 @@
+"""Tokens whose rows of a table, the embedding or `lm_head`, are the adapter's own: PEFT's `trainable_token_indices`.
+
+Follows `set_additional_trainable_modules` of PEFT 0.21: an `lm_head` that is tied to the embedding has its rows as
+well, unless the config gives it others.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.config import CONFIG_NAME, AdapterConfig
+from loraserve_adapters.errors import AdapterError, shown
+from loraserve_adapters.safetensors_file import TensorEntry
+
+FIELD = "trainable_token_indices"
+ROWS = "token_adapter.trainable_tokens_delta"
+"""What PEFT calls their tensor: [num_tokens, hidden_size], the rows themselves, whatever the name says."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTokens:
+    module: BaseModule
+    """The table: the embedding or `lm_head`."""
+    token_ids: tuple[int, ...]
+    owner: str
+    """The module whose name their tensor has: the embedding too of an `lm_head` that is tied to it."""
+
+    @property
+    def num_rows(self) -> int:
+        """Of the table."""
+        return self.module.in_features if self.module.is_embedding else self.module.out_features
+
+    @property
+    def hidden_size(self) -> int:
+        return self.module.out_features if self.module.is_embedding else self.module.in_features
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRows:
+    tokens: TrainedTokens
+    entry: TensorEntry
+    """[num_tokens, hidden_size]"""
+
+
+def resolve_trained_tokens(
+    config: AdapterConfig, layout: BaseLayout, targeted: Iterable[BaseModule]
+) -> tuple[TrainedTokens, ...]:
+    """Of the embedding, of `lm_head`, or of both. targeted: what has LoRA. Raises `AdapterError`."""
+    if not config.trained_tokens:
+        return ()
+    members = [module for group in layout.groups for module in group]
+    embedding = next((module for module in members if module.is_embedding), None)
+    head = next((module for module in members if module.is_linear and module.weight_sha256), None)
+    is_body = layout.is_headless or config.is_classifier
+    if embedding is None or (head is None and not is_body):
+        raise _refused(
+            "unsupported_module", f"the {'lm_head' if embedding else 'embedding'} of the base cannot have any"
+        )
+    ids_of: dict[str, tuple[int, ...]] = {}
+    for name, token_ids in config.trained_tokens:
+        table = next((table for table in (embedding, head) if table is not None and _is_named(name, table)), None)
+        if table is None:
+            known = " and ".join(module.name for module in (embedding, head) if module is not None)
+            raise _refused("unknown_module", f"{shown(name)} names no table of {layout.shown_as}, which has {known}")
+        if table.name in ids_of:
+            raise _refused("invalid_field", f"names {table.name} twice")
+        ids_of[table.name] = token_ids
+    found = [*_tokens_of(embedding, head, ids_of)]
+    lora = {module.name for module in targeted}
+    for tokens in found:
+        _check_tokens(tokens, layout)
+        if tokens.module.name in lora:
+            tied = ", which is tied to the embedding" if tokens.owner != tokens.module.name else ""
+            raise _refused("invalid_field", f"cannot be combined with LoRA on {tokens.module.name}{tied}")
+    return tuple(found)
+
+
+def _is_named(name: str, table: BaseModule) -> bool:
+    return table.is_embedding if name == "" else f".{table.name}".endswith(f".{name}")
+
+
+def _tokens_of(
+    embedding: BaseModule, head: BaseModule | None, ids_of: dict[str, tuple[int, ...]]
+) -> Iterator[TrainedTokens]:
+    of_embedding = ids_of.get(embedding.name)
+    if of_embedding is not None:
+        yield TrainedTokens(embedding, of_embedding, embedding.name)
+    if head is None:
+        return
+    of_head = ids_of.get(head.name)
+    if head.is_tied and of_embedding is not None and of_head in (None, of_embedding):
+        yield TrainedTokens(head, of_embedding, embedding.name)
+    elif of_head is not None:
+        yield TrainedTokens(head, of_head, head.name)
+
+
+def _check_tokens(tokens: TrainedTokens, layout: BaseLayout) -> None:
+    module, num_rows, largest = tokens.module, tokens.num_rows, max(tokens.token_ids)
+    if largest >= num_rows:
+        reason, expected = f"token id {largest} is outside {module.name} of {layout.shown_as}", f"0 to {num_rows - 1}"
+        remedy = "Serve a base model with rows for the tokens that were added to it."
+        raise _refused("invalid_field", f"{reason} ({expected})", found=str(largest), expected=expected, remedy=remedy)
+    if layout.vocab_size is not None and largest >= layout.vocab_size:
+        reason, expected = f"the served tokenizer has no token id {largest}", f"0 to {layout.vocab_size - 1}"
+        remedy = "Serve the base model with the tokenizer that the adapter was trained with (--tokenizer)."
+        raise _refused("invalid_field", f"{reason} ({expected})", found=str(largest), expected=expected, remedy=remedy)
+    if module.bias_sha256 is not None:
+        raise _refused("unsupported_option", f"{module.name} has a bias, which PEFT leaves out beside trained tokens")
+
+
+def _refused(
+    code: str, reason: str, *, found: str | None = None, expected: str | None = None, remedy: str | None = None
+) -> AdapterError:
+    message = f"{CONFIG_NAME}: {FIELD}: {reason}"
+    return AdapterError(code, message, file=CONFIG_NAME, key=FIELD, found=found, expected=expected, remedy=remedy)

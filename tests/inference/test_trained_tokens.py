@@ -1,0 +1,101 @@
+"""Adapters with rows of their own for some tokens (`trainable_token_indices`) against PEFT."""
+
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from loraserve_kernels.quantization import ROUNDINGS, Quantization
+from transformers import AutoModelForCausalLM
+
+from loraserve.models.quantized_weights import round_weights
+from tests.support.peft_oracle import (
+    NUM_TOKENS,
+    VOCAB_SIZE,
+    Oracle,
+    OracleOf,
+    run_all,
+    run_one_by_one,
+    wrong_answers,
+)
+from tests.support.tiny_adapters import adapter_configs, reference_answers, save_adapters, token_configs
+from tests.support.tiny_models import save_tiny_model
+
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite")
+"""The `lm_head` of qwen3 and of the two Gemmas is their embedding, which scales in the Gemmas; Granite scales what it
+gives."""
+TIED = ("qwen3", "gemma2", "gemma3")
+
+
+def make_oracle(architecture: str, folder: Path) -> Oracle:
+    model = save_tiny_model(architecture, folder / "model")
+    assert model.config.tie_word_embeddings == (architecture in TIED)
+    configs = token_configs(is_tied=architecture in TIED)
+    adapters = save_adapters(model, folder / "adapters", configs | {"rank1": adapter_configs(model)["rank1"]})
+    rng = random.Random(0)
+    trained = [5, 250, 17, 9, 4, 77, 200, 100, 2, *range(21, 61, 4)]
+    prompts: dict[str | None, list[int]] = {
+        name: [rng.choice([rng.choice(trained), rng.randrange(256)]) for _ in range(length)]
+        for name, length in zip([None, *adapters], (7, 40, 18, 25, 9, 33, 12), strict=True)
+    }
+    references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
+    return Oracle(folder, folder / "model", adapters, prompts, references)
+
+
+@pytest.fixture(scope="module")
+def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
+    return cache(lambda architecture: make_oracle(architecture, tmp_path_factory.mktemp(architecture)))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_they_equal_peft_beside_others_and_in_turn(oracle_of: OracleOf, architecture: str) -> None:
+    oracle = oracle_of(architecture)
+    _, wrong = run_all(oracle)
+    assert not wrong
+    engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes(), max_num_batched_tokens=16)
+    for _ in range(2):
+        assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
+    assert engine.stats().num_adapter_evictions > 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_in_plain_torch_they_equal_peft(oracle_of: OracleOf, architecture: str) -> None:
+    _, wrong = run_all(oracle_of(architecture), backend="reference")
+    assert not wrong
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_in_bfloat16_they_are_as_near_to_peft_as_it_is_to_itself(oracle_of: OracleOf, architecture: str) -> None:
+    _, wrong = run_all(oracle_of(architecture).on("cpu", "bfloat16"))
+    assert not wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_on_a_gpu_they_equal_peft(oracle_of: OracleOf, architecture: str) -> None:
+    """The adapters arrive beside the steps."""
+    _, wrong = run_all(oracle_of(architecture).on("cuda", "bfloat16"), max_num_seqs=8)
+    assert not wrong
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("quantization", ROUNDINGS)
+def test_they_take_the_place_of_rounded_rows(
+    oracle_of: OracleOf, architecture: str, quantization: Quantization
+) -> None:
+    """Of `lm_head`, and of an embedding that it is tied to."""
+    oracle = oracle_of(architecture)
+    model = AutoModelForCausalLM.from_pretrained(oracle.model, attn_implementation="eager").eval()
+    round_weights(model, quantization)
+    references = reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
+    _, wrong = run_all(replace(oracle, references=references), quantization=quantization)
+    assert not wrong
+
+
+def test_oracle_notices_rows_that_were_added_to_the_bases(oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loraserve.models.causal_model.take_base_rows_away", lambda *_: None)
+    _, wrong = run_all(oracle_of("qwen3"))
+    assert {*wrong} == {*token_configs(is_tied=True)}
