@@ -10,8 +10,9 @@ from loraserve_adapters.checks import Checks
 from loraserve_adapters.digest import HashedTensor
 from loraserve_adapters.dtypes import FROM_SAFETENSORS, all_finite, convert, raw_bytes
 from loraserve_adapters.errors import AdapterError, shown_name
-from loraserve_adapters.judge import BaseCopy, JudgedAdapter
+from loraserve_adapters.judge import JudgedAdapter
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, SafetensorsFile, TensorEntry
+from loraserve_adapters.source_module import BaseCopy
 
 
 class ValueSink(Protocol):

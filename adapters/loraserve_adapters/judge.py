@@ -15,8 +15,17 @@ from loraserve_adapters.headless import body_name, is_headless, with_whole_name,
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
-from loraserve_adapters.source_module import KEY_PREFIX, SourceModule, SourcePart
+from loraserve_adapters.source_module import KEY_PREFIX, BaseCopy, SourceModule, SourcePart
 from loraserve_adapters.targets import Selection, Target, close_names, resolve_targets, unused_entries
+from loraserve_adapters.tensor_checks import (
+    check_base_copy,
+    check_dtype,
+    check_part,
+    check_rows,
+    count_labels,
+    refused,
+    shown_labels,
+)
 from loraserve_adapters.trained_tokens import FIELD, ROWS, TrainedRows, TrainedTokens
 
 T = TypeVar("T", Target, TrainedTokens)
@@ -28,17 +37,6 @@ HEAD_WEIGHT = f"{KEY_PREFIX}{HEAD}.weight"
 """The tensor of a classifier's head."""
 _MAX_HINTS = 5
 """Comparing a wrong name with all of the base's takes milliseconds; only the first few get a suggestion."""
-
-
-@dataclass(frozen=True, slots=True)
-class BaseCopy:
-    """A tensor of the base model beside the adapter's: accepted only if it turns out to be equal to the served one."""
-
-    entry: TensorEntry
-    shape: tuple[int, ...]
-    """Of the served one."""
-    sha256: str
-    """Of the served one's bytes, in `BaseLayout.dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +190,7 @@ def _match(
     head = rest.pop(HEAD_WEIGHT, None) if config.is_classifier else None
     if config.is_classifier and head is None:
         reason = f"missing, though task_type is {SEQ_CLS}: the head that gives each label a number"
-        checks.fail("weights.tensors", _refused("missing_tensor", HEAD_WEIGHT, reason, found="no tensor"))
+        checks.fail("weights.tensors", refused("missing_tensor", HEAD_WEIGHT, reason, found="no tensor"))
     trained_rows = _take_trained_rows(selection, rest, missing)
     taken = take_former_linears(selection.former, config, rest, missing)
     modules += taken
@@ -202,7 +200,7 @@ def _match(
     for name in missing:
         said = f"has {FIELD} for" if name.endswith(ROWS) else "targets"
         reason = f"missing, though adapter_config.json {said} its module"
-        checks.fail("weights.tensors", _refused("missing_tensor", name, reason, found="no tensor"))
+        checks.fail("weights.tensors", refused("missing_tensor", name, reason, found="no tensor"))
     if not checks.failed("weights.tensors"):
         checks.passed("weights.tensors", f"{num_used} tensors are used, and none is missing")
     if not modules and not checks.has_failed:
@@ -210,18 +208,16 @@ def _match(
         checks.fail("config.targets", AdapterError("unknown_module", reason, file=CONFIG_NAME, key="target_modules"))
     for module in modules:
         for part in module.parts:
-            _check_part(part, module.target, checks)
+            check_part(part, module.target, checks)
     if head is not None:
-        num_labels = checks.attempt("weights.shapes", lambda: _num_labels(head, config, layout, limits))
+        num_labels = checks.attempt("weights.shapes", lambda: count_labels(head, config, layout, limits))
         if num_labels is not None:
-            checks.passed("weights.labels", _shown_labels(config, num_labels))
-        checks.attempt("weights.dtypes", lambda: _check_dtype(head))
+            checks.passed("weights.labels", shown_labels(config, num_labels))
+        checks.attempt("weights.dtypes", lambda: check_dtype(head))
     for rows in trained_rows:
-        shape = len(rows.tokens.token_ids), rows.tokens.hidden_size
-        checks.attempt("weights.shapes", lambda rows=rows, shape=shape: _check_shape(rows.entry, shape, -1, 0))
-        checks.attempt("weights.dtypes", lambda rows=rows: _check_dtype(rows.entry))
+        check_rows(rows, checks)
     for copy in base_copies:
-        _check_base_copy(copy, checks)
+        check_base_copy(copy, checks)
     if not checks.failed("weights.shapes"):
         checks.passed("weights.shapes", "all shapes fit the base model and the ranks of adapter_config.json")
     position = {module.name: index for index, module in enumerate(m for group in layout.groups for m in group)}
@@ -351,34 +347,34 @@ def _unexpected(
     """known: what PEFT calls the tensors of modules that can have some. of_linears: those of linears, by the config."""
     name = entry.name
     if not name.startswith(KEY_PREFIX):
-        return _refused("unexpected_tensor", name, f"expected a name that starts with {KEY_PREFIX}")
+        return refused("unexpected_tensor", name, f"expected a name that starts with {KEY_PREFIX}")
     module, _, kind = name.removeprefix(KEY_PREFIX).partition(".lora_")
     kind = f"lora_{kind}" if kind else ""
     if kind.startswith("lora_embedding_") and module in layout.embedding_modules:
-        return _refused("unsupported_module", name, f"LoRA on this embedding is not supported: {shown(module)}")
+        return refused("unsupported_module", name, f"LoRA on this embedding is not supported: {shown(module)}")
     if kind == _BIAS and module in known and kind not in of_linears:
-        return _refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
+        return refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
     if kind.startswith(_MAGNITUDE) and _MAGNITUDE not in of_linears:
-        return _refused("unexpected_tensor", name, "belongs to DoRA, though adapter_config.json does not set use_dora")
+        return refused("unexpected_tensor", name, "belongs to DoRA, though adapter_config.json does not set use_dora")
     if name.endswith(f".{ROWS}"):
         reason = f"are rows of tokens, though {FIELD} of adapter_config.json does not say so of this module"
-        return _refused("unexpected_tensor", name, reason)
+        return refused("unexpected_tensor", name, reason)
     if name == HEAD_WEIGHT:
         reason = f"is the head of a classifier, though task_type of adapter_config.json is not {SEQ_CLS}"
-        return _refused("unexpected_tensor", name, reason)
+        return refused("unexpected_tensor", name, reason)
     if not kind:
         if _name_in_base(name) in {f"{embedding}.weight" for embedding in layout.embedding_modules}:
             reason = "this embedding cannot be replaced; save with save_embedding_layers=False if it is unchanged"
-            return _refused("unexpected_tensor", name, reason)
-        return _refused("unexpected_tensor", name, "is no LoRA tensor, and no base weight that could be checked")
+            return refused("unexpected_tensor", name, reason)
+        return refused("unexpected_tensor", name, "is no LoRA tensor, and no base weight that could be checked")
     if kind not in (*of_linears, *_OF_EMBEDDINGS):
         expected = " and ".join(known.get(module, of_linears))
         hint = f"save_pretrained of PEFT writes {expected} without an adapter name"
-        return _refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
+        return refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
     if module in known and kind not in known[module]:
-        return _refused("unexpected_tensor", name, f"found {kind}, expected {' or '.join(known[module])}")
+        return refused("unexpected_tensor", name, f"found {kind}, expected {' or '.join(known[module])}")
     if module in known:
-        return _refused("unexpected_tensor", name, "its module is not targeted by adapter_config.json")
+        return refused("unexpected_tensor", name, "its module is not targeted by adapter_config.json")
     if f"{body_name(layout)}.{module}" in known:
         return _without_body(name, layout)
     own_name = _name_in_served_class(module, kind, entry, layout) if with_hint else None
@@ -386,7 +382,7 @@ def _unexpected(
         return _other_class(name, module, own_name)
     hint = close_names(module, layout) if with_hint else ""
     what = "embedding" if kind in _OF_EMBEDDINGS else "linear"
-    return _refused("unknown_module", name, f"{layout.shown_as} has no such {what}{hint}")
+    return refused("unknown_module", name, f"{layout.shown_as} has no such {what}{hint}")
 
 
 def _name_in_served_class(module: str, kind: str, entry: TensorEntry, layout: BaseLayout) -> str | None:
@@ -409,7 +405,7 @@ def _other_class(tensor: str, module: str, own_name: str) -> AdapterError:
         "class of the model, such as the one for text only"
     )
     remedy = f"Train the class that is served, or make {shown_name(prefix)} into {own_prefix} in the tensors' names."
-    return _refused("unknown_module", tensor, reason, remedy=remedy)
+    return refused("unknown_module", tensor, reason, remedy=remedy)
 
 
 def _without_body(tensor: str, layout: BaseLayout) -> AdapterError:
@@ -419,7 +415,7 @@ def _without_body(tensor: str, layout: BaseLayout) -> AdapterError:
         "them, and a task_type of FEATURE_EXTRACTION or null"
     )
     remedy = f"Set task_type to FEATURE_EXTRACTION if all names are like this one; else make {KEY_PREFIX} into {body}"
-    return _refused("unknown_module", tensor, reason, remedy=f"{remedy} in them.")
+    return refused("unknown_module", tensor, reason, remedy=f"{remedy} in them.")
 
 
 def _unreached(modules: tuple[str, ...]) -> AdapterError:
@@ -431,94 +427,3 @@ def _unreached(modules: tuple[str, ...]) -> AdapterError:
 def _unused(first: str, count: int) -> AdapterError:
     reason = f"{count} tensors are left out, as text never reaches their linear layers, such as {shown_name(first)}"
     return AdapterError("unused_tensors", f"{WEIGHTS_NAME}: {reason}", file=WEIGHTS_NAME, key=first)
-
-
-def _check_part(part: SourcePart, target: Target, checks: Checks) -> None:
-    rank = part.lora_rank
-    num_ranks = rank if part.expert is not None else rank * (target.module.num_matrices or 1)
-    expected: list[tuple[TensorEntry | None, tuple[int, ...], int]] = [
-        (part.lora_a, (num_ranks, target.module.in_features), 0),
-        (part.lora_b, (part.out_features, num_ranks), 1),
-        (part.bias, (part.out_features,), -1),
-        (part.magnitude, (part.out_features,), -1),
-    ]
-    for entry, shape, rank_axis in expected:
-        if entry is not None:
-            checks.attempt("weights.shapes", lambda e=entry, s=shape, axis=rank_axis: _check_shape(e, s, axis, rank))
-            checks.attempt("weights.dtypes", lambda e=entry: _check_dtype(e))
-
-
-def _check_dtype(entry: TensorEntry) -> None:
-    if entry.dtype not in FROM_SAFETENSORS:
-        expected = "F32, F16 or BF16"
-        reason = f"found {entry.dtype}, expected {expected}"
-        raise _refused("bad_dtype", entry.name, reason, found=entry.dtype, expected=expected)
-
-
-def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, lora_rank: int) -> None:
-    """rank_axis: of the expected shape's two; -1 = none."""
-    if entry.shape == expected:
-        return
-    code = "shape_mismatch"
-    if rank_axis >= 0 and len(entry.shape) == 2 and entry.shape[1 - rank_axis] == expected[1 - rank_axis]:
-        code = "rank_mismatch"
-    found = shown(list(entry.shape))
-    reason = f"found {found}, expected {list(expected)}"
-    if code == "rank_mismatch":
-        reason += f", for adapter_config.json gives this module rank {lora_rank}"
-        if expected[rank_axis] != lora_rank:
-            reason += f", and there are {expected[rank_axis] // lora_rank} experts"
-    raise _refused(code, entry.name, reason, found=found, expected=str(list(expected)))
-
-
-def _num_labels(head: TensorEntry, config: AdapterConfig, layout: BaseLayout, limits: Limits) -> int:
-    """Raises `AdapterError` where the head does not fit the base model, the limits or the names of its labels."""
-    num_labels, hidden_size = head.shape if len(head.shape) == 2 else (0, 0)
-    if num_labels == 0 or hidden_size != (layout.hidden_size or hidden_size):
-        found, expected = shown(list(head.shape)), f"[number of labels, {layout.hidden_size or 'hidden size'}]"
-        raise _refused(
-            "shape_mismatch", head.name, f"found {found}, expected {expected}", found=found, expected=expected
-        )
-    if num_labels > limits.max_labels:
-        found, expected = f"{num_labels} labels", f"at most {limits.max_labels}"
-        raise _refused("too_large", head.name, f"{found}, {expected} are accepted", found=found, expected=expected)
-    if config.labels and len(config.labels) != num_labels:
-        found, expected = f"{len(config.labels)} names", f"{num_labels}, one for each output of {head.name}"
-        reason = f"{CONFIG_NAME}: id2label: found {found}, expected {expected}"
-        raise AdapterError("invalid_field", reason, file=CONFIG_NAME, key="id2label", found=found, expected=expected)
-    if config.score_template and num_labels > 1:
-        found, expected = f"{num_labels} labels", "one, whose number documents are ranked by"
-        reason = f"{CONFIG_NAME}: score_template: found {found}, expected {expected}"
-        raise AdapterError(
-            "invalid_field", reason, file=CONFIG_NAME, key="score_template", found=found, expected=expected
-        )
-    return num_labels
-
-
-def _shown_labels(config: AdapterConfig, num_labels: int) -> str:
-    names = [shown_name(name) for name in config.labels[:_MAX_HINTS]]
-    listed = f": {', '.join(names)}{', …' * (num_labels > len(names))}" if names else ""
-    meaning = "" if config.problem_type is None else f" ({config.problem_type})"
-    return f"a classifier of {num_labels} {'label' if num_labels == 1 else 'labels'}{meaning}{listed}"
-
-
-def _check_base_copy(copy: BaseCopy, checks: Checks) -> None:
-    if copy.entry.shape != copy.shape:
-        found = shown(list(copy.entry.shape))
-        reason = f"found {found}, the served base model has {list(copy.shape)}"
-        error = _refused("base_weight_differs", copy.entry.name, reason, found=found, expected=str(list(copy.shape)))
-        checks.fail("weights.shapes", error)
-    checks.attempt("weights.dtypes", lambda: _check_dtype(copy.entry))
-
-
-def _refused(
-    code: str,
-    tensor: str,
-    reason: str,
-    *,
-    found: str | None = None,
-    expected: str | None = None,
-    remedy: str | None = None,
-) -> AdapterError:
-    message = f"{WEIGHTS_NAME}: {shown_name(tensor)}: {reason}"
-    return AdapterError(code, message, file=WEIGHTS_NAME, key=tensor, found=found, expected=expected, remedy=remedy)

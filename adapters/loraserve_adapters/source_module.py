@@ -1,4 +1,4 @@
-"""The tensors of an adapter's file that belong to one module of the base."""
+"""The tensors of an adapter's file that belong to one module of the base, and copies of the base's own."""
 
 from dataclasses import dataclass
 
@@ -42,3 +42,14 @@ class SourceModule:
     @property
     def entries(self) -> list[TensorEntry]:
         return [entry for part in self.parts for entry in part.entries]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCopy:
+    """A tensor of the base model beside the adapter's: accepted only if it turns out to be equal to the served one."""
+
+    entry: TensorEntry
+    shape: tuple[int, ...]
+    """Of the served one."""
+    sha256: str
+    """Of the served one's bytes, in `BaseLayout.dtype`."""
