@@ -43,6 +43,8 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
     if config.trained_tokens:
         tables = dict(config.trained_tokens)
         fields["trainable_token_indices"] = tables.get("", tables)
+    if config.ensures_weight_tying:
+        fields["ensure_weight_tying"] = True
     if config.is_classifier:
         fields["modules_to_save"] = SAVED_WITH_HEAD
     if config.labels:

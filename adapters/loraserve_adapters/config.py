@@ -53,6 +53,8 @@ class AdapterConfig:
     trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Tokens whose rows of a table, embedding or `lm_head`, are the adapter's own: the table's name or the end of it,
     which is empty where the config says nothing but ids: of the embedding."""
+    ensures_weight_tying: bool = False
+    """Of a base whose `lm_head` is tied to the embedding, LoRA on one is LoRA on the other."""
     target_parameters: tuple[str, ...] = ()
     """Names or dotted suffixes of names of bare weights; those named are targeted in all layers."""
     is_classifier: bool = False
@@ -213,6 +215,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         use_dora=value("use_dora", values.flag, False),
         invocation_token_ids=value("alora_invocation_tokens", values.invocation_of(limits), ()),
         trained_tokens=value("trainable_token_indices", values.trained_tokens_of(limits), ()),
+        ensures_weight_tying=value("ensure_weight_tying", values.flag, False),
         target_parameters=parameters,
         is_classifier=is_classifier,
         labels=value("id2label", values.labels_of(limits), ()),
@@ -300,6 +303,7 @@ _HONOURED = frozenset(
         "use_dora",
         "alora_invocation_tokens",
         "trainable_token_indices",
+        "ensure_weight_tying",
         "target_modules",
         "target_parameters",
         "exclude_modules",
@@ -353,7 +357,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "monteclora_config": ((None,), "Monte Carlo LoRA is not supported"),
     "arrow_config": ((None,), "Arrow routing is not supported"),
     "layer_replication": ((None, []), "replicated layers would change the shared base model"),
-    "ensure_weight_tying": ((False, None), "tied adapters are not supported"),
     "megatron_config": ((None,), "Megatron layers are not supported"),
     "runtime_config": ((None, {}, {"ephemeral_gpu_offload": False}), "PEFT never saves it"),
     # Written by PEFT before 0.3.

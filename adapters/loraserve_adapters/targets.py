@@ -112,8 +112,17 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
         names = config.target_modules if isinstance(config.target_modules, tuple) else ()
         hint = close_names(names[0], layout) if names else ""
         raise _refused("unknown_module", "target_modules", f"no module of {layout.shown_as} is targeted{hint}")
+    _check_tying(config, layout, found)
     trained_tokens = resolve_trained_tokens(config, layout, [target.module for target in found])
     return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached), trained_tokens)
+
+
+def _check_tying(config: AdapterConfig, layout: BaseLayout, targets: Iterable[Target]) -> None:
+    of_vocabulary = [target.module.name for target in targets if _is_of_vocabulary(target.module)]
+    is_tied = any(module.is_tied for group in layout.groups for module in group)
+    if config.ensures_weight_tying and is_tied and of_vocabulary:
+        reason = f"LoRA that embedding and lm_head share is not supported, and {of_vocabulary[0]} is targeted"
+        raise _refused("unsupported_option", "ensure_weight_tying", reason)
 
 
 def refuse_what_tells_experts_apart(

@@ -65,6 +65,8 @@ def resolve_trained_tokens(
         if table.name in ids_of:
             raise _refused("invalid_field", f"names {table.name} twice")
         ids_of[table.name] = token_ids
+    if config.ensures_weight_tying and head is not None and head.is_tied and len({*ids_of.values()}) > 1:
+        raise _refused("invalid_field", f"other tokens for {head.name} cannot be combined with ensure_weight_tying")
     found = [*_tokens_of(embedding, head, ids_of)]
     lora = {module.name for module in targeted}
     for tokens in found:

@@ -158,7 +158,7 @@ CONFIG_LIES = [
     bad_field("trainable_token_indices", {"lm_head" * 100: [1]}, "too_large"),
     bad_field("target_parameters", "experts.w", "invalid_field"),
     bad_field("layer_replication", [[0, 2], [0, 2]]),
-    bad_field("ensure_weight_tying", True),
+    bad_field("ensure_weight_tying", 1, "invalid_field"),
     bad_field("megatron_config", {"a": 1}),
     bad_field("runtime_config", {"ephemeral_gpu_offload": True}),
     bad_field("task_type", "TOKEN_CLS"),

@@ -89,7 +89,6 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
         ("monteclora_config", {}),
         ("arrow_config", {"top_k": 2}),
         ("layer_replication", [[0, 4]]),
-        ("ensure_weight_tying", True),
         ("megatron_config", {"a": 1}),
         ("runtime_config", {"ephemeral_gpu_offload": True}),
         ("task_type", "TOKEN_CLS"),

@@ -18,7 +18,7 @@ from loraserve_adapters.pack import load_and_pack, pack
 from loraserve_adapters.packed import PackedAdapter
 from loraserve_adapters.packed_file import read_packed
 from loraserve_adapters.source import read_adapter
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
 from tests.unit.adapters.conftest import SaveAdapter, layout_of, make_llama, make_phi
@@ -246,6 +246,51 @@ def test_lora_on_the_same_table_is_refused(targets: list[str], said: str, tmp_pa
     error = refusal(adapter(tmp_path, targets=targets))
     assert (error.code, error.key) == ("invalid_field", FIELD)
     assert said in error.message
+
+
+TIED = {"ensure_weight_tying": True}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["q_proj"], FIELD: [9, 4]},
+        {"target_modules": ["q_proj"], FIELD: {"embed_tokens": [9, 4], "lm_head": [9, 4]}},
+        {"target_modules": ["q_proj"], FIELD: {"lm_head": [9, 4]}},
+    ],
+)
+def test_tying_that_says_what_is_so_anyway_is_accepted(
+    fields: dict[str, Any], tied: bool, save_adapter: SaveAdapter
+) -> None:
+    model = make_llama(tied)
+    layout = layout_of(model)
+    source = read_adapter(save_adapter(model, r=4, **fields, **TIED), layout)
+    assert parse_config(clean_config(source.config)).ensures_weight_tying
+
+
+@pytest.mark.parametrize("table", ["embed_tokens", "lm_head"])
+def test_lora_that_both_tables_share_is_refused_and_of_an_untied_base_is_lora(
+    table: str, save_adapter: SaveAdapter
+) -> None:
+    for tied in (False, True):
+        model = make_llama(tied)
+        layout = layout_of(model)
+        folder = save_adapter(model, r=4, target_modules=["q_proj", table], **TIED)
+        if not tied:
+            read_adapter(folder, layout)
+            continue
+        error = refusal(folder, layout)
+        assert (error.code, error.key) == ("unsupported_option", "ensure_weight_tying")
+
+
+def test_other_tokens_of_lm_head_are_refused_beside_tying_as_by_peft(tmp_path: Path) -> None:
+    tokens = {"embed_tokens": [9, 4], "lm_head": [9, 5]}
+    error = refusal(adapter(tmp_path, tokens, {"model.embed_tokens": rows_of(2), "lm_head": rows_of(2)}, **TIED))
+    assert (error.code, error.key) == ("invalid_field", FIELD)
+    with pytest.raises(ValueError, match="Cannot ensure weight tying"):
+        get_peft_model(make_llama(True), LoraConfig(target_modules=["q_proj"], trainable_token_indices=tokens, **TIED))
 
 
 def test_an_activated_one_is_refused(tmp_path: Path) -> None:
