@@ -30,6 +30,7 @@ FILES = {
     "tests/kernels/test_sampling.py": 2,
     "tests/inference/test_gpu_engine.py": 1,
     "tests/inference/test_dora_adapters.py": 1,
+    "tests/inference/test_trained_tokens.py": 1,
     "tests/kernels/test_step_graphs.py": 1,
     "tests/kernels/test_float8_engine.py": 1,
     "tests/kernels/test_triton_engine.py": 1,
@@ -48,6 +49,7 @@ FILES = {
     "tests/kernels/test_lora_replay.py": 1,
     "tests/inference/test_gpu_sampler.py": 1,
     "tests/kernels/test_argmax.py": 1,
+    "tests/kernels/test_linear_rows.py": 1,
     "tests/kernels/test_choose_backend.py": 1,
 }
 """Those of the folders with tests for a GPU, and over how many processes each is spread. First what takes longest, as
