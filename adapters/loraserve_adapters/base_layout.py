@@ -26,7 +26,7 @@ class BaseModule:
     """As `weight_sha256`; where that is given and the linear has a bias."""
     is_embedding: bool = False
     is_tied: bool = False
-    """Of `lm_head`: its weight is the embedding's."""
+    """Of `lm_head`: PEFT trains it with the embedding, as their weights are one, or said to be."""
 
     @property
     def is_linear(self) -> bool:

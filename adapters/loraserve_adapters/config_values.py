@@ -128,16 +128,17 @@ def invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
 
 
 def trained_tokens_of(limits: Limits) -> Callable[[str, Any], tuple[tuple[str, tuple[int, ...]], ...]]:
-    """Of each table its name, "" for the embedding where there is just a list, and the ids."""
+    """Of each table its name, "" for the embedding where there is just a list, and the ids; in the order of names."""
 
     def parse(name: str, value: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
         tables = {"": value} if isinstance(value, list) else {} if value is None else value
-        if not isinstance(tables, dict):
+        if not isinstance(tables, dict) or (isinstance(value, dict) and "" in value):
             raise invalid(name, value, "null, a list of token ids, or such lists by the names of tables")
-        return tuple(
+        found = (
             (_checked_length(name, table, limits), _token_ids(f"{name}.{table}" if table else name, ids, limits))
             for table, ids in tables.items()
         )
+        return tuple(sorted(found))
 
     return parse
 
@@ -146,8 +147,9 @@ def _token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
     is_list = isinstance(value, list) and len(value) > 0
     if not is_list or not all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in value):
         raise invalid(name, value, "a list of token ids")
-    if len(value) > limits.max_trained_tokens:
-        found, expected = f"{len(value)} tokens", f"at most {limits.max_trained_tokens}"
+    max_tokens = min(limits.max_trained_tokens, limits.max_lora_rank)
+    if len(value) > max_tokens:
+        found, expected = f"{len(value)} tokens", f"at most {max_tokens}"
         raise refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
     if repeated := [token_id for token_id in {*value} if value.count(token_id) > 1]:
         found = shown(min(repeated))

@@ -49,6 +49,10 @@ def read_content(
         is_biased = part.bias is not None and not is_zero[part.bias.name]
         has_product = not (is_zero[part.lora_a.name] or is_zero[part.lora_b.name])
         has_effect = has_effect or is_biased or part.magnitude is not None or has_product
+    for copy, original in adapter.row_copies:
+        hashed.append(_read_tensor(weights, copy, layout.dtype, checks, None)[0])
+        if hashed[-1].sha256 != next(tensor.sha256 for tensor in hashed if tensor.entry == original):
+            checks.fail("weights.values", _other_rows(copy, original))
     for copy in adapter.base_copies:
         hashed.append(_read_base_copy(weights, copy, layout.dtype, checks))
     if not checks.failed("weights.values"):
@@ -107,6 +111,13 @@ def _read_base_copy(weights: SafetensorsFile, copy: BaseCopy, dtype: str, checks
         )
         checks.fail("weights.base_copy", error)
     return HashedTensor(entry, source.digest())
+
+
+def _other_rows(copy: TensorEntry, original: TensorEntry) -> AdapterError:
+    """Of a tied `lm_head`, which PEFT leaves out when it loads the adapter."""
+    reason = f"differs from {shown_name(original.name)}, which are the rows of the tied lm_head too"
+    message = f"{WEIGHTS_NAME}: {shown_name(copy.name)}: {reason}"
+    return AdapterError("unexpected_tensor", message, file=WEIGHTS_NAME, key=copy.name)
 
 
 def _not_finite(entry: TensorEntry, reason: str, expected: str) -> AdapterError:

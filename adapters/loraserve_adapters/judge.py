@@ -56,10 +56,15 @@ class JudgedAdapter:
 
     @property
     def entries(self) -> list[TensorEntry]:
-        """All but copies of the base's, each once."""
+        """All but copies, each once."""
         found = [entry for module in self.modules for entry in module.entries]
         found += [] if self.head is None else [self.head]
         return [*found, *{rows.entry.name: rows.entry for rows in self.trained_rows}.values()]
+
+    @property
+    def row_copies(self) -> list[tuple[TensorEntry, TensorEntry]]:
+        """Of tokens' rows, and what they are copies of."""
+        return [(rows.copy, rows.entry) for rows in self.trained_rows if rows.copy is not None]
 
 
 def judge_config(
@@ -236,7 +241,11 @@ def _take_trained_rows(
     names = {tokens.owner: f"{KEY_PREFIX}{tokens.owner}.{ROWS}" for tokens in selection.trained_tokens}
     found = {owner: entry for owner, name in names.items() if (entry := rest.pop(name, None)) is not None}
     missing += [name for owner, name in names.items() if owner not in found]
-    return tuple(TrainedRows(of, found[of.owner]) for of in selection.trained_tokens if of.owner in found)
+    return tuple(
+        TrainedRows(of, found[of.owner], rest.pop(f"{KEY_PREFIX}{of.module.name}.{ROWS}", None))
+        for of in selection.trained_tokens
+        if of.owner in found
+    )
 
 
 def _check_invocation(config: AdapterConfig, layout: BaseLayout) -> None:
@@ -328,12 +337,12 @@ def _served_tensors(members: Iterable[BaseModule]) -> dict[str, tuple[tuple[int,
 
 
 def _name_in_base(tensor_name: str) -> str | None:
-    """PEFT saves the weight of a targeted `lm_head` or embedding as `….base_layer.weight`, of others as `….weight`; a
-    bias likewise."""
+    """PEFT saves the weight of a targeted `lm_head` or embedding as `….base_layer.weight`, of one with trained tokens
+    as `….token_adapter.base_layer.weight`, of others as `….weight`; a bias likewise."""
     if not tensor_name.startswith(KEY_PREFIX):
         return None
     owner, _, kind = tensor_name.removeprefix(KEY_PREFIX).rpartition(".")
-    return f"{owner.removesuffix('.base_layer')}.{kind}"
+    return f"{owner.removesuffix('.base_layer').removesuffix('.token_adapter')}.{kind}"
 
 
 def _unexpected(

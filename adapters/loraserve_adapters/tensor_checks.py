@@ -32,8 +32,9 @@ def check_part(part: SourcePart, target: Target, checks: Checks) -> None:
 
 def check_rows(rows: TrainedRows, checks: Checks) -> None:
     entry, shape = rows.entry, (len(rows.tokens.token_ids), rows.tokens.hidden_size)
-    checks.attempt("weights.shapes", lambda: _check_shape(entry, shape, -1, 0))
-    checks.attempt("weights.dtypes", lambda: check_dtype(entry))
+    for tensor in (entry, *([] if rows.copy is None else [rows.copy])):
+        checks.attempt("weights.shapes", lambda tensor=tensor: _check_shape(tensor, shape, -1, 0))
+        checks.attempt("weights.dtypes", lambda tensor=tensor: check_dtype(tensor))
 
 
 def check_dtype(entry: TensorEntry) -> None:

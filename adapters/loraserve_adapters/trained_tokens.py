@@ -40,6 +40,8 @@ class TrainedRows:
     tokens: TrainedTokens
     entry: TensorEntry
     """[num_tokens, hidden_size]"""
+    copy: TensorEntry | None = None
+    """The same once more, as PEFT saves them of a tied `lm_head` if it saves the base's tables as well."""
 
 
 def resolve_trained_tokens(
@@ -52,16 +54,16 @@ def resolve_trained_tokens(
     embedding = next((module for module in members if module.is_embedding), None)
     head = next((module for module in members if module.is_linear and module.weight_sha256), None)
     is_body = layout.is_headless or config.is_classifier
-    if embedding is None or (head is None and not is_body):
-        raise _refused(
-            "unsupported_module", f"the {'lm_head' if embedding else 'embedding'} of the base cannot have any"
-        )
     ids_of: dict[str, tuple[int, ...]] = {}
     for name, token_ids in config.trained_tokens:
         table = next((table for table in (embedding, head) if table is not None and _is_named(name, table)), None)
+        if table is None and embedding is None:
+            raise _refused("unsupported_module", "the embedding of the base cannot have any")
         if table is None:
             known = " and ".join(module.name for module in (embedding, head) if module is not None)
             raise _refused("unknown_module", f"{shown(name)} names no table of {layout.shown_as}, which has {known}")
+        if table.is_embedding and head is None and not is_body:
+            raise _refused("unsupported_module", "the lm_head of the base, which may be tied, cannot have any")
         if table.name in ids_of:
             raise _refused("invalid_field", f"names {table.name} twice")
         ids_of[table.name] = token_ids
@@ -82,15 +84,15 @@ def _is_named(name: str, table: BaseModule) -> bool:
 
 
 def _tokens_of(
-    embedding: BaseModule, head: BaseModule | None, ids_of: dict[str, tuple[int, ...]]
+    embedding: BaseModule | None, head: BaseModule | None, ids_of: dict[str, tuple[int, ...]]
 ) -> Iterator[TrainedTokens]:
-    of_embedding = ids_of.get(embedding.name)
-    if of_embedding is not None:
+    of_embedding = None if embedding is None else ids_of.get(embedding.name)
+    if embedding is not None and of_embedding is not None:
         yield TrainedTokens(embedding, of_embedding, embedding.name)
     if head is None:
         return
     of_head = ids_of.get(head.name)
-    if head.is_tied and of_embedding is not None and of_head in (None, of_embedding):
+    if embedding is not None and of_embedding is not None and head.is_tied and of_head in (None, of_embedding):
         yield TrainedTokens(head, of_embedding, embedding.name)
     elif of_head is not None:
         yield TrainedTokens(head, of_head, head.name)

@@ -24,7 +24,7 @@ from loraserve.models import self_check
 from loraserve.models.bare_weights import BareWeightSpec, attach_bare_weight
 from loraserve.models.context import Arrivals, ForwardContext
 from loraserve.models.dora import DoraGroup, find_factors
-from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding, is_tied, rows_of
+from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding, counts_as_tied, is_tied, rows_of
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec, attach_experts
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
@@ -317,13 +317,14 @@ def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Itera
             yield (BaseModule(spec.name, in_features, out_features, num_matrices=1),)
             continue
         members = [BaseModule(name, linear.in_features, linear.out_features) for name, linear in spec.members]
-        for index, (_, linear) in enumerate(spec.members):
+        for index, (name, linear) in enumerate(spec.members):
             if linear is head:
                 is_known = sha256_of_embedding is not None and is_tied(linear, model)
                 weight_sha256 = sha256_of_embedding if is_known else _sha256_of(linear.weight)
                 bias_sha256 = None if linear.bias is None else _sha256_of(linear.bias)
+                counts = counts_as_tied(name, linear, model)
                 members[index] = replace(
-                    members[index], weight_sha256=weight_sha256, bias_sha256=bias_sha256, is_tied=is_tied(linear, model)
+                    members[index], weight_sha256=weight_sha256, bias_sha256=bias_sha256, is_tied=counts
                 )
         yield tuple(members)
 

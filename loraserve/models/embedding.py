@@ -118,6 +118,15 @@ def is_tied(linear: nn.Linear, model: PreTrainedModel) -> bool:
     return linear.weight is getattr(model.get_input_embeddings(), "weight", None)
 
 
+def counts_as_tied(name: str, linear: nn.Linear, model: PreTrainedModel) -> bool:
+    """Whether PEFT trains the `lm_head` of this name with the embedding.
+
+    It also does so of a checkpoint with two tables whose config says that they are one; transformers leaves those two.
+    """
+    can_be = f"{name}.weight" in (getattr(model, "_tied_weights_keys", None) or ())
+    return bool(model.config.to_dict().get("tie_word_embeddings")) and (can_be or is_tied(linear, model))
+
+
 def is_table(embedding: nn.Module) -> bool:
     """And nothing more; some families scale what they look up."""
     return type(embedding) is nn.Embedding and embedding.max_norm is None

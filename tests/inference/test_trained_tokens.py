@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from loraserve_kernels.quantization import ROUNDINGS, Quantization
-from transformers import AutoModelForCausalLM
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraserve.models.quantized_weights import round_weights
 from tests.support.peft_oracle import (
@@ -26,13 +27,18 @@ from tests.support.tiny_models import save_tiny_model
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite")
 """The `lm_head` of qwen3 and of the two Gemmas is their embedding, which scales in the Gemmas; Granite scales what it
 gives."""
-TIED = ("qwen3", "gemma2", "gemma3")
+TWO_TABLES = "qwen3 with two tables"
+TIED = ("qwen3", "gemma2", "gemma3", TWO_TABLES)
 
 
 def make_oracle(architecture: str, folder: Path) -> Oracle:
-    model = save_tiny_model(architecture, folder / "model")
-    assert model.config.tie_word_embeddings == (architecture in TIED)
-    configs = token_configs(is_tied=architecture in TIED)
+    if architecture == TWO_TABLES:
+        model = save_two_tables(folder / "model")
+    else:
+        model = save_tiny_model(architecture, folder / "model")
+    is_tied = model.config.tie_word_embeddings
+    assert is_tied == (architecture in TIED)
+    configs = token_configs(is_tied=is_tied)
     adapters = save_adapters(model, folder / "adapters", configs | {"rank1": adapter_configs(model)["rank1"]})
     rng = random.Random(0)
     trained = [5, 250, 17, 9, 4, 77, 200, 100, 2, *range(21, 61, 4)]
@@ -44,12 +50,22 @@ def make_oracle(architecture: str, folder: Path) -> Oracle:
     return Oracle(folder, folder / "model", adapters, prompts, references)
 
 
+def save_two_tables(folder: Path) -> PreTrainedModel:
+    """Its config says that `lm_head` is the embedding, and it is another: transformers reads both then."""
+    weights = save_tiny_model("qwen3", folder).state_dict()
+    weights["lm_head.weight"] = weights["lm_head.weight"].roll(7, 0)
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    assert not torch.equal(model.lm_head.weight, model.get_input_embeddings().weight)
+    return model
+
+
 @pytest.fixture(scope="module")
 def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
     return cache(lambda architecture: make_oracle(architecture, tmp_path_factory.mktemp(architecture)))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, TWO_TABLES])
 def test_they_equal_peft_beside_others_and_in_turn(oracle_of: OracleOf, architecture: str) -> None:
     oracle = oracle_of(architecture)
     _, wrong = run_all(oracle)

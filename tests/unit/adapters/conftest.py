@@ -128,6 +128,8 @@ def randomise(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
+        if name.endswith("trainable_tokens_delta.default"):  # which PEFT starts with the base's rows
+            parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
 
 
 def edit_config(folder: Path, **fields: Any) -> Path:

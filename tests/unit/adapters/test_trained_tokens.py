@@ -19,6 +19,7 @@ from loraserve_adapters.packed import PackedAdapter
 from loraserve_adapters.packed_file import read_packed
 from loraserve_adapters.source import read_adapter
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.unit.adapters.conftest import SaveAdapter, layout_of, make_llama, make_phi
@@ -44,8 +45,8 @@ def rows_key(module: str = "model.embed_tokens") -> str:
     return f"base_model.model.{module}.token_adapter.trainable_tokens_delta"
 
 
-def rows_of(num_tokens: int, dtype: str = "float32", hidden_size: int = HIDDEN) -> RawTensor:
-    return raw_tensor(np.random.default_rng(3).standard_normal((num_tokens, hidden_size), np.float32), dtype)
+def rows_of(num_tokens: int, dtype: str = "float32", hidden_size: int = HIDDEN, seed: int = 3) -> RawTensor:
+    return raw_tensor(np.random.default_rng(seed).standard_normal((num_tokens, hidden_size), np.float32), dtype)
 
 
 def adapter(
@@ -119,6 +120,26 @@ def test_tables_are_those_of_peft(
     assert not found
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_tables_that_peft_saves_beside_added_tokens_are_copies_of_the_served_ones(
+    tied: bool, save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
+    """With an `lm_head` that is tied its rows come twice, too."""
+    model = make_llama(tied)
+    model.resize_token_embeddings(VOCABULARY + 8)
+    layout = layout_of(model)
+    tokens = [VOCABULARY, VOCABULARY + 3]
+    folder = save_adapter(
+        model, r=4, target_modules=["q_proj"], save={"save_embedding_layers": True}, **{FIELD: tokens}
+    )
+    saved = load_file(str(folder / "adapter_model.safetensors"))
+    assert f"{rows_key().removesuffix('.trainable_tokens_delta')}.base_layer.weight" in saved
+    assert (rows_key("lm_head") in saved) == tied
+    packed = load_and_pack(folder, layout, tmp_path / "cache")
+    assert [len(table.token_ids) for table in packed.trained_tokens] == [2] * (1 + tied)
+    assert refusal(folder, layout_of(make_llama(tied))).found == str(VOCABULARY + 3)
+
+
 def test_rows_are_in_the_summary_and_what_is_not_targeted_is_not(tmp_path: Path) -> None:
     source = read_adapter(adapter(tmp_path / "adapter"), LAYOUT)
     plain = read_adapter(adapter(tmp_path / "plain", {}, {}), LAYOUT)
@@ -153,7 +174,10 @@ def test_ids_and_rows_are_in_its_digest(tmp_path: Path) -> None:
         adapter(tmp_path / "4", {"embed_tokens": (9, 4), "lm_head": (9, 5)}, both),
         adapter(tmp_path / "5", {}, {}),
     ]
-    assert len({read_adapter(folder, LAYOUT).digest for folder in others}) == len(others)
+    digests = [read_adapter(folder, LAYOUT).digest for folder in others]
+    assert len({*digests}) == len(others)
+    turned = adapter(tmp_path / "6", {"lm_head": (9, 5), "embed_tokens": (9, 4)}, both)
+    assert read_adapter(turned, LAYOUT).digest == digests[3]
     plain = config_of()
     assert adapter_digest(parse_config(json.dumps(plain).encode()), []) == adapter_digest(
         parse_config(json.dumps(plain | {FIELD: None}).encode()), []
@@ -187,6 +211,7 @@ def test_releases_that_know_no_such_rows_refuse_the_file(tmp_path: Path, monkeyp
         ({"embed_tokens": 9}, "a list of token ids"),
         ([9, VOCABULARY], f"token id {VOCABULARY} is outside model.embed_tokens of the base model (0 to 63)"),
         ({"wte": [9, 4]}, "which has model.embed_tokens and lm_head"),
+        ({"": [9, 4]}, "null, a list of token ids, or such lists by the names of tables"),
         ({"tokens": [9, 4]}, "which has model.embed_tokens and lm_head"),
         ({"embed_tokens": [9, 4], "model.embed_tokens": [9, 4]}, "names model.embed_tokens twice"),
     ],
@@ -219,7 +244,13 @@ def test_more_of_them_than_the_limit_are_refused(tmp_path: Path) -> None:
         ({"model.embed_tokens": rows_of(2, hidden_size=31)}, "shape_mismatch", f"expected [2, {HIDDEN}]"),
         ({"model.embed_tokens": ("I8", (2, HIDDEN), bytes(2 * HIDDEN))}, "bad_dtype", "found I8"),
         ({"model.embed_tokens": raw_tensor(np.full((2, HIDDEN), np.nan, np.float32))}, "not_finite", "NaN"),
-        ({"model.embed_tokens": rows_of(2), "lm_head": rows_of(2)}, "unexpected_tensor", "are rows of tokens"),
+        (
+            {"model.embed_tokens": rows_of(2), "lm_head": rows_of(2, seed=4)},
+            "unexpected_tensor",
+            "which are the rows of the tied lm_head too",
+        ),
+        ({"model.embed_tokens": rows_of(2), "lm_head": rows_of(3)}, "shape_mismatch", "found [3,"),
+        ({"model.embed_tokens": rows_of(2), "model.norm": rows_of(2)}, "unexpected_tensor", "are rows of tokens"),
     ],
 )
 def test_rows_that_are_not_as_the_config_says_are_refused(
