@@ -133,3 +133,20 @@ def test_threads_that_lend_their_cpus_do_not_race(tmp_path):
     if "FATAL: ThreadSanitizer" in ran.stderr:
         pytest.skip(ran.stderr)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 7])
+def test_operations_beside_layers_and_long_after_them_give_the_same_bits(work, cpu, dtype, num_threads):
+    """On the threads of the layers at first, then on OpenMP's."""
+    generator = torch.Generator().manual_seed(0)
+    linear = cpu.linear(torch.randn(700, 160, generator=generator).to(dtype), None, keep_weight=False)
+    x = torch.randn(40, 160, generator=generator).to(dtype)
+    logits = torch.randn(3, 300_000, generator=generator).to(dtype)
+    torch.set_num_threads(1)
+    expected, best = linear(x), cpu.argmax(logits, 300_000)
+    torch.set_num_threads(num_threads)
+    for _ in range(3):
+        assert torch.equal(work.logits(), work.expected)
+        for _ in range(15):
+            assert torch.equal(linear(x), expected)
+            assert cpu.argmax(logits, 300_000) == best

@@ -74,14 +74,30 @@ int64_t index_of_largest(const struct peak *peaks, int64_t num_peaks, const void
     return isfinite(best.value) ? i : ~i;
 }
 
+struct argmax_call {
+    int64_t *best;
+    const void *x;
+    int64_t stride, num_rows, size;
+    enum dtype dtype;
+};
+
+static void argmax_region(struct team *team, void *argument)
+{
+    const struct argmax_call *call = argument;
+    struct work work = start_work(team, call->num_rows);
+    for (int64_t row; take(team, &work, &row);) {
+        const void *values = at(call->x, row * call->stride, call->dtype);
+        const struct peak peak = peak_of(values, 0, call->size, call->dtype);
+        call->best[row] = index_of_largest(&peak, 1, values, call->dtype);
+    }
+    complete(team);
+}
+
 EXPORT int argmax(int64_t *best, const void *x, int64_t stride, int64_t num_rows, int64_t size, int dtype,
                   int num_threads)
 {
-#pragma omp parallel for num_threads(num_threads) if (num_rows * size > PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < num_rows; row++) {
-        const void *values = at(x, row * stride, (enum dtype)dtype);
-        const struct peak peak = peak_of(values, 0, size, (enum dtype)dtype);
-        best[row] = index_of_largest(&peak, 1, values, (enum dtype)dtype);
-    }
-    return OK;
+    struct argmax_call call = {best, x, stride, num_rows, size, (enum dtype)dtype};
+    if (num_rows * size <= PARALLEL_ELEMENTS)
+        num_threads = 1;
+    return run_beside(num_threads, 1, argmax_region, &call) ? OK : OUT_OF_MEMORY;
 }

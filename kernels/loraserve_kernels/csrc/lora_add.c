@@ -398,6 +398,22 @@ void lora_expand_stage(struct team *team, const struct lora_plan *plan, void *y,
         expand_item(plan->expands + i, plan->hidden, y, y_stride, plan->arena, dtype);
 }
 
+struct lora_call {
+    const struct lora_plan *plan;
+    void *y;
+    const void *x;
+    int64_t y_stride, x_stride;
+    enum dtype dtype;
+};
+
+static void lora_region(struct team *team, void *argument)
+{
+    const struct lora_call *call = argument;
+    lora_shrink_stage(team, call->plan, call->x, call->x_stride, call->dtype);
+    complete(team);
+    lora_expand_stage(team, call->plan, call->y, call->y_stride, call->dtype);
+}
+
 EXPORT int lora_add(void *y, int64_t y_stride, const void *x, int64_t x_stride, int64_t num_rows,
                     const struct group *group, const struct table *table, const int32_t *segment_start,
                     const int32_t *segment_adapter, int64_t num_segments, int dtype, int num_threads)
@@ -409,19 +425,10 @@ EXPORT int lora_add(void *y, int64_t y_stride, const void *x, int64_t x_stride, 
     enum status status = lora_measure(group, table, &segments, num_rows, &size);
     if (status != OK || size.num_items == 0)
         return status;
-    const size_t share_bytes = 2 * (size_t)num_threads * sizeof(struct share);
-    char *memory = grow_scratch(&scratch, &capacity, share_bytes + lora_scratch(&size));
+    char *memory = grow_scratch(&scratch, &capacity, lora_scratch(&size));
     if (!memory)
         return OUT_OF_MEMORY;
-    memset(memory, 0, share_bytes);
-    const struct lora_plan plan = lora_prepare(group, table, &segments, &size, memory + share_bytes);
-
-#pragma omp parallel num_threads(num_threads) if (size.work > PARALLEL_WORK)
-    {
-        struct team team = team_of(omp_get_thread_num(), omp_get_num_threads(), (struct share *)memory);
-        lora_shrink_stage(&team, &plan, x, x_stride, (enum dtype)dtype);
-        complete(&team);
-        lora_expand_stage(&team, &plan, y, y_stride, (enum dtype)dtype);
-    }
-    return OK;
+    const struct lora_plan plan = lora_prepare(group, table, &segments, &size, memory);
+    struct lora_call call = {&plan, y, x, y_stride, x_stride, (enum dtype)dtype};
+    return run_beside(size.work > PARALLEL_WORK ? num_threads : 1, 2, lora_region, &call) ? OK : OUT_OF_MEMORY;
 }

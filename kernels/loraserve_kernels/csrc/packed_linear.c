@@ -33,6 +33,8 @@
 _Static_assert(WIDE_GROUP_WORDS == INT16_GROUP, "sums of a group are of one stretch of rounded rows");
 
 #define FEW_ROWS 16 /* that each thread packs for itself: cheaper than waiting */
+#define PARALLEL_WEIGHTS 65536 /* below this a second thread costs more than it saves */
+#define LINEAR_PIECES 3 /* of work of linear_stage, at most */
 #define STRETCH_BYTES 16384 /* of L1, for weights that are widened before they are multiplied */
 #define MAX_TILE_SUMS 16
 #define MAX_ROW_PANELS (LANES == 4 ? 4 : 2) /* that more rows than a few are multiplied with at a time */
@@ -490,21 +492,32 @@ EXPORT int packed_rows(const struct packed_linear *linear, void *rows, const int
     return OK;
 }
 
+struct linear_call {
+    const struct packed_linear *linear;
+    void *y;
+    const void *x;
+    int64_t y_stride, x_stride, num_rows;
+    char *scratch;
+    enum dtype dtype;
+};
+
+static void linear_region(struct team *team, void *argument)
+{
+    const struct linear_call *call = argument;
+    linear_stage(team, call->linear, call->y, call->y_stride, call->x, call->x_stride, call->num_rows, call->scratch,
+                 call->dtype);
+}
+
 EXPORT int packed_linear(const struct packed_linear *linear, void *y, int64_t y_stride, const void *x, int64_t x_stride,
                          int64_t num_rows, int dtype, int num_threads)
 {
     static _Thread_local void *scratch;
     static _Thread_local size_t capacity;
-    const size_t share_bytes = 3 * (size_t)num_threads * sizeof(struct share);
-    char *memory = grow_scratch(&scratch, &capacity,
-                                share_bytes + linear_scratch(linear, num_rows, num_threads, (enum dtype)dtype));
+    if (linear->num_outputs * linear->depth <= PARALLEL_WEIGHTS)
+        num_threads = 1;
+    char *memory = grow_scratch(&scratch, &capacity, linear_scratch(linear, num_rows, num_threads, (enum dtype)dtype));
     if (!memory)
         return OUT_OF_MEMORY;
-    memset(memory, 0, share_bytes);
-#pragma omp parallel num_threads(num_threads) if (linear->num_outputs * linear->depth > 65536)
-    {
-        struct team team = team_of(omp_get_thread_num(), omp_get_num_threads(), (struct share *)memory);
-        linear_stage(&team, linear, y, y_stride, x, x_stride, num_rows, memory + share_bytes, (enum dtype)dtype);
-    }
-    return OK;
+    struct linear_call call = {linear, y, x, y_stride, x_stride, num_rows, memory, (enum dtype)dtype};
+    return run_beside(num_threads, LINEAR_PIECES, linear_region, &call) ? OK : OUT_OF_MEMORY;
 }

@@ -23,6 +23,7 @@
 #define OPEN (1ll << 32) /* for threads to join */
 #define MAX_THREADS 256
 #define STACK_BYTES (2 << 20)
+#define MAX_BESIDE 16 /* operations between two layers: a head, its adapters, and what chooses tokens are fewer */
 
 /* A thread that is kept, or the caller, which is the first. */
 struct member {
@@ -283,7 +284,9 @@ static void call_threads(void)
 
 static bool have_left(const void *gate) { return __atomic_load_n((const int64_t *)gate, __ATOMIC_ACQUIRE) == 0; }
 
-bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
+static int num_beside = MAX_BESIDE; /* calls of `run_beside` since the last one of `run_team` */
+
+static bool run_kept(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
 {
     static _Thread_local void *memory;
     static _Thread_local size_t capacity;
@@ -312,5 +315,34 @@ bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team 
         sleep_a_little();
     unbind_member(0); /* not before: the others may have changed CPUs with this thread */
     pthread_mutex_unlock(&pool.owner);
+    return true;
+}
+
+bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
+{
+    __atomic_store_n(&num_beside, 0, __ATOMIC_RELAXED);
+    return run_kept(num_threads, num_pieces, function, argument);
+}
+
+bool run_beside(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
+{
+    if (num_threads == 1)
+        return run_kept(1, num_pieces, function, argument);
+    if (__atomic_load_n(&num_beside, __ATOMIC_RELAXED) < MAX_BESIDE) {
+        __atomic_fetch_add(&num_beside, 1, __ATOMIC_RELAXED);
+        return run_kept(num_threads, num_pieces, function, argument);
+    }
+    static _Thread_local void *memory;
+    static _Thread_local size_t capacity;
+    const size_t share_bytes = (size_t)num_pieces * (size_t)num_threads * sizeof(struct share);
+    struct share *shares = grow_scratch(&memory, &capacity, share_bytes);
+    if (!shares)
+        return false;
+    memset(shares, 0, share_bytes);
+#pragma omp parallel num_threads(num_threads)
+    {
+        struct team team = team_of(omp_get_thread_num(), omp_get_num_threads(), shares);
+        function(&team, argument);
+    }
     return true;
 }

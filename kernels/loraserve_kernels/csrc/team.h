@@ -85,3 +85,7 @@ void complete(struct team *team);
  * in it. They join when they have a core; the work does not wait for them. One caller at a time has them; another works
  * alone. num_pieces: of work that the function starts at most. Returns whether there was memory for it. */
 bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);
+
+/* The same of an operation of its own: beside fused layers by the threads of `run_team`, as OpenMP's would wait on their
+ * CPUs afterwards, spinning; with models that have none by OpenMP's, whose other operations are torch's. */
+bool run_beside(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);
