@@ -24,6 +24,7 @@ from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add
 from loraserve_kernels.lora_bias import lora_bias_add
+from loraserve_kernels.lora_embed import check_lora_embed
 from loraserve_kernels.packed_linear import PackedLinear, packed_bytes
 from loraserve_kernels.paged_attention import check_paged_attention
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
@@ -149,9 +150,7 @@ class CpuBackend:
         if code is None:
             self._reference.lora_add(y, x, group, table, segments)
             return
-        bound = self._bound_groups.get(id(group))
-        if bound is None or not bound.is_for(group, table):
-            bound = self._bound_groups[id(group)] = bind_group(group, table)
+        bound = self._bound(group, table)
         self._c.lora_add(
             y.data_ptr(),
             y.stride(0),
@@ -178,8 +177,35 @@ class CpuBackend:
         table: AdapterTable,
         segments: Segments,
     ) -> None:
-        """See `Backend.lora_embed`. Rare, so plain torch."""
-        self._reference.lora_embed(y, token_ids, embed_scale, group, table, segments)
+        """See `Backend.lora_embed`. Nothing is changed when a token is outside the table."""
+        check_lora_embed(y, token_ids, group, table)
+        if not segments.has_adapter or y.shape[0] == 0:
+            return
+        code = DTYPE_CODES.get(y.dtype)
+        if code is None:
+            self._reference.lora_embed(y, token_ids, embed_scale, group, table, segments)
+            return
+        bound = self._bound(group, table)
+        self._c.lora_embed(
+            y.data_ptr(),
+            y.stride(0),
+            token_ids.data_ptr(),
+            embed_scale,
+            y.shape[0],
+            bound.group_address,
+            bound.table_address,
+            segments.start.data_ptr(),
+            segments.adapter_slot.data_ptr(),
+            segments.adapter_slot.shape[0],
+            code,
+            torch.get_num_threads(),
+        )
+
+    def _bound(self, group: LoraGroup, table: AdapterTable) -> BoundGroup:
+        bound = self._bound_groups.get(id(group))
+        if bound is None or not bound.is_for(group, table):
+            bound = self._bound_groups[id(group)] = bind_group(group, table)
+        return bound
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`. Nothing is written when a slot is outside the cache."""

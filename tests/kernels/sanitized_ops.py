@@ -78,6 +78,10 @@ def run_lora(cpu: CpuBackend, dtype: torch.dtype) -> None:
         inputs = make_lora_inputs([1, 5, 0, 67, 3], [0, -1, 1, 2, 1], ranks, 33, (17, 2049), dtype, dora=dora)
         table = replace(inputs.table, arena=inputs.table.arena[:-GAP].clone())
         cpu.lora_add(inputs.y.contiguous(), inputs.x.contiguous(), inputs.group, table, inputs.segments)
+    inputs = make_lora_inputs([1, 5, 0, 67, 3], [0, -1, 1, 2, 1], [(17,), (0,), (512,)], 33, (2049,), dtype)
+    table = replace(inputs.table, arena=inputs.table.arena[:-GAP].clone())
+    token_ids = torch.arange(len(inputs.y)) % 33
+    cpu.lora_embed(inputs.y.contiguous(), token_ids, 1.5, inputs.group, table, inputs.segments)
 
 
 def run_row_ops(cpu: CpuBackend, dtype: torch.dtype) -> None:

@@ -71,3 +71,13 @@ def test_refuses_ids_that_are_not_the_rows(backend, device):
     for wrong, message in ((token_ids[:-1], "token_ids is"), (token_ids.int(), "token_ids")):
         with pytest.raises(ValueError, match=message):
             backend.lora_embed(lora.y, wrong, EMBED_SCALE, lora.group, lora.table, lora.segments)
+
+
+@pytest.mark.parametrize("token_id", [-1, 40, 1 << 40])
+def test_a_token_outside_the_table_changes_nothing(cpu, token_id):
+    lora = make_lora_inputs([5, 4], [0, 1], [(8,), (3,)], 40, (64,), torch.float32, "cpu")
+    token_ids, untouched = make_token_ids(lora), lora.y.clone()
+    token_ids[7] = token_id
+    with pytest.raises(ValueError, match="token"):
+        cpu.lora_embed(lora.y, token_ids, EMBED_SCALE, lora.group, lora.table, lora.segments)
+    assert torch.equal(lora.y, untouched)

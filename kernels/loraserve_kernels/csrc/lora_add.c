@@ -432,3 +432,56 @@ EXPORT int lora_add(void *y, int64_t y_stride, const void *x, int64_t x_stride, 
     struct lora_call call = {&plan, y, x, y_stride, x_stride, (enum dtype)dtype};
     return run_beside(size.work > PARALLEL_WORK ? num_threads : 1, 2, lora_region, &call) ? OK : OUT_OF_MEMORY;
 }
+
+struct embed_call {
+    const struct lora_plan *plan;
+    void *y;
+    int64_t y_stride;
+    const int64_t *token_ids;
+    float embed_scale;
+    enum dtype dtype;
+};
+
+/* Columns of A in place of products with it. */
+static void embed_region(struct team *team, void *argument)
+{
+    const struct embed_call *call = argument;
+    const struct lora_plan *plan = call->plan;
+    struct work work = start_work(team, plan->num_shrinks);
+    for (int64_t i; take(team, &work, &i);) {
+        const struct lora_item *item = plan->shrinks + i;
+        for (int64_t row = 0; row < item->rows; row++) {
+            float *h = plan->hidden + item->hidden + row * item->hidden_stride;
+            for (int64_t rank = 0; rank < item->rank; rank++) {
+                const int64_t column = rank * plan->in_features + call->token_ids[item->row + row];
+                h[rank] = call->embed_scale * load_one(plan->arena, item->weight + column, call->dtype);
+            }
+        }
+    }
+    complete(team);
+    lora_expand_stage(team, plan, call->y, call->y_stride, call->dtype);
+}
+
+EXPORT int lora_embed(void *y, int64_t y_stride, const int64_t *token_ids, float embed_scale, int64_t num_rows,
+                      const struct group *group, const struct table *table, const int32_t *segment_start,
+                      const int32_t *segment_adapter, int64_t num_segments, int dtype, int num_threads)
+{
+    static _Thread_local void *scratch;
+    static _Thread_local size_t capacity;
+    const struct segments segments = {segment_start, segment_adapter, num_segments};
+    struct lora_size size;
+    enum status status = lora_measure(group, table, &segments, num_rows, &size);
+    if (status != OK || size.num_items == 0)
+        return status;
+    for (int64_t row = 0; row < num_rows; row++)
+        if (token_ids[row] < 0 || token_ids[row] >= group->in_features)
+            return BAD_TOKEN;
+    char *memory = grow_scratch(&scratch, &capacity, lora_scratch(&size));
+    if (!memory)
+        return OUT_OF_MEMORY;
+    const struct lora_plan plan = lora_prepare(group, table, &segments, &size, memory);
+    struct embed_call call = {&plan, y, y_stride, token_ids, embed_scale, (enum dtype)dtype};
+    if (size.num_hidden * (size_t)group->out_features[0] <= PARALLEL_WORK)
+        num_threads = 1;
+    return run_beside(num_threads, 2, embed_region, &call) ? OK : OUT_OF_MEMORY;
+}
