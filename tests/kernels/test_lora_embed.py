@@ -55,8 +55,9 @@ def test_adds_each_rows_own_product(
         first += count
 
 
-def test_the_tolerance_catches_another_token_and_a_missing_scale(backend, device, assert_close):
-    lora = make_lora_inputs([5, 4], [0, 1], [(8,), (3,)], 40, (64,), torch.float16, device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_tolerance_catches_another_token_and_a_missing_scale(backend, device, dtype, assert_close):
+    lora = make_lora_inputs([5, 4], [0, 1], [(8,), (3,)], 40, (64,), dtype, device)
     token_ids = make_token_ids(lora)
     wrong_tokens, unscaled = expected_output(lora, token_ids.roll(1)), expected_output(lora, token_ids, 1.0)
     backend.lora_embed(lora.y, token_ids, EMBED_SCALE, lora.group, lora.table, lora.segments)

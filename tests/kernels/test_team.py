@@ -13,6 +13,7 @@ from loraserve_kernels.c_compiler import SOURCE_DIR, find_compilers
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.decoder_model import DecoderModel
 from loraserve_kernels.draw import Draw, pack_draws
+from loraserve_kernels.lora_add import make_lora_inputs
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
@@ -140,13 +141,24 @@ def test_operations_beside_layers_and_long_after_them_give_the_same_bits(work, c
     """On the threads of the layers at first, then on OpenMP's."""
     generator = torch.Generator().manual_seed(0)
     linear = cpu.linear(torch.randn(700, 160, generator=generator).to(dtype), None, keep_weight=False)
+    lora = make_lora_inputs([5, 4, 40], [0, -1, 1], [(40,), (33,)], 400, (640,), dtype)
+    token_ids = torch.randint(400, (49,), generator=generator)
     x = torch.randn(40, 160, generator=generator).to(dtype)
     logits = torch.randn(3, 300_000, generator=generator).to(dtype)
+    rows = torch.arange(0, 700, 3)
+
+    def results() -> list[Tensor]:
+        added, looked_up = lora.y.clone(), lora.y.clone()
+        cpu.lora_add(added, lora.x, lora.group, lora.table, lora.segments)
+        cpu.lora_embed(looked_up, token_ids, 1.5, lora.group, lora.table, lora.segments)
+        normed = cpu.rms_norm(logits.view(1000, 900), logits[0, :900], 1e-6)
+        return [linear(x), linear.rows(rows), added, looked_up, normed]
+
     torch.set_num_threads(1)
-    expected, best = linear(x), cpu.argmax(logits, 300_000)
+    expected, best = results(), cpu.argmax(logits, 300_000)
     torch.set_num_threads(num_threads)
     for _ in range(3):
         assert torch.equal(work.logits(), work.expected)
-        for _ in range(15):
-            assert torch.equal(linear(x), expected)
+        for _ in range(6):
+            assert all(map(torch.equal, results(), expected))
             assert cpu.argmax(logits, 300_000) == best

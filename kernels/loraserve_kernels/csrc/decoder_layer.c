@@ -321,5 +321,5 @@ EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num
     const enum status status = layers_prepare(&plan, layers, num_layers, step, x, out, (enum dtype)dtype, num_threads);
     if (status != OK)
         return status;
-    return run_team(num_threads, num_layers * LAYER_PIECES, layers_region, &plan) ? OK : OUT_OF_MEMORY;
+    return run_layers(num_threads, num_layers * LAYER_PIECES, layers_region, &plan) ? OK : OUT_OF_MEMORY;
 }

@@ -177,7 +177,7 @@ EXPORT int decoder_model(const struct decoder_model *model, const struct model_s
     if (status != OK)
         return status;
     const int64_t num_pieces = model->num_layers * LAYER_PIECES + MODEL_PIECES;
-    if (!run_team(num_threads, num_pieces, model_region, &call))
+    if (!run_layers(num_threads, num_pieces, model_region, &call))
         return OUT_OF_MEMORY;
     const int64_t num_peaks = num_peaks_of(model->vocab_size);
     for (int64_t row = 0; row < num_sampled; row++) {

@@ -478,6 +478,23 @@ void packed_row(void *row, const struct packed_linear *linear, int64_t output, e
         memcpy((char *)row + byte, column, MIN(sizeof *column, (size_t)(row_bytes - byte)));
 }
 
+struct rows_call {
+    const struct packed_linear *linear;
+    char *rows;
+    const int64_t *outputs;
+    int64_t num_rows;
+    size_t row_bytes;
+    enum dtype dtype;
+};
+
+static void rows_region(struct team *team, void *argument)
+{
+    const struct rows_call *call = argument;
+    struct work work = start_work(team, call->num_rows);
+    for (int64_t row; take(team, &work, &row);)
+        packed_row(call->rows + (size_t)row * call->row_bytes, call->linear, call->outputs[row], call->dtype);
+}
+
 /* Rows of the weight, such as the embeddings of tokens where it is lm_head's. rows: dense [num_rows, depth]. */
 EXPORT int packed_rows(const struct packed_linear *linear, void *rows, const int64_t *outputs, int64_t num_rows, int dtype,
                        int num_threads)
@@ -486,10 +503,8 @@ EXPORT int packed_rows(const struct packed_linear *linear, void *rows, const int
     for (int64_t row = 0; row < num_rows; row++)
         if (outputs[row] < 0 || outputs[row] >= linear->num_outputs)
             return BAD_TOKEN;
-#pragma omp parallel for num_threads(num_threads) if (num_rows > 16)
-    for (int64_t row = 0; row < num_rows; row++)
-        packed_row((char *)rows + (size_t)row * row_bytes, linear, outputs[row], (enum dtype)dtype);
-    return OK;
+    struct rows_call call = {linear, rows, outputs, num_rows, row_bytes, (enum dtype)dtype};
+    return run_beside(num_rows > 16 ? num_threads : 1, 1, rows_region, &call) ? OK : OUT_OF_MEMORY;
 }
 
 struct linear_call {

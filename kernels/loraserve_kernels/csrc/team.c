@@ -217,6 +217,7 @@ static void work_in_team(int thread)
     if (pool.have_own_cpus)
         bind_member(thread);
     pool.function(&team, pool.argument);
+    complete(&team); /* who waits for a thread's last item may have to lend it a CPU, too */
 }
 
 static void *be_kept(void *argument)
@@ -284,9 +285,9 @@ static void call_threads(void)
 
 static bool have_left(const void *gate) { return __atomic_load_n((const int64_t *)gate, __ATOMIC_ACQUIRE) == 0; }
 
-static int num_beside = MAX_BESIDE; /* calls of `run_beside` since the last one of `run_team` */
+static int num_beside = MAX_BESIDE; /* calls of `run_beside` since the last one of `run_layers` */
 
-static bool run_kept(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
+bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
 {
     static _Thread_local void *memory;
     static _Thread_local size_t capacity;
@@ -318,19 +319,19 @@ static bool run_kept(int num_threads, int64_t num_pieces, void (*function)(struc
     return true;
 }
 
-bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
+bool run_layers(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
 {
     __atomic_store_n(&num_beside, 0, __ATOMIC_RELAXED);
-    return run_kept(num_threads, num_pieces, function, argument);
+    return run_team(num_threads, num_pieces, function, argument);
 }
 
 bool run_beside(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
 {
     if (num_threads == 1)
-        return run_kept(1, num_pieces, function, argument);
+        return run_team(1, num_pieces, function, argument);
     if (__atomic_load_n(&num_beside, __ATOMIC_RELAXED) < MAX_BESIDE) {
         __atomic_fetch_add(&num_beside, 1, __ATOMIC_RELAXED);
-        return run_kept(num_threads, num_pieces, function, argument);
+        return run_team(num_threads, num_pieces, function, argument);
     }
     static _Thread_local void *memory;
     static _Thread_local size_t capacity;

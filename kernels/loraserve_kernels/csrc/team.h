@@ -28,7 +28,7 @@ struct share {
 /* Each thread has its own. NOTE: all threads start the same pieces of work in the same order. */
 struct team {
     int thread, num_threads;
-    bool is_kept; /* by run_team */
+    bool is_kept; /* rather than OpenMP's */
     struct share *shares;      /* zeroed, num_threads for every piece of work that is still to come */
     struct share *uncompleted; /* those of the first piece of work since `complete` */
     int64_t num_uncompleted;   /* items of the pieces since then */
@@ -86,6 +86,9 @@ void complete(struct team *team);
  * alone. num_pieces: of work that the function starts at most. Returns whether there was memory for it. */
 bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);
 
-/* The same of an operation of its own: beside fused layers by the threads of `run_team`, as OpenMP's would wait on their
- * CPUs afterwards, spinning; with models that have none by OpenMP's, whose other operations are torch's. */
+/* The same, of fused layers. */
+bool run_layers(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);
+
+/* The same of an operation of its own: beside fused layers as they are run, as OpenMP's threads would wait on the same CPUs
+ * afterwards, spinning; with models that have none by OpenMP's, whose other operations are torch's. */
 bool run_beside(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);
