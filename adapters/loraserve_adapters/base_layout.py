@@ -33,6 +33,17 @@ class BaseModule:
         return self.num_matrices is None and not self.is_embedding
 
     @property
+    def is_of_vocabulary(self) -> bool:
+        """The embedding or `lm_head`, whose weights have a row for each token."""
+        return self.weight_sha256 is not None
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        """[num_embeddings, hidden_size] of the embedding, [out_features, in_features] of a linear."""
+        shape = self.out_features, self.in_features
+        return shape[::-1] if self.is_embedding else shape
+
+    @property
     def is_router(self) -> bool:
         """A bare weight of one matrix, which was a linear of its own before transformers 5."""
         return self.num_matrices == 1 and self.name.endswith(".weight")

@@ -329,8 +329,7 @@ def _served_tensors(members: Iterable[BaseModule]) -> dict[str, tuple[tuple[int,
     tensors: dict[str, tuple[tuple[int, ...], str]] = {}
     for module in members:
         if module.weight_sha256:
-            shape = module.out_features, module.in_features
-            tensors[f"{module.name}.weight"] = (shape[::-1] if module.is_embedding else shape, module.weight_sha256)
+            tensors[f"{module.name}.weight"] = (module.weight_shape, module.weight_sha256)
         if module.bias_sha256:
             tensors[f"{module.name}.bias"] = ((module.out_features,), module.bias_sha256)
     return tensors

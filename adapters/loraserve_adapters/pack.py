@@ -132,10 +132,11 @@ class PackedAdapterWriter:
             self._place_rows(rows, *(places if members[index].is_embedding else places[::-1]))
 
     def _place_rows(self, rows: TrainedRows, selector: int, start: int) -> None:
-        """selector: of what tells the tokens apart, which is written now, [num_tokens, size of the table]."""
+        """selector, start: first elements of what tells the tokens apart, [num_tokens, rows of the table], which is
+        written now, and of the rows, [num_tokens, hidden_size]."""
         tokens, one = rows.tokens, raw_bytes(convert(np.ones(1, np.float32), "float32", self._dtype))
         for row, token_id in enumerate(tokens.token_ids):
-            self._file.write((selector + row * tokens.num_rows + token_id) * self._item_bytes, one)
+            self._file.write((selector + row * tokens.module.weight_shape[0] + token_id) * self._item_bytes, one)
         self._as_is[rows.entry.name] = (*self._as_is.get(rows.entry.name, ()), start)
 
     def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
@@ -165,8 +166,8 @@ class PackedAdapterWriter:
 
 def largest_selectors_bytes(layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> int:
     """What tells tokens apart whose rows are trained, of all tables together: see `packed`."""
-    tables = [module for group in layout.groups for module in group if module.weight_sha256 is not None]
-    num_rows = sum(module.in_features if module.is_embedding else module.out_features for module in tables)
+    tables = (module for group in layout.groups for module in group if module.is_of_vocabulary)
+    num_rows = sum(module.weight_shape[0] for module in tables)
     return limits.max_trained_tokens * num_rows * STORAGE[layout.dtype].itemsize
 
 

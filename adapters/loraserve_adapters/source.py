@@ -28,7 +28,7 @@ class AdapterSummary:
     weight's, e.g. "gate_up_proj"."""
     num_parameters: int
     dtypes: tuple[str, ...]
-    """Of the LoRA tensors, e.g. ("bfloat16",)."""
+    """Of its tensors, e.g. ("bfloat16",)."""
     num_labels: int = 0
     """Of a classifier; 0 = it is none."""
 

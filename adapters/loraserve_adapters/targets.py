@@ -82,7 +82,7 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
 
     for module in (module for group in layout.groups for module in group):
         subject = Subject(module.name, budget)
-        if config.target_modules == ALL_LINEAR and _is_of_vocabulary(module):
+        if config.target_modules == ALL_LINEAR and module.is_of_vocabulary:
             continue
         if selector.targets(subject) if module.num_matrices is None else selector.targets_parameter(subject):
             if module.is_embedding and config.lora_bias:
@@ -118,7 +118,7 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
 
 
 def _check_tying(config: AdapterConfig, layout: BaseLayout, targets: Iterable[Target]) -> None:
-    of_vocabulary = [target.module.name for target in targets if _is_of_vocabulary(target.module)]
+    of_vocabulary = [target.module.name for target in targets if target.module.is_of_vocabulary]
     is_tied = any(module.is_tied for group in layout.groups for module in group)
     if config.ensures_weight_tying and is_tied and of_vocabulary:
         reason = f"LoRA that embedding and lm_head share is not supported, and {of_vocabulary[0]} is targeted"
@@ -171,11 +171,6 @@ def unused_entries(config: AdapterConfig, layout: BaseLayout) -> list[tuple[str,
 def _unused(field: str, entries: Iterable[str], names: Iterable[str]) -> list[tuple[str, str]]:
     used = {suffix for name in names for suffix in _dotted_suffixes(name)}
     return [(field, entry) for entry in entries if entry not in used]
-
-
-def _is_of_vocabulary(module: BaseModule) -> bool:
-    """The embedding or `lm_head`: the layout gives a weight digest for those only."""
-    return module.weight_sha256 is not None
 
 
 def close_names(name: str, layout: BaseLayout) -> str:

@@ -31,7 +31,7 @@ def check_part(part: SourcePart, target: Target, checks: Checks) -> None:
 
 
 def check_rows(rows: TrainedRows, checks: Checks) -> None:
-    entry, shape = rows.entry, (len(rows.tokens.token_ids), rows.tokens.hidden_size)
+    entry, shape = rows.entry, (len(rows.tokens.token_ids), rows.tokens.module.weight_shape[1])
     for tensor in (entry, *([] if rows.copy is None else [rows.copy])):
         checks.attempt("weights.shapes", lambda tensor=tensor: _check_shape(tensor, shape, -1, 0))
         checks.attempt("weights.dtypes", lambda tensor=tensor: check_dtype(tensor))

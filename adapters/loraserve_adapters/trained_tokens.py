@@ -15,6 +15,7 @@ from loraserve_adapters.safetensors_file import TensorEntry
 FIELD = "trainable_token_indices"
 ROWS = "token_adapter.trainable_tokens_delta"
 """What PEFT calls their tensor: [num_tokens, hidden_size], the rows themselves, whatever the name says."""
+_WITHOUT = f"Train the adapter without {FIELD}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,6 @@ class TrainedTokens:
     token_ids: tuple[int, ...]
     owner: str
     """The module whose name their tensor has: the embedding too of an `lm_head` that is tied to it."""
-
-    @property
-    def num_rows(self) -> int:
-        """Of the table."""
-        return self.module.in_features if self.module.is_embedding else self.module.out_features
-
-    @property
-    def hidden_size(self) -> int:
-        return self.module.out_features if self.module.is_embedding else self.module.in_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +44,19 @@ def resolve_trained_tokens(
         return ()
     members = [module for group in layout.groups for module in group]
     embedding = next((module for module in members if module.is_embedding), None)
-    head = next((module for module in members if module.is_linear and module.weight_sha256), None)
+    head = next((module for module in members if module.is_linear and module.is_of_vocabulary), None)
     is_body = layout.is_headless or config.is_classifier
     ids_of: dict[str, tuple[int, ...]] = {}
     for name, token_ids in config.trained_tokens:
         table = next((table for table in (embedding, head) if table is not None and _is_named(name, table)), None)
         if table is None and embedding is None:
-            raise _refused("unsupported_module", "the embedding of the base cannot have any")
+            raise _refused("unsupported_module", "the embedding of the base cannot have any", remedy=_WITHOUT)
         if table is None:
             known = " and ".join(module.name for module in (embedding, head) if module is not None)
             raise _refused("unknown_module", f"{shown(name)} names no table of {layout.shown_as}, which has {known}")
         if table.is_embedding and head is None and not is_body:
-            raise _refused("unsupported_module", "the lm_head of the base, which may be tied, cannot have any")
+            reason = "the lm_head of the base, which may be tied, cannot have any"
+            raise _refused("unsupported_module", reason, remedy=_WITHOUT)
         if table.name in ids_of:
             raise _refused("invalid_field", f"names {table.name} twice")
         ids_of[table.name] = token_ids
@@ -99,7 +92,7 @@ def _tokens_of(
 
 
 def _check_tokens(tokens: TrainedTokens, layout: BaseLayout) -> None:
-    module, num_rows, largest = tokens.module, tokens.num_rows, max(tokens.token_ids)
+    module, num_rows, largest = tokens.module, tokens.module.weight_shape[0], max(tokens.token_ids)
     if largest >= num_rows:
         reason, expected = f"token id {largest} is outside {module.name} of {layout.shown_as}", f"0 to {num_rows - 1}"
         remedy = "Serve a base model with rows for the tokens that were added to it."

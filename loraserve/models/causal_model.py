@@ -182,7 +182,7 @@ class CausalModel:
         """If `lm_head` is in the group."""
         lora_group, first_output = group.lora_group, 0
         for index, module in enumerate(self.layout.groups[lora_group.group_index]):
-            if module.weight_sha256 is not None:
+            if module.is_of_vocabulary:
                 rows = partial(_rows_from, group.linear, first_output)
                 member = lora_group.member_start + index
                 self._token_tables[member] = TokenTable(lora_group, member, False, rows)

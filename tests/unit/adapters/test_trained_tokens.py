@@ -339,6 +339,7 @@ def test_a_base_whose_tables_can_have_none_is_named(tmp_path: Path, save_adapter
     for layout, name in ((tiny_layout(), "embedding"), (without_head, "lm_head")):
         error = refusal(adapter(tmp_path / name), layout)
         assert (error.code, name in error.message) == ("unsupported_module", True)
+        assert FIELD in (error.remedy or "")
     model = make_phi()
     layout = layout_of(model)
     folder = save_adapter(model, r=4, target_modules=["q_proj"], **{FIELD: {"lm_head": [3]}})
