@@ -150,21 +150,8 @@ class CpuBackend:
         if code is None:
             self._reference.lora_add(y, x, group, table, segments)
             return
-        bound = self._bound(group, table)
-        self._c.lora_add(
-            y.data_ptr(),
-            y.stride(0),
-            x.data_ptr(),
-            x.stride(0),
-            x.shape[0],
-            bound.group_address,
-            bound.table_address,
-            segments.start.data_ptr(),
-            segments.adapter_slot.data_ptr(),
-            segments.adapter_slot.shape[0],
-            code,
-            torch.get_num_threads(),
-        )
+        rows = y.data_ptr(), y.stride(0), x.data_ptr(), x.stride(0), x.shape[0]
+        self._c.lora_add(*rows, *self._adapters(group, table, segments), code, torch.get_num_threads())
         if table.num_biased:
             lora_bias_add(y, group, table, segments)
 
@@ -185,27 +172,16 @@ class CpuBackend:
         if code is None:
             self._reference.lora_embed(y, token_ids, embed_scale, group, table, segments)
             return
-        bound = self._bound(group, table)
-        self._c.lora_embed(
-            y.data_ptr(),
-            y.stride(0),
-            token_ids.data_ptr(),
-            embed_scale,
-            y.shape[0],
-            bound.group_address,
-            bound.table_address,
-            segments.start.data_ptr(),
-            segments.adapter_slot.data_ptr(),
-            segments.adapter_slot.shape[0],
-            code,
-            torch.get_num_threads(),
-        )
+        rows = y.data_ptr(), y.stride(0), token_ids.data_ptr(), embed_scale, y.shape[0]
+        self._c.lora_embed(*rows, *self._adapters(group, table, segments), code, torch.get_num_threads())
 
-    def _bound(self, group: LoraGroup, table: AdapterTable) -> BoundGroup:
+    def _adapters(self, group: LoraGroup, table: AdapterTable, segments: Segments) -> tuple[int, int, int, int, int]:
+        """As C takes them: addresses of group and table, of the segments' starts and slots, and how many these are."""
         bound = self._bound_groups.get(id(group))
         if bound is None or not bound.is_for(group, table):
             bound = self._bound_groups[id(group)] = bind_group(group, table)
-        return bound
+        starts, slots = segments.start.data_ptr(), segments.adapter_slot.data_ptr()
+        return bound.group_address, bound.table_address, starts, slots, segments.adapter_slot.shape[0]
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`. Nothing is written when a slot is outside the cache."""

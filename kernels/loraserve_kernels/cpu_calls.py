@@ -214,20 +214,8 @@ class ModelStepStruct(ctypes.Structure):
 POINTER_STRIDE = [c_void_p, c_int64]
 SIGNATURES = {
     "amx_enable": [c_int],
-    "lora_embed": [
-        *POINTER_STRIDE,
-        c_void_p,
-        c_float,
-        c_int64,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_int64,
-        c_int,
-        c_int,
-    ],
     "lora_add": [*POINTER_STRIDE * 2, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],
+    "lora_embed": [*POINTER_STRIDE, c_void_p, c_float, c_int64, *[c_void_p] * 4, c_int64, c_int, c_int],
     "kv_write": [*[c_void_p, c_int64, c_int64] * 2, *[c_void_p] * 3, *[c_int64] * 5, c_int, c_int],
     "paged_attention": [c_void_p, c_int64, c_int64, c_int, c_int],
     "rotary_kv_write": [c_void_p, c_int, c_int],

@@ -125,10 +125,6 @@ class RowMajorLinear:
         usable = weight.device.type == "cpu" and weight.is_contiguous() and self._code >= 0
         self._c = library.functions if library is not None and usable else None
 
-    def rows(self, indices: Tensor) -> Tensor:
-        """See `Linear.rows`."""
-        return self.weight[indices]
-
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K] -> [..., N], newly allocated."""
         num_outputs, depth = self.weight.shape
@@ -154,3 +150,7 @@ class RowMajorLinear:
             torch.get_num_threads(),
         )
         return y
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """See `Linear.rows`."""
+        return self.weight[indices]

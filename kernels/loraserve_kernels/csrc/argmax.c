@@ -90,7 +90,6 @@ static void argmax_region(struct team *team, void *argument)
         const struct peak peak = peak_of(values, 0, call->size, call->dtype);
         call->best[row] = index_of_largest(&peak, 1, values, call->dtype);
     }
-    complete(team);
 }
 
 EXPORT int argmax(int64_t *best, const void *x, int64_t stride, int64_t num_rows, int64_t size, int dtype,

@@ -398,6 +398,22 @@ void lora_expand_stage(struct team *team, const struct lora_plan *plan, void *y,
         expand_item(plan->expands + i, plan->hidden, y, y_stride, plan->arena, dtype);
 }
 
+/* What a call of its own is to do, in memory of this thread until its next one; nothing, where there are no items. */
+static enum status plan_call(struct lora_plan *plan, struct lora_size *size, const struct group *group,
+                             const struct table *table, const struct segments *segments, int64_t num_rows)
+{
+    static _Thread_local void *scratch;
+    static _Thread_local size_t capacity;
+    const enum status status = lora_measure(group, table, segments, num_rows, size);
+    if (status != OK || size->num_items == 0)
+        return status;
+    char *memory = grow_scratch(&scratch, &capacity, lora_scratch(size));
+    if (!memory)
+        return OUT_OF_MEMORY;
+    *plan = lora_prepare(group, table, segments, size, memory);
+    return OK;
+}
+
 struct lora_call {
     const struct lora_plan *plan;
     void *y;
@@ -418,17 +434,12 @@ EXPORT int lora_add(void *y, int64_t y_stride, const void *x, int64_t x_stride, 
                     const struct group *group, const struct table *table, const int32_t *segment_start,
                     const int32_t *segment_adapter, int64_t num_segments, int dtype, int num_threads)
 {
-    static _Thread_local void *scratch;
-    static _Thread_local size_t capacity;
     const struct segments segments = {segment_start, segment_adapter, num_segments};
     struct lora_size size;
-    enum status status = lora_measure(group, table, &segments, num_rows, &size);
+    struct lora_plan plan;
+    const enum status status = plan_call(&plan, &size, group, table, &segments, num_rows);
     if (status != OK || size.num_items == 0)
         return status;
-    char *memory = grow_scratch(&scratch, &capacity, lora_scratch(&size));
-    if (!memory)
-        return OUT_OF_MEMORY;
-    const struct lora_plan plan = lora_prepare(group, table, &segments, &size, memory);
     struct lora_call call = {&plan, y, x, y_stride, x_stride, (enum dtype)dtype};
     return run_beside(size.work > PARALLEL_WORK ? num_threads : 1, 2, lora_region, &call) ? OK : OUT_OF_MEMORY;
 }
@@ -466,20 +477,15 @@ EXPORT int lora_embed(void *y, int64_t y_stride, const int64_t *token_ids, float
                       const struct group *group, const struct table *table, const int32_t *segment_start,
                       const int32_t *segment_adapter, int64_t num_segments, int dtype, int num_threads)
 {
-    static _Thread_local void *scratch;
-    static _Thread_local size_t capacity;
     const struct segments segments = {segment_start, segment_adapter, num_segments};
     struct lora_size size;
-    enum status status = lora_measure(group, table, &segments, num_rows, &size);
+    struct lora_plan plan;
+    const enum status status = plan_call(&plan, &size, group, table, &segments, num_rows);
     if (status != OK || size.num_items == 0)
         return status;
     for (int64_t row = 0; row < num_rows; row++)
         if (token_ids[row] < 0 || token_ids[row] >= group->in_features)
             return BAD_TOKEN;
-    char *memory = grow_scratch(&scratch, &capacity, lora_scratch(&size));
-    if (!memory)
-        return OUT_OF_MEMORY;
-    const struct lora_plan plan = lora_prepare(group, table, &segments, &size, memory);
     struct embed_call call = {&plan, y, y_stride, token_ids, embed_scale, (enum dtype)dtype};
     if (size.num_hidden * (size_t)group->out_features[0] <= PARALLEL_WORK)
         num_threads = 1;

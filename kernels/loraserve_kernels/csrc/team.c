@@ -287,16 +287,22 @@ static bool have_left(const void *gate) { return __atomic_load_n((const int64_t 
 
 static int num_beside = MAX_BESIDE; /* calls of `run_beside` since the last one of `run_layers` */
 
-bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
+/* For all pieces of one call at a time of this thread; NULL: there is no memory for them. */
+static struct share *zeroed_shares(int num_threads, int64_t num_pieces)
 {
     static _Thread_local void *memory;
     static _Thread_local size_t capacity;
-    num_threads = MIN(num_threads, MAX_THREADS);
     const size_t share_bytes = (size_t)num_pieces * (size_t)num_threads * sizeof(struct share);
     struct share *shares = grow_scratch(&memory, &capacity, share_bytes);
+    return shares ? memset(shares, 0, share_bytes) : NULL;
+}
+
+bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument)
+{
+    num_threads = MIN(num_threads, MAX_THREADS);
+    struct share *shares = zeroed_shares(num_threads, num_pieces);
     if (!shares)
         return false;
-    memset(shares, 0, share_bytes);
     if (num_threads == 1 || pthread_mutex_trylock(&pool.owner) != 0) {
         struct team alone = team_of(0, num_threads, shares);
         function(&alone, argument);
@@ -333,13 +339,9 @@ bool run_beside(int num_threads, int64_t num_pieces, void (*function)(struct tea
         __atomic_fetch_add(&num_beside, 1, __ATOMIC_RELAXED);
         return run_team(num_threads, num_pieces, function, argument);
     }
-    static _Thread_local void *memory;
-    static _Thread_local size_t capacity;
-    const size_t share_bytes = (size_t)num_pieces * (size_t)num_threads * sizeof(struct share);
-    struct share *shares = grow_scratch(&memory, &capacity, share_bytes);
+    struct share *shares = zeroed_shares(num_threads, num_pieces);
     if (!shares)
         return false;
-    memset(shares, 0, share_bytes);
 #pragma omp parallel num_threads(num_threads)
     {
         struct team team = team_of(omp_get_thread_num(), omp_get_num_threads(), shares);
