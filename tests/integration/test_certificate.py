@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed, write_packed
+from loraserve_adapters.trained_tokens import ROWS
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
@@ -63,9 +64,10 @@ class Published:
         is_headless: bool = False,
         num_labels: int | None = None,
         dtype: str = "float32",
+        has_row_copies: bool = False,
     ) -> None:
         """config: None = the one of `adapter_configs`. is_headless: it is of the model without its head. num_labels: of
-        a classifier."""
+        a classifier. has_row_copies: it has the rows of its tokens for the tied `lm_head`, too."""
         save = save_nf4 if architecture == "nf4" else partial(save_tiny_model, architecture)
         model = save(folder / "model")
         configs = None if config is None else {adapter: config}
@@ -73,6 +75,10 @@ class Published:
         if num_labels is not None:
             trained = load_classifier(folder / "model", num_labels)
         paths = save_adapters(trained, folder / "adapters", configs)
+        if has_row_copies:
+            tensors = load_file(paths[adapter] / WEIGHTS)
+            tensors[f"base_model.model.lm_head.{ROWS}"] = tensors[f"base_model.model.model.embed_tokens.{ROWS}"].clone()
+            save_file(tensors, paths[adapter] / WEIGHTS)
         self.engine = EngineConfig(
             model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype=dtype, device="cpu"
         )
@@ -253,13 +259,15 @@ def test_one_of_dora_agrees_with_peft(dtype: str, tmp_path: Path, monkeypatch: p
     assert measure(published.job()).status is CertificateStatus.DIFFERS
 
 
-@pytest.mark.parametrize(("architecture", "dtype"), [("llama", "float32"), ("qwen3", "bfloat16")])
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "has_row_copies"), [("llama", "float32", False), ("qwen3", "bfloat16", True)]
+)
 def test_one_with_rows_of_tokens_agrees_with_peft(
-    architecture: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, dtype: str, has_row_copies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And one whose rows were added to the base's would not."""
     config = LoraConfig(r=8, target_modules=["q_proj"], trainable_token_indices=[200, 3, 17])
-    published = Published(tmp_path, "tokens", architecture, config, dtype=dtype)
+    published = Published(tmp_path, "tokens", architecture, config, dtype=dtype, has_row_copies=has_row_copies)
     certificate = measure(published.job())
     assert certificate.status is CertificateStatus.AGREES, certificate
     monkeypatch.setattr(CausalModel, "finish_adapter", lambda *_: None)
