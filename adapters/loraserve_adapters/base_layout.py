@@ -40,8 +40,9 @@ class BaseModule:
     @property
     def weight_shape(self) -> tuple[int, int]:
         """[num_embeddings, hidden_size] of the embedding, [out_features, in_features] of a linear."""
-        shape = self.out_features, self.in_features
-        return shape[::-1] if self.is_embedding else shape
+        if self.is_embedding:
+            return self.in_features, self.out_features
+        return self.out_features, self.in_features
 
     @property
     def is_router(self) -> bool:
