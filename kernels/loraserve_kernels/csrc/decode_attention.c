@@ -124,7 +124,7 @@ INLINE void score_group(float *scores, const struct key_group *group, const floa
     }
 }
 
-/* NOTE: functions of their own, see MULTIPLY in packed_linear.c. */
+/* NOTE: functions of their own, see TILE_FUNCTION in tile_products.h. */
 #define SCORE_GROUPS(count)                                                                                           \
     static __attribute__((noinline)) void score_groups_for_##count(                                                   \
         float *scores, const struct key_group *groups, int64_t num_groups, const float *queries, int64_t words)       \
@@ -307,7 +307,7 @@ INLINE void add_values(float *output, int64_t dim, const struct value_group *gro
         store(output, i / vectors * dim + d + i % vectors * LANES, sum[i], FLOAT32);
 }
 
-/* NOTE: functions of their own, see MULTIPLY in packed_linear.c. */
+/* NOTE: functions of their own, see TILE_FUNCTION in tile_products.h. */
 #define ADD_VALUES(name, queries, with_amx)                                                                           \
     static __attribute__((noinline)) void name(float *output, int64_t dim, const struct value_group *group)           \
     {                                                                                                                 \

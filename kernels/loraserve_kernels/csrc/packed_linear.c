@@ -7,7 +7,7 @@
  * tiles of AMX one after the other, rows of x are read where they are (packed as [16 words][row][word] only where they end
  * within a tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles. Its weights may be
  * compressed, see compressed_weight.h; on any CPU weights may be in eight or four bits, see quantized_weight.h. Their products
- * may be of integers, see row_tiles.h and amx_bytes.c: exact, and added to the chain a group of the depth at a time. Where a
+ * may be of integers (int16_products.c, amx_bytes.c): exact, and added to the chain a group of the depth at a time. Where a
  * checkpoint's groups are of inputs all over, rows of x are copied in the order of the weight's columns first.
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
@@ -26,304 +26,138 @@
 
 #include "amx_bytes.h"
 #include "amx_linear.h"
-#include "quantized_weight.h"
-#include "linear_tiles.h"
-#include "row_tiles.h"
-
-_Static_assert(WIDE_GROUP_WORDS == INT16_GROUP, "sums of a group are of one stretch of rounded rows");
+#include "tile_products.h"
 
 #define FEW_ROWS 16 /* that each thread packs for itself: cheaper than waiting */
 #define PARALLEL_WEIGHTS 65536 /* below this a second thread costs more than it saves */
 #define LINEAR_PIECES 3 /* of work of linear_stage, at most */
 #define STRETCH_BYTES 16384 /* of L1, for weights that are widened before they are multiplied */
-#define MAX_TILE_SUMS 16
 #define MAX_ROW_PANELS (LANES == 4 ? 4 : 2) /* that more rows than a few are multiplied with at a time */
 
-/* A stretch of the depth of some panels, times a tile of x from one of its rows on. */
-struct product {
-    const uint32_t *x;
-    const uint32_t *x_scales; /* floats, of those rows, if they are rounded */
-    char *weight; /* the first of the panels, which lie panel_bytes apart */
-    int64_t panel_bytes, words;
-    const char *ahead; /* asked for meanwhile, ahead_bytes for each word */
-    int64_t ahead_bytes;
-    bool adds; /* to the sums of the depth before; only widened weights come in several stretches */
-    struct quantized_panel quantized[4]; /* what the panels are widened from, and kept at `weight` unless that is NULL */
-    int64_t first_word;                  /* of those, where the stretch begins */
-};
+typedef void store_tile(void *y, int64_t y_stride, const float *sums, const struct packed_linear *linear, int64_t panel,
+                        int64_t num_rows);
 
-/* sums: [rows, panels * LANES]. format: of what is widened; PLAIN = nothing is. */
-INLINE void multiply(float *sums, const struct product *product, const int rows, const int panels, const enum dtype dtype,
-                     const enum weight_format format)
-{
-    const bool widens = format != PLAIN;
-    const int factors = widens ? 1 : factors_of(dtype);
-    const uint32_t *x = product->x;
-    char *weight = product->weight;
-    const char *ahead = product->ahead;
-    const int64_t words = product->words, panel_bytes = product->panel_bytes, ahead_bytes = product->ahead_bytes;
-    struct quantized_panel quantized[4];
-    for (int p = 0; p < panels && widens; p++)
-        quantized[p] = product->quantized[p];
-    vf sum[MAX_TILE_SUMS];
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * panels; i++)
-        sum[i] = factors == 1 && product->adds ? load(sums, i * LANES, FLOAT32) : (vf){0};
-    for (int64_t word = 0; word < words; word++, ahead += ahead_bytes) {
-#pragma GCC unroll 4
-        for (int line = 0; line < panels * (int)sizeof(vf); line += widens ? 128 : 64)
-            __builtin_prefetch(ahead + line, 0, 2);
-#pragma GCC unroll 2
-        for (int factor = 0; factor < factors; factor++) {
-            vf column[4];
-#pragma GCC unroll 4
-            for (int p = 0; p < panels; p++) {
-                const int64_t place = p * panel_bytes + word * (int64_t)sizeof(vf);
-                if (widens)
-                    column[p] = widen_word(quantized + p, product->first_word + word, format);
-                else
-                    memcpy(column + p, weight + place, sizeof(vf));
-                if (widens && weight)
-                    memcpy(weight + place, column + p, sizeof(vf));
-                if (factors == 2)
-                    column[p] = half_of(column[p], factor);
-                KEEP_IN_REGISTER(column[p]);
-            }
-#pragma GCC unroll 16
-            for (int row = 0; row < rows; row++) {
-                const vf input = spread(x + (word * factors + factor) * TILE_ROWS + row);
-#pragma GCC unroll 4
-                for (int p = 0; p < panels; p++)
-                    sum[row * panels + p] = multiply_add(sum[row * panels + p], input, column[p], dtype);
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * panels; i++)
-        memcpy(sums + i * LANES, sum + i, sizeof(vf));
-}
-
-/* The same of pairs of int16. Sums of groups whose weights share their scales are scaled and added. widens: else the pairs
- * are at `weight`. */
-INLINE void multiply_int16(float *sums, const struct product *product, const int rows, const int panels,
-                           const enum weight_format format, const bool widens)
-{
-    const int group_words = format == INT8 ? INT16_GROUP : group_words_of(format);
-    const int bytes_of_four = panels * LANES * (format == INT8 ? 16 : has_zero_points(format) ? 10 : 9) / 2; /* scales too */
-    const uint32_t *x = product->x;
-    char *weight = product->weight;
-    const char *ahead = product->ahead;
-    const int64_t words = product->words, panel_bytes = product->panel_bytes;
-    for (int64_t word = 0, end; word < words; word = end) {
-        vf sum[MAX_TILE_SUMS];
-#pragma GCC unroll 16
-        for (int i = 0; i < rows * panels; i++)
-            sum[i] = (vf){0};
-        const int64_t group = product->first_word + word;
-        vi16 zeros[4];
-#pragma GCC unroll 4
-        for (int p = 0; p < panels && widens && has_zero_points(format); p++)
-            zeros[p] = zero_points(product->quantized + p, group / group_words);
-        for (end = MIN(words, word + group_words); word < end; word += 4, ahead += 4 * product->ahead_bytes) {
-#pragma GCC unroll 8
-            for (int line = 0; line < bytes_of_four; line += 64)
-                __builtin_prefetch(ahead + line, 0, 2);
-#pragma GCC unroll 4
-            for (int of_four = 0; of_four < 4; of_four++) {
-                vf column[4];
-#pragma GCC unroll 4
-                for (int p = 0; p < panels; p++) {
-                    const int64_t place = p * panel_bytes + (word + of_four) * (int64_t)sizeof(vf);
-                    if (widens)
-                        column[p] = int16_codes(product->quantized + p, (product->first_word + word) / 4, of_four, format);
-                    else
-                        memcpy(column + p, weight + place, sizeof(vf));
-                    if (widens && has_zero_points(format))
-                        column[p] = (vf)((vi16)column[p] - zeros[p]);
-                    if (widens && weight)
-                        memcpy(weight + place, column + p, sizeof(vf));
-                    KEEP_IN_REGISTER(column[p]);
-                }
-#pragma GCC unroll 16
-                for (int row = 0; row < rows; row++) {
-                    const vf input = spread(x + (word + of_four) * TILE_ROWS + row);
-#pragma GCC unroll 4
-                    for (int p = 0; p < panels; p++)
-                        sum[row * panels + p] = add_int16_products(sum[row * panels + p], input, column[p]);
-                }
-            }
-        }
-        vf scales[4];
-#pragma GCC unroll 4
-        for (int p = 0; p < panels; p++)
-            scales[p] = quantized_scale(product->quantized + p, group, format);
-        const bool adds = product->adds || group > product->first_word;
-#pragma GCC unroll 16
-        for (int i = 0; i < rows * panels; i++) {
-            const vf before = adds ? load(sums, i * LANES, FLOAT32) : (vf){0};
-            const vf scale = spread(product->x_scales + i / panels) * scales[i % panels];
-            store(sums, i * LANES, fused(__builtin_convertvector((vi)sum[i], vf), scale, before), FLOAT32);
-        }
-    }
-}
-
-/* NOTE: functions of their own, with nothing but the loop: inlined, GCC 12 keeps the sums on the stack, which takes twice
- * as long. */
-#define KERNEL(name, multiplies, ...)                                                                                 \
-    static __attribute__((noinline)) void name(float *sums, const struct product *product)                            \
-    {                                                                                                                 \
-        multiplies(sums, product, __VA_ARGS__);                                                                       \
-    }
-#define MULTIPLY(rows, panels)                                                                                        \
-    KERNEL(multiply_##rows##x##panels##_bfloat16, multiply, rows, panels, BFLOAT16, PLAIN)                            \
-    KERNEL(multiply_##rows##x##panels##_float32, multiply, rows, panels, FLOAT32, PLAIN)                              \
-    KERNEL(widen_##rows##x##panels##_int8_float32, multiply, rows, panels, FLOAT32, INT8)                             \
-    KERNEL(widen_##rows##x##panels##_int4_float32, multiply, rows, panels, FLOAT32, INT4)                             \
-    KERNEL(widen_##rows##x##panels##_mxfp4_float32, multiply, rows, panels, FLOAT32, MXFP4)                           \
-    KERNEL(widen_##rows##x##panels##_nf4_float32, multiply, rows, panels, FLOAT32, NF4)                               \
-    KERNEL(widen_##rows##x##panels##_uint4_float32, multiply, rows, panels, FLOAT32, UINT4)                           \
-    KERNEL(widen_##rows##x##panels##_g128_float32, multiply, rows, panels, FLOAT32, UINT4_G128)                       \
-    KERNEL(widen_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, true)                            \
-    KERNEL(widen_##rows##x##panels##_int4_int16, multiply_int16, rows, panels, INT4, true)                            \
-    KERNEL(widen_##rows##x##panels##_mxfp4_int16, multiply_int16, rows, panels, MXFP4, true)                          \
-    KERNEL(widen_##rows##x##panels##_nf4_int16, multiply_int16, rows, panels, NF4, true)                              \
-    KERNEL(widen_##rows##x##panels##_uint4_int16, multiply_int16, rows, panels, UINT4, true)                          \
-    KERNEL(widen_##rows##x##panels##_g128_int16, multiply_int16, rows, panels, UINT4_G128, true)                      \
-    KERNEL(multiply_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, false)                        \
-    KERNEL(multiply_##rows##x##panels##_g128_int16, multiply_int16, rows, panels, UINT4_G128, false)                  \
-    KERNEL(multiply_##rows##x##panels##_groups_int16, multiply_int16, rows, panels, INT4, false)
-MULTIPLY(1, 4)
-MULTIPLY(2, 4)
-#if LANES == 16
-MULTIPLY(4, 4)
-MULTIPLY(8, 2)
-MULTIPLY(8, 1)
-MULTIPLY(4, 2)
-MULTIPLY(4, 1)
-#elif LANES == 8
-MULTIPLY(6, 2)
-MULTIPLY(6, 1)
-MULTIPLY(4, 2)
-MULTIPLY(4, 1)
-#else
-MULTIPLY(4, 4)
-MULTIPLY(4, 1)
-MULTIPLY(2, 1)
-#endif
-
-/* Apart too: there are few of them, and many places that store. Written out there, they took two thirds of compiling. */
 #define STORE(panels, name, dtype)                                                                                    \
-    static __attribute__((noinline)) void store_##panels##_##name(void *y, int64_t y_stride, const float *sums,       \
-                                                                  const struct packed_linear *linear, int64_t panel,  \
-                                                                  int64_t num_rows)                                   \
+    static void store_##panels##_##name(void *y, int64_t y_stride, const float *sums,                                 \
+                                        const struct packed_linear *linear, int64_t panel, int64_t num_rows)          \
     {                                                                                                                 \
         store_sums(y, y_stride, sums, linear, panel, num_rows, panels, dtype);                                        \
     }
-STORE(1, bfloat16, BFLOAT16)
-STORE(1, float32, FLOAT32)
-STORE(4, bfloat16, BFLOAT16)
-STORE(4, float32, FLOAT32)
-#if LANES > 4
-STORE(2, bfloat16, BFLOAT16)
-STORE(2, float32, FLOAT32)
+#define STORE_PANELS(panels) STORE(panels, bfloat16, BFLOAT16) STORE(panels, float32, FLOAT32)
+STORE_PANELS(1)
+STORE_PANELS(2)
+STORE_PANELS(4)
+static store_tile *const store_bfloat16[] = {[1] = store_1_bfloat16, [2] = store_2_bfloat16, [4] = store_4_bfloat16};
+static store_tile *const store_float32[] = {[1] = store_1_float32, [2] = store_2_float32, [4] = store_4_float32};
+
+/* How rows of x are taken: `rows` at a time, the last of them in a tile of last_rows. */
+struct tiling {
+    int rows, last_rows, panels;
+};
+
+/* The first that fits is taken for the panels that are left. Where all tiles have as many rows there is only one. */
+static const struct tiling tilings[] = {
+#if LANES == 16
+    {1, 1, 4}, {2, 2, 4}, {4, 4, 4}, {8, 8, 2}, {8, 4, 2}, {8, 4, 1},
+#elif LANES == 8
+    {1, 1, 4}, {2, 2, 4}, {6, 4, 2}, {6, 4, 1},
+#else
+    {1, 1, 4}, {2, 2, 4}, {4, 2, 4}, {4, 2, 1},
 #endif
-#define STORE_OF(panels) (dtype == BFLOAT16 ? store_##panels##_bfloat16 : store_##panels##_float32)
+};
 
-/* By what compute_rows is made for, and whether the rows are the first. */
-#define KERNEL_OF(shape, is_first)                                                                                    \
-    (words_dtype == INT16 ? INT16_KERNEL_OF(shape, is_first)                                                          \
-     : is_first && format == INT8       ? widen_##shape##_int8_float32                                                \
-     : is_first && format == INT4       ? widen_##shape##_int4_float32                                                \
-     : is_first && format == MXFP4      ? widen_##shape##_mxfp4_float32                                               \
-     : is_first && format == NF4        ? widen_##shape##_nf4_float32                                                 \
-     : is_first && format == UINT4      ? widen_##shape##_uint4_float32                                               \
-     : is_first && format == UINT4_G128 ? widen_##shape##_g128_float32                                                \
-     : words_dtype == BFLOAT16          ? multiply_##shape##_bfloat16                                                 \
-                                        : multiply_##shape##_float32)
-#define INT16_KERNEL_OF(shape, is_first)                                                                              \
-    (format == INT8         ? (is_first ? widen_##shape##_int8_int16 : multiply_##shape##_int8_int16)                 \
-     : format == UINT4_G128 ? (is_first ? widen_##shape##_g128_int16 : multiply_##shape##_g128_int16)                 \
-     : !is_first            ? multiply_##shape##_groups_int16                                                         \
-     : format == INT4       ? widen_##shape##_int4_int16                                                              \
-     : format == MXFP4      ? widen_##shape##_mxfp4_int16                                                             \
-     : format == NF4        ? widen_##shape##_nf4_int16                                                               \
-                            : widen_##shape##_uint4_int16)
+/* Some rows of x times a weight. */
+struct rows_product {
+    void *y;
+    int64_t y_stride;
+    const uint32_t *x; /* packed, tile_words for each tile */
+    int64_t num_rows, tile_words;
+    const struct packed_linear *linear;
+    const char *memory; /* of its panels */
+    int64_t panel_bytes, words;
+    enum weight_format format; /* of what is widened; PLAIN = nothing is */
+    enum dtype dtype, words_dtype;
+    float *sums;   /* of a tile; of weights that are widened, of all tiles of an item */
+    char *widened; /* [STRETCH_BYTES], of these */
+    const tile_products *first, *rest;
+};
 
-#define TILE(rows, panels)                                                                                            \
-    do {                                                                                                              \
-        float *tile_sums = sums + (widens ? row * panels * LANES : 0);                                                \
-        const uint32_t *tile_x = x + row / TILE_ROWS * tile_words + row % TILE_ROWS;                                  \
-        product.x = tile_x + word * factors * TILE_ROWS;                                                              \
-        if (words_dtype == INT16)                                                                                     \
-            product.x_scales = tile_x + (words + word / INT16_GROUP) * TILE_ROWS;                                     \
-        if (row == 0)                                                                                                 \
-            KERNEL_OF(rows##x##panels, true)(tile_sums, &product);                                                    \
-        else                                                                                                          \
-            KERNEL_OF(rows##x##panels, false)(tile_sums, &product);                                                   \
-        product.ahead += product.words * product.ahead_bytes;                                                         \
-        if (end_word == words)                                                                                        \
-            STORE_OF(panels)((void *)at(y, row * y_stride, dtype), y_stride, tile_sums, linear, panel,                \
-                             MIN(rows, num_rows - row));                                                              \
-    } while (0)
-
-/* All rows of x, some at a time, the last of them in a tile of their own: panels come from L1 or L2 for all but the first,
- * and meanwhile the next ones are asked for. Panels that are widened are taken in stretches, if there is more than one tile. */
-#define PANELS(rows, last_rows, panels)                                                                               \
-    for (; panel + panels <= end; panel += panels) {                                                                  \
-        const bool keeps = num_rows > rows;                                                                           \
-        const int64_t most = widens && keeps ? STRETCH_BYTES / (panels * (int64_t)sizeof(vf)) : words;                \
-        const int64_t stretch = words_dtype == INT16 ? INT16_GROUP : most;                                            \
-        struct product product = {                                                                                    \
-            .weight = widens ? (keeps ? widened : NULL) : (char *)memory + panel * panel_bytes,                       \
-            .panel_bytes = widens ? STRETCH_BYTES / panels : panel_bytes,                                             \
-            .ahead = memory + (panel + panels) * panel_bytes,                                                         \
-            .ahead_bytes = panels * panel_bytes / words / ((num_rows + rows - 1) / rows),                             \
-        };                                                                                                            \
-        for (int p = 0; p < panels && widens; p++)                                                                    \
-            product.quantized[p] = quantized_panel_at(linear, format, panel + p, dtype);                              \
-        for (int64_t word = 0, end_word; word < words; word = end_word) {                                             \
-            end_word = MIN(words, word + stretch);                                                                    \
-            product.first_word = word;                                                                                \
-            product.words = end_word - word;                                                                          \
-            product.adds = word > 0;                                                                                  \
-            int64_t row = 0;                                                                                          \
-            for (; row + last_rows < num_rows; row += rows)                                                           \
-                TILE(rows, panels);                                                                                   \
-            if (row < num_rows)                                                                                       \
-                TILE(last_rows, panels);                                                                              \
-        }                                                                                                             \
-    }
-
-/* sums: of a tile; of weights that are widened, whose stretches are kept in widened [STRETCH_BYTES], of an item. */
-INLINE void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
-                         const struct packed_linear *linear, int64_t panel, int64_t end, float *sums, char *widened,
-                         const enum dtype dtype, const enum weight_format format)
+static void compute_tile(const struct rows_product *of, struct product *product, int64_t panel, int64_t row, int num_rows,
+                         int panels)
 {
-    const bool widens = format != PLAIN;
+    const int factors = of->format == PLAIN ? factors_of(of->dtype) : 1;
+    const uint32_t *x = of->x + row / TILE_ROWS * of->tile_words + row % TILE_ROWS;
+    float *sums = of->sums + (of->format == PLAIN ? 0 : row * panels * LANES);
+    product->x = x + product->first_word * factors * TILE_ROWS;
+    if (of->words_dtype == INT16)
+        product->x_scales = x + (of->words + product->first_word / INT16_GROUP) * TILE_ROWS;
+    (row == 0 ? *of->first : *of->rest)[num_rows][panels](sums, product);
+    product->ahead += product->words * product->ahead_bytes;
+    if (product->first_word + product->words == of->words)
+        (of->dtype == BFLOAT16 ? store_bfloat16 : store_float32)[panels](
+            (void *)at(of->y, row * of->y_stride, of->dtype), of->y_stride, sums, of->linear, panel,
+            MIN(num_rows, of->num_rows - row));
+}
+
+/* All rows: panels come from L1 or L2 for all tiles but the first, and meanwhile the next ones are asked for. Panels that are
+ * widened are taken in stretches, if there is more than one tile. */
+static void compute_panels(const struct rows_product *of, const struct tiling *tiling, int64_t panel)
+{
+    const int rows = tiling->rows, panels = tiling->panels;
+    const bool widens = of->format != PLAIN, keeps = of->num_rows > rows;
+    const int64_t most = widens && keeps ? STRETCH_BYTES / (panels * (int64_t)sizeof(vf)) : of->words;
+    const int64_t stretch = of->words_dtype == INT16 ? INT16_GROUP : most;
+    struct product product = {
+        .weight = !widens ? (char *)of->memory + panel * of->panel_bytes : keeps ? of->widened : NULL,
+        .panel_bytes = widens ? STRETCH_BYTES / panels : of->panel_bytes,
+        .ahead = of->memory + (panel + panels) * of->panel_bytes,
+        .ahead_bytes = panels * of->panel_bytes / of->words / ((of->num_rows + rows - 1) / rows),
+    };
+    for (int p = 0; p < panels && widens; p++)
+        product.quantized[p] = quantized_panel_at(of->linear, of->format, panel + p, of->dtype);
+    for (int64_t word = 0; word < of->words; word += product.words) {
+        product.first_word = word;
+        product.words = MIN(of->words - word, stretch);
+        product.adds = word > 0;
+        for (int64_t row = 0; row < of->num_rows; row += rows)
+            compute_tile(of, &product, panel, row, row + tiling->last_rows < of->num_rows ? rows : tiling->last_rows, panels);
+    }
+}
+
+static void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
+                         int64_t panel, int64_t end, float *sums, char *widened, enum dtype dtype)
+{
+    const bool widens = is_quantized(linear);
+    const enum weight_format format = widens ? (enum weight_format)linear->format : PLAIN;
     const enum dtype words_dtype = widens ? quantized_dtype_of(dtype) : dtype;
     const int64_t depth = linear->depth, words = widens ? quantized_words_of(depth, dtype) : words_of(depth, dtype);
-    const int64_t panel_bytes = widens ? quantized_panel_bytes_of(format, depth, dtype) : words * (int64_t)sizeof(vf);
-    const int64_t tile_words = tile_words_of(linear, dtype) * TILE_ROWS;
-    const char *memory = widens ? first_quantized_panel(linear, format) : linear->weight;
-    const int factors = widens ? 1 : factors_of(dtype);
-#define FEW_ROWS_PANELS(rows, panels)                                                                                 \
-    if (num_rows <= rows)                                                                                             \
-        PANELS(rows, rows, panels)
-    FEW_ROWS_PANELS(1, 4)
-    FEW_ROWS_PANELS(2, 4)
-#if LANES == 16
-    FEW_ROWS_PANELS(4, 4)
-    FEW_ROWS_PANELS(8, 2)
-    PANELS(8, 4, 2)
-    PANELS(8, 4, 1)
-#elif LANES == 8
-    PANELS(6, 4, 2)
-    PANELS(6, 4, 1)
-#else
-    PANELS(4, 2, 4)
-    PANELS(4, 2, 1)
-#endif
-#undef FEW_ROWS_PANELS
+    const bool as_int16 = words_dtype == INT16;
+    const struct rows_product of = {
+        .y = y,
+        .y_stride = y_stride,
+        .x = x,
+        .num_rows = num_rows,
+        .tile_words = tile_words_of(linear, dtype) * TILE_ROWS,
+        .linear = linear,
+        .memory = widens ? first_quantized_panel(linear, format) : linear->weight,
+        .panel_bytes = widens ? quantized_panel_bytes_of(format, depth, dtype) : words * (int64_t)sizeof(vf),
+        .words = words,
+        .format = format,
+        .dtype = dtype,
+        .words_dtype = words_dtype,
+        .sums = sums,
+        .widened = widened,
+        .first = as_int16 ? int16_products(format, true) : float_products(format, true, dtype),
+        .rest = as_int16 ? int16_products(format, false) : float_products(format, false, dtype),
+    };
+    for (const struct tiling *tiling = tilings; panel < end;) {
+        if (panel + tiling->panels <= end && (num_rows <= tiling->rows || tiling->last_rows < tiling->rows)) {
+            compute_panels(&of, tiling, panel);
+            panel += tiling->panels;
+        } else {
+            tiling++; /* the last has one panel, and takes any number of rows */
+        }
+    }
 }
 
 /* NOTE: apart, as it takes 56 KB of the stack. */
@@ -333,7 +167,7 @@ static __attribute__((noinline)) void compute_quantized_item(void *y, int64_t y_
 {
     float sums[ITEM_TILES * TILE_ROWS * MAX_ROW_PANELS * LANES] __attribute__((aligned(64)));
     char widened[STRETCH_BYTES] __attribute__((aligned(64)));
-    WITH_CONSTANTS(linear->format, dtype, compute_rows, y, y_stride, x, num_rows, linear, panel, end, sums, widened);
+    compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, dtype);
 }
 
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
@@ -344,10 +178,8 @@ static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t n
         multiply_bytes(y, y_stride, x, num_rows, linear, panel, end);
     else if (is_quantized(linear))
         compute_quantized_item(y, y_stride, x, num_rows, linear, panel, end, dtype);
-    else if (dtype == BFLOAT16)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, BFLOAT16, PLAIN);
     else
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, FLOAT32, PLAIN);
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, dtype);
 }
 
 static void pack_any_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows,

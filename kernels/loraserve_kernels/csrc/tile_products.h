@@ -1,0 +1,73 @@
+/* Products of a tile of rows and a few panels of a weight, for packed_linear.c: of floats (float_products.c) or of int16
+ * (int16_products.c). Each number of rows and panels is a function of its own, with all sums in registers.
+ */
+#pragma once
+
+#include "quantized_weight.h"
+#include "row_tiles.h"
+
+#define MAX_TILE_SUMS 16
+#define MAX_TILE_PANELS 4
+
+/* A stretch of the depth of some panels, times a tile of x from one of its rows on. */
+struct product {
+    const uint32_t *x;
+    const uint32_t *x_scales; /* floats, of those rows, if they are rounded */
+    char *weight; /* the first of the panels, which lie panel_bytes apart */
+    int64_t panel_bytes, words;
+    const char *ahead; /* asked for meanwhile, ahead_bytes for each word */
+    int64_t ahead_bytes;
+    bool adds; /* to the sums of the depth before; only widened weights come in several stretches */
+    /* What the panels are widened from, and kept at `weight` unless that is NULL. */
+    struct quantized_panel quantized[MAX_TILE_PANELS];
+    int64_t first_word; /* of those, where the stretch begins */
+};
+
+/* sums: [rows, panels * LANES] */
+typedef void multiply_tile(float *sums, const struct product *product);
+
+/* By rows and panels; NULL where no tile has so many. */
+typedef multiply_tile *tile_products[9][MAX_TILE_PANELS + 1];
+
+/* format: of what the first tile of rows widens, and the rest finds widened; PLAIN = nothing is. */
+const tile_products *float_products(enum weight_format format, bool is_first, enum dtype dtype);
+const tile_products *int16_products(enum weight_format format, bool is_first);
+
+/* TILE(rows, panels, ...) of each tile there is. */
+#if LANES == 16
+#define EACH_TILE(TILE, ...)                                                                                          \
+    TILE(1, 4, __VA_ARGS__)                                                                                           \
+    TILE(2, 4, __VA_ARGS__)                                                                                           \
+    TILE(4, 4, __VA_ARGS__)                                                                                           \
+    TILE(8, 2, __VA_ARGS__)                                                                                           \
+    TILE(8, 1, __VA_ARGS__)                                                                                           \
+    TILE(4, 2, __VA_ARGS__)                                                                                           \
+    TILE(4, 1, __VA_ARGS__)
+#elif LANES == 8
+#define EACH_TILE(TILE, ...)                                                                                          \
+    TILE(1, 4, __VA_ARGS__)                                                                                           \
+    TILE(2, 4, __VA_ARGS__)                                                                                           \
+    TILE(6, 2, __VA_ARGS__)                                                                                           \
+    TILE(6, 1, __VA_ARGS__)                                                                                           \
+    TILE(4, 2, __VA_ARGS__)                                                                                           \
+    TILE(4, 1, __VA_ARGS__)
+#else
+#define EACH_TILE(TILE, ...)                                                                                          \
+    TILE(1, 4, __VA_ARGS__)                                                                                           \
+    TILE(2, 4, __VA_ARGS__)                                                                                           \
+    TILE(4, 4, __VA_ARGS__)                                                                                           \
+    TILE(4, 1, __VA_ARGS__)                                                                                           \
+    TILE(2, 1, __VA_ARGS__)
+#endif
+
+/* NOTE: functions of their own, with nothing but the loop: inlined, GCC 12 keeps the sums on the stack, which takes twice
+ * as long. */
+#define TILE_FUNCTION(rows, panels, name, multiplies, ...)                                                            \
+    static void name##_##rows##x##panels(float *sums, const struct product *product)                                  \
+    {                                                                                                                 \
+        multiplies(sums, product, rows, panels, __VA_ARGS__);                                                         \
+    }
+#define TILE_ENTRY(rows, panels, name) [rows][panels] = name##_##rows##x##panels,
+#define TILE_PRODUCTS(name, multiplies, ...)                                                                          \
+    EACH_TILE(TILE_FUNCTION, name, multiplies, __VA_ARGS__)                                                           \
+    static const tile_products name = {EACH_TILE(TILE_ENTRY, name)};
