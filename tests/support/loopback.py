@@ -1,4 +1,4 @@
-"""The load generator's client and a server for it in the same event loop."""
+"""The client of commands that send many requests, and a server for it in the same event loop."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -7,7 +7,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loraserve.cli.loadtest.runner import http_client
+from loraserve.cli.async_http_client import async_http_client
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -23,7 +23,7 @@ async def client_of(
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    async with TestServer(app) as server, http_client(str(server.make_url(path)), api_key) as client:
+    async with TestServer(app) as server, async_http_client(str(server.make_url(path)), api_key) as client:
         yield client
 
 

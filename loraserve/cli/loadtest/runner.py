@@ -6,22 +6,12 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import aiohttp
-import httpx
-import rich_click as click
 
+from loraserve.cli.interruption import ended_by_signals
 from loraserve.cli.loadtest.client import RequestResult, RequestStyle, send
-from loraserve.cli.loadtest.interruption import ended_by_signals
 from loraserve.cli.loadtest.plan import PlannedRequest
-from loraserve.cli.proxy import environment_proxy
-
-TIMEOUT_S = 600.0
-"""To connect, and between any two arrivals; a stream may take as long as it likes."""
-KEEPALIVE_S = 2.0
-"""Of an idle connection: less than servers keep one (uvicorn, and with it vLLM and SGLang, 5 s), so that no request
-meets the end of its connection and counts as failed."""
 
 OnResult = Callable[[RequestResult], None]
 
@@ -34,27 +24,6 @@ class BenchRun:
     """Processor time of the generator itself, which the server could not use."""
     interrupted_by: signal.Signals | None = None
     """What ended it early."""
-
-
-def http_client(url: str, api_key: str | None) -> aiohttp.ClientSession:
-    """The URL with or without /v1. Needs a running event loop.
-
-    aiohttp, whose parser is in C, because the server has to do without what the generator takes: 14 µs of CPU per token
-    of 16 streams that arrive together and 22 of those that arrive one by one, httpx 52 and 75 (2-core Xeon).
-    """
-    headers = {"accept-encoding": "identity"}
-    base_url = url.rstrip("/").removesuffix("/v1") + "/"
-    # The certificates that all commands trust.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=httpx.create_ssl_context())
-    timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
-    try:
-        if api_key and urlsplit(base_url).username is None:  # a user in the URL takes the key's place
-            headers["authorization"] = f"Bearer {api_key}"
-        return aiohttp.ClientSession(
-            base_url, connector=connector, headers=headers, timeout=timeout, proxy=_proxy(base_url)
-        )
-    except ValueError as error:
-        raise click.ClickException(f"{url}: {error}") from error
 
 
 async def run(
@@ -111,19 +80,6 @@ async def _open_loop(
             due_s = began_s + request.at_s
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             group.create_task(send_one(request, due_s))
-
-
-def _proxy(url: str) -> str | None:
-    """The environment's. Not aiohttp's `trust_env`, which looks into .netrc in a thread for every request.
-
-    Raises `click.ClickException` for a proxy of another kind.
-    """
-    proxy = environment_proxy(url)
-    if proxy is None:
-        return None
-    if proxy.kind not in ("http", "https"):
-        raise proxy.refusal(url)
-    return proxy.url
 
 
 def _cpu_s() -> float:

@@ -4,30 +4,27 @@ import asyncio
 import signal
 from dataclasses import asdict, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 import rich_click as click
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from loraserve.cli.async_http_client import async_http_client, without_user
+from loraserve.cli.interruption import SIGNAL_STATUS
 from loraserve.cli.loadtest.client import RequestResult, RequestStyle
 from loraserve.cli.loadtest.plan import PlannedRequest, Workload, plan
 from loraserve.cli.loadtest.plot import plot
 from loraserve.cli.loadtest.recorded import RecordedRequest, read_recorded, replay
 from loraserve.cli.loadtest.report import Report, report
-from loraserve.cli.loadtest.runner import BenchRun, http_client, run
+from loraserve.cli.loadtest.runner import BenchRun, run
 from loraserve.cli.loadtest.settings import BenchSettings
 from loraserve.cli.loadtest.tables import print_report
 from loraserve.cli.loadtest.target import Target, find_target, wanted_models
+from loraserve.cli.request_progress import request_progress
 from loraserve.cli.serve.open_files import raise_soft_limit
 
-REFRESH_PER_S = 2
-"""Of the progress bar: the generator leaves the cores to the server."""
-SIGNAL_STATUS = 128
-"""A signal's number above it is the exit code of what the signal ended."""
 NOT_IN_REPORT = ("api_key", "json_file", "plot_file")
 
 
@@ -55,8 +52,8 @@ def _measure_and_report(settings: BenchSettings) -> int:
 
 async def _session(settings: BenchSettings) -> tuple[BenchRun, Report]:
     recorded = _recorded(settings)
-    url = _without_user(settings.url)
-    async with http_client(settings.url, settings.api_key) as client:
+    url = without_user(settings.url)
+    async with async_http_client(settings.url, settings.api_key) as client:
         target = await find_target(client, url, settings.server_kind)
         settings = _fitted(settings, target)
         models = sorted({request.model for request in recorded}) or wanted_models(
@@ -70,12 +67,6 @@ async def _session(settings: BenchSettings) -> tuple[BenchRun, Report]:
     }
     found = {**shown, "url": url, "server": target.kind.value, "models": models}
     return measured, report(measured, found, cold=settings.cold)
-
-
-def _without_user(url: str) -> str:
-    """Nor the password: reports are shown to others."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _recorded(settings: BenchSettings) -> list[RecordedRequest]:
@@ -113,7 +104,7 @@ async def _measure(
     style = RequestStyle(target.kind, settings.chat, settings.ignore_eos, settings.temperature)
     workload = settings.workload(models)
     warm_up = _warm_up(settings, target, workload)
-    with _progress() as bars:
+    with request_progress() as bars:
 
         async def send_all(name: str, requests: list[PlannedRequest], at_once: int | None) -> BenchRun:
             bar = bars.add_task(name, total=len(requests), failed="")
@@ -146,9 +137,3 @@ def _warm_up(settings: BenchSettings, target: Target, workload: Workload) -> lis
     else:
         count = len(workload.models) if settings.warm_up is None else settings.warm_up
     return plan(replace(workload, num_requests=count, request_rate=None, seed=-1 - workload.seed))
-
-
-def _progress() -> Progress:
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    failed = TextColumn("{task.fields[failed]}", style="red")
-    return Progress(*columns, failed, console=Console(stderr=True), refresh_per_second=REFRESH_PER_S)

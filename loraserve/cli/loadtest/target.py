@@ -8,8 +8,8 @@ import aiohttp
 import msgspec
 import rich_click as click
 
+from loraserve.cli.async_http_client import fetch
 from loraserve.cli.loadtest.server_kind import ServerKind
-from loraserve.cli.proxy import through_proxy
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class Target:
 async def find_target(client: aiohttp.ClientSession, url: str, wanted: ServerKind | None) -> Target:
     """url: what errors call the server. wanted None = detect. A server that lists nothing is taken for one with
     OpenAI's fields only."""
-    listed = _model_list(await _get(client, url, "v1/models"))
+    listed = _model_list(await fetch(client, url, "v1/models"))
     if listed is not None:
         bases = [card for card in listed.data if not card.parent]
         owner = bases[0].owned_by if bases else ""
@@ -59,7 +59,7 @@ async def find_target(client: aiohttp.ClientSession, url: str, wanted: ServerKin
         kind = wanted or known.get(owner, ServerKind.OPENAI)
         adapters = [card.id for card in listed.data if card.parent and card.answers_any_prompt]
         return Target(kind, bases[0].id if bases else None, adapters)
-    info = _lorax_info(await _get(client, url, "info"))
+    info = _lorax_info(await fetch(client, url, "info"))
     if info is not None:
         return Target(wanted or ServerKind.LORAX, info.model_id)
     return Target(wanted or ServerKind.OPENAI)
@@ -88,21 +88,6 @@ def _names_in(path: Path) -> list[str]:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:
         raise click.ClickException(f"--adapters @{path}: {error.strerror}") from error
-
-
-async def _get(client: aiohttp.ClientSession, url: str, path: str) -> bytes | None:
-    """None if there is no such route. Raises if nobody answers or the key is wrong."""
-    try:
-        async with client.get(path, allow_redirects=False) as response:
-            body, status = await response.read(), response.status
-    except aiohttp.ClientError as error:
-        message = f"{url} does not answer /{path}{through_proxy(url)}: {type(error).__name__}: {error}"
-        raise click.ClickException(message) from error
-    if status == 404:
-        return None
-    if status != 200:
-        raise click.ClickException(f"{url} answers /{path} with {status} {response.reason}{through_proxy(url)}")
-    return body
 
 
 def _model_list(body: bytes | None) -> ModelList | None:

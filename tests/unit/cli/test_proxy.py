@@ -10,8 +10,8 @@ import pytest
 import rich_click as click
 from click.testing import CliRunner, Result
 
+from loraserve.cli.async_http_client import async_http_client
 from loraserve.cli.chat_session import ChatError, ChatOptions, ChatSession, connect
-from loraserve.cli.loadtest.runner import http_client as bench_client
 from loraserve.cli.main import main
 from loraserve.cli.proxy import environment_proxy
 
@@ -78,7 +78,7 @@ def chat_models(url: str) -> list[str]:
 
 def bench_status(url: str) -> int:
     async def ask() -> int:
-        async with bench_client(url, "SECRET") as client, client.get("v1/models") as response:
+        async with async_http_client(url, "SECRET") as client, client.get("v1/models") as response:
             return response.status
 
     return asyncio.run(ask())

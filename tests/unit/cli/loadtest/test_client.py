@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import web
 
-from loraserve.cli.loadtest import runner
+from loraserve.cli import async_http_client as http
 from loraserve.cli.loadtest.client import RequestResult, RequestStyle, send
 from loraserve.cli.loadtest.plan import PlannedRequest
 from loraserve.cli.loadtest.server_kind import ServerKind
@@ -133,7 +133,7 @@ def test_a_connection_lost_before_or_in_the_answer_is_a_result(chunks: list[byte
 
 def test_a_refused_connection_is_a_result(refusing_port: int) -> None:
     async def send_one() -> RequestResult:
-        async with runner.http_client(f"http://127.0.0.1:{refusing_port}", None) as client:
+        async with http.async_http_client(f"http://127.0.0.1:{refusing_port}", None) as client:
             return await send(client, RequestStyle(), REQUEST)
 
     failure = asyncio.run(send_one()).failure
@@ -143,7 +143,7 @@ def test_a_refused_connection_is_a_result(refusing_port: int) -> None:
 
 
 def test_a_silent_server_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http, "TIMEOUT_S", 0.05)
 
     async def send_one() -> RequestResult:
         given_up = asyncio.Event()

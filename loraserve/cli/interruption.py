@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end what a load test sends, not the report of what came until then."""
+"""SIGINT and SIGTERM end what a command sends, not what it does with the answers that came until then."""
 
 import asyncio
 import signal
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNAL_STATUS = 128
+"""A signal's number above it is the exit code of what the signal ended."""
 
 
 @dataclass(slots=True)
