@@ -40,7 +40,7 @@ def async_http_client(
 
 
 async def fetch(client: aiohttp.ClientSession, url: str, path: str) -> bytes | None:
-    """None if there is no such route. url: what errors call the server; raised if nobody answers or the key is wrong."""
+    """None if there is no such route. Raises if nobody answers or the key is wrong. url: as errors name the server."""
     try:
         async with client.get(path, allow_redirects=False) as response:
             body, status = await response.read(), response.status

@@ -15,6 +15,7 @@ COMMANDS = {
     "audit": "admin.audit",
     "ui": "admin.ui",
     "chat": "chat",
+    "batch": "batch",
     "bench": "bench",
     "doctor": "doctor",
     "config": "admin.config",

@@ -3,6 +3,7 @@
 import json
 import socket
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from tests.support.demo_questions import ADAPTERS
@@ -91,6 +92,67 @@ class TestBench:
         report: Any = json.loads(file.read_text())
         assert report["by_model"]["nope"]["errors"] == {"HTTP 404 model_not_found": 2}
         assert report["by_model"]["spell"]["num_failed"] == 0
+
+
+class TestBatch:
+    def test_requests_of_many_adapters_and_endpoints(self, server: ServerProcess, tmp_path: Path) -> None:
+        chats = {
+            adapter: _line(adapter, "chat/completions", model=adapter, messages=[{"role": "user", "content": "hello"}])
+            for adapter in ("uppercase", "reverse", "rot13", "spell")
+        }
+        others = (
+            _line("embedded", "embeddings", model="reverse", input="hello"),
+            _line("unknown", "completions", model="nope", prompt="hello"),
+            {
+                **_line("its own", "messages", max_tokens=9, messages=[{"role": "user", "content": "hello"}]),
+                "url": "/adapters/reverse/v1/messages",
+            },
+        )
+        sent = run_batch(server, tmp_path, *chats.values(), *others)
+        assert sent.returncode == 1
+        assert "6 of 7 answered, 1 failed (1 HTTP 404 model_not_found)" in sent.stderr
+        answers = answers_in(tmp_path)
+        said = {name: answers[name]["response"]["body"]["choices"][0]["message"]["content"] for name in chats}
+        assert said == {"uppercase": "HELLO", "reverse": "olleh", "rot13": "uryyb", "spell": "h-e-l-l-o"}
+        assert answers["its own"]["response"]["body"]["content"][0]["text"] == "olleh"
+        assert len(answers["embedded"]["response"]["body"]["data"][0]["embedding"]) > 0
+        assert answers["unknown"]["response"]["status_code"] == 404
+        assert all(answer["response"]["request_id"] and answer["error"] is None for answer in answers.values())
+
+    def test_one_file_for_another_model(self, server: ServerProcess, tmp_path: Path) -> None:
+        line = _line("a", "chat/completions", model="uppercase", messages=[{"role": "user", "content": "hello"}])
+        assert run_batch(server, tmp_path, line, options=("--model", "reverse")).returncode == 0
+        (answer,) = answers_in(tmp_path).values()
+        assert answer["response"]["body"]["choices"][0]["message"]["content"] == "olleh"
+
+    def test_nothing_is_sent_and_no_file_made_unless_all_lines_are_right(
+        self, server: ServerProcess, tmp_path: Path
+    ) -> None:
+        refused = run_batch(server, tmp_path, _line("a", "completions", model="spell", prompt="x"), {"custom_id": "b"})
+        assert refused.returncode == 1
+        assert "requests.jsonl, line 2: " in "".join(refused.stderr.split("\n│ "))
+        assert not (tmp_path / "answers.jsonl").exists()
+
+
+def _line(custom_id: str, endpoint: str, **body: Any) -> dict[str, Any]:
+    body = body if endpoint == "embeddings" else {"temperature": 0, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": f"/v1/{endpoint}", "body": body}
+
+
+def run_batch(
+    server: ServerProcess, folder: Path, *lines: dict[str, Any], options: tuple[str, ...] = ()
+) -> CompletedProcess[str]:
+    requests = folder / "requests.jsonl"
+    requests.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return run_command("batch", str(requests), str(folder / "answers.jsonl"), "--url", server.url, *options)
+
+
+def answers_in(folder: Path) -> dict[str, Any]:
+    """By custom_id."""
+    answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    by_id = {answer["custom_id"]: answer for answer in answers}
+    assert len(by_id) == len(answers)
+    return by_id
 
 
 class TestDoctor:

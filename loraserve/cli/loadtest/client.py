@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from loraserve.cli.loadtest.failure import Failure, from_event, from_exception, from_status
+from loraserve.cli.failure import Failure, from_event, from_exception, from_status
 from loraserve.cli.loadtest.plan import PlannedRequest
 from loraserve.cli.loadtest.server_kind import ServerKind
 from loraserve.cli.loadtest.stream import TAIL_BYTES, has_token, last_events

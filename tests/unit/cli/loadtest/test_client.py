@@ -1,7 +1,5 @@
 import asyncio
 import json
-import socket
-from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
@@ -16,14 +14,6 @@ REQUEST = PlannedRequest("a", [11, 12], prompt_tokens=2, max_tokens=3, at_s=0.0)
 TOKEN = {"choices": [{"text": "x"}]}
 CHAT = RequestStyle(chat=True)
 DONE = [b"data: [DONE]\n\n"]
-
-
-@pytest.fixture
-def refusing_port() -> Iterator[int]:
-    """Bound, so that nobody else gets it, but not listened to."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield bound.getsockname()[1]
 
 
 def events(*payloads: object) -> list[bytes]:

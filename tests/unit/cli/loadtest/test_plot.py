@@ -2,8 +2,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from loraserve.cli.failure import Failure
 from loraserve.cli.loadtest.client import RequestResult
-from loraserve.cli.loadtest.failure import Failure
 from loraserve.cli.loadtest.plot import MAX_BARS, _ttft_curves, plot
 from loraserve.cli.loadtest.svg import axis_end
 

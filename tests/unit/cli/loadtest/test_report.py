@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from loraserve.cli.failure import Failure
 from loraserve.cli.loadtest.client import RequestResult
-from loraserve.cli.loadtest.failure import Failure
 from loraserve.cli.loadtest.report import report
 from loraserve.cli.loadtest.runner import BenchRun
 from loraserve.cli.loadtest.tables import print_report

@@ -1,7 +1,7 @@
 import pytest
 
+from loraserve.cli.failure import Failure
 from loraserve.cli.loadtest.client import RequestResult
-from loraserve.cli.loadtest.failure import Failure
 from loraserve.cli.loadtest.summary import percentiles_ms, summarize
 
 

@@ -1,4 +1,4 @@
-"""Why a request of a load test failed."""
+"""Why a request failed that a command sent."""
 
 from typing import Any
 

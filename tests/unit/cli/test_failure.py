@@ -1,7 +1,7 @@
 import aiohttp
 import pytest
 
-from loraserve.cli.loadtest.failure import Failure, from_event, from_exception, from_status
+from loraserve.cli.failure import Failure, from_event, from_exception, from_status
 
 NOT_FOUND = b'{"error":{"message":"no such model","type":"NotFoundError","code":"model_not_found","param":null}}'
 

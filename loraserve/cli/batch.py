@@ -1,0 +1,46 @@
+"""`loraserve batch`: the options. What it does is in `batches/`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("requests_file", metavar="REQUESTS", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("answers_file", metavar="ANSWERS", type=FILE)
+@click.option("--model", help="Ask this one, whatever the lines say: an adapter, NAME@ALIAS, or the base model.")
+@click.option("--resume", is_flag=True, help="Go on with ANSWERS: send only what was not answered with a 200.")
+@click.option("--concurrency", type=click.IntRange(1), default=16, help="Requests kept running.")
+@click.option(
+    "--retry-for",
+    "retry_for_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    default=300.0,
+    help="How long a request is sent again while the server is not there, is full, or a limit is reached.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    help="For one answer.",
+)
+@click.option("--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", help="Server.")
+@click.option("--api-key", envvar=["LORASERVE_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")
+@click.option("--tenant", envvar="LORASERVE_TENANT", help="Act for this one; with a key for all tenants ('*').")
+def batch(**options: Any) -> None:
+    """Send a file of requests to a running server, ours or another with OpenAI's API, and write the answers to a file.
+
+    REQUESTS has lines as OpenAI's Batch API takes them, and ANSWERS gets lines as it gives them, in the order in which
+    they are answered. All lines are checked before the first is sent. Exits with 1 if a request failed; what was
+    answered until Ctrl-C or a failure stays in ANSWERS, and --resume goes on.
+    """
+    from loraserve.cli.batches.run_batch import BatchSettings, run_batch
+
+    sys.exit(run_batch(BatchSettings(**options)))

@@ -1,0 +1,30 @@
+"""A line of answers, as OpenAI's Batch API gives it."""
+
+import msgspec
+from msgspec import Raw
+
+from loraserve.cli.failure import Failure, from_status
+
+OK = 200
+
+
+class BatchResponse(msgspec.Struct, frozen=True):
+    status_code: int
+    request_id: str
+    """Of the server; empty if it gave none."""
+    body: Raw
+
+
+class BatchAnswer(msgspec.Struct, frozen=True):
+    id: str
+    custom_id: str
+    response: BatchResponse | None
+    error: Failure | None = None
+    """Why there is no response in JSON."""
+
+    @property
+    def failure(self) -> Failure | None:
+        if self.response is None:
+            return self.error
+        status = self.response.status_code
+        return None if status == OK else from_status(status, bytes(self.response.body))

@@ -1,0 +1,99 @@
+"""A file of requests: lines as OpenAI's Batch API takes them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import rich_click as click
+from msgspec import Meta, Raw
+
+MAX_SHOWN = 10
+"""Of the faults of a file."""
+ENDPOINT = re.compile(
+    r"(/adapters/[^/?#\s]+)?/v[12]/"
+    r"(chat/completions|classify|completions|embeddings|messages|rerank|responses|score)"
+)
+
+
+class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line."""
+
+    custom_id: Annotated[str, Meta(min_length=1)]
+    url: str
+    """A path of the server."""
+    body: dict[str, Raw]
+    method: Literal["POST"] = "POST"
+
+    def content(self, model: str | None) -> bytes:
+        """The body, for that model if there is one."""
+        return msgspec.json.encode(self.body if model is None else {**self.body, "model": model})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsFile:
+    """One whose lines have been checked. They are read again as they are sent: only ids are in memory."""
+
+    path: Path
+    custom_ids: frozenset[str]
+
+    def requests(self) -> Iterator[BatchRequest]:
+        """Raises `click.ClickException` where they have changed so much that they are none."""
+        for line in _lines(self.path):
+            try:
+                yield line.request()
+            except msgspec.DecodeError as error:
+                raise click.ClickException(f"{self.path}, line {line.number} has changed: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    number: int
+    content: bytes
+
+    def request(self) -> BatchRequest:
+        """Raises `msgspec.DecodeError`."""
+        return _DECODER.decode(self.content)
+
+
+_DECODER = msgspec.json.Decoder(BatchRequest)
+
+
+def check_requests(path: Path) -> RequestsFile:
+    """Raises `click.ClickException` with the first faults, by line."""
+    line_of: dict[str, int] = {}
+    faults: list[str] = []
+    for line in _lines(path):
+        fault = _fault(line, line_of)
+        if fault is not None:
+            faults.append(f"{path}, line {line.number}: {fault}")
+    if faults:
+        more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []
+        raise click.ClickException("\n".join([*faults[:MAX_SHOWN], *more]))
+    if not line_of:
+        raise click.ClickException(f"{path} has no request")
+    return RequestsFile(path, frozenset(line_of))
+
+
+def _fault(line: _Line, line_of: dict[str, int]) -> str | None:
+    """Of a request, which gets its place in line_of if there is none."""
+    try:
+        request = line.request()
+    except msgspec.DecodeError as error:
+        return str(error)
+    if ENDPOINT.fullmatch(request.url) is None:
+        return f"url {request.url!r} is no path that answers, such as /v1/chat/completions"
+    if bytes(request.body.get("stream", b"false")) not in (b"false", b"null"):
+        return "stream must be false: answers are written whole"
+    first = line_of.setdefault(request.custom_id, line.number)
+    return None if first == line.number else f"custom_id {request.custom_id!r} is also on line {first}"
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """Those that are not blank."""
+    with path.open("rb") as file:
+        for number, content in enumerate(file, start=1):
+            if not content.isspace():
+                yield _Line(number, content)

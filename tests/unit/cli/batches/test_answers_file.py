@@ -1,0 +1,125 @@
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+import pytest
+import rich_click as click
+from msgspec import Raw
+
+from loraserve.cli.batches.answers_file import AnswersFile, open_answers
+from loraserve.cli.batches.batch_answer import BatchAnswer, BatchResponse
+from loraserve.cli.failure import Failure
+
+IDS = frozenset({"a", "b", "c"})
+
+
+def answer(custom_id: str, status: int = 200, body: bytes = b'{"x":0.10}') -> BatchAnswer:
+    return BatchAnswer(f"batch_req_{custom_id}", custom_id, BatchResponse(status, "r", Raw(body)))
+
+
+LOST = BatchAnswer("batch_req_c", "c", None, Failure("timeout", "too late"))
+
+
+def add(path: Path, *answers: BatchAnswer, resume: bool = False, custom_ids: Collection[str] = IDS) -> frozenset[str]:
+    """What was answered before."""
+    with open_answers(path, custom_ids, resume=resume) as opened:
+        for each in answers:
+            opened.add(each)
+        return opened.answered
+
+
+def refusal(path: Path, *, resume: bool = True) -> str:
+    with pytest.raises(click.ClickException) as refused:
+        add(path, resume=resume)
+    return refused.value.message
+
+
+def test_lines_are_openais(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    add(path, answer("a"), LOST)
+    assert path.read_text().splitlines() == [
+        '{"id":"batch_req_a","custom_id":"a","response":{"status_code":200,"request_id":"r","body":{"x":0.10}},'
+        '"error":null}',
+        '{"id":"batch_req_c","custom_id":"c","response":null,"error":{"code":"timeout","message":"too late"}}',
+    ]
+
+
+def test_a_line_is_there_as_soon_as_it_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with open_answers(path, IDS, resume=False) as opened:
+        opened.add(answer("a"))
+        assert path.read_bytes() == msgspec.json.encode(answer("a")) + b"\n"
+
+
+def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    add(path, answer("a"))
+    before = path.read_bytes()
+    assert "exists: go on with it by --resume" in refusal(path, resume=False)
+    assert path.read_bytes() == before
+
+
+def test_resuming_keeps_answers_and_drops_failures(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    add(path, answer("a"), answer("b", 429, b'{"error":{"message":"later"}}'), LOST)
+    path.chmod(0o640)
+    assert add(path, answer("b"), resume=True) == {"a"}
+    lines = [msgspec.json.decode(line, type=BatchAnswer) for line in path.read_bytes().splitlines()]
+    assert [line.custom_id for line in lines] == ["a", "b"]
+    assert [line.failure for line in lines] == [None, None]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["answers.jsonl"]
+
+
+def test_a_line_that_was_not_written_to_its_end_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    add(path, answer("a"), answer("b"))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert add(path, answer("b"), resume=True) == {"a"}
+    assert add(path, resume=True) == {"a", "b"}
+
+
+def test_resuming_begins_where_there_is_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    assert add(path, answer("a"), resume=True) == frozenset()
+    assert add(path, resume=True) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"custom_id":"a"}\n', "line 2 is no answer"),
+        (b"\n", "line 2 is no answer"),
+        (msgspec.json.encode(answer("other")) + b"\n", "line 2 answers 'other', which is not asked"),
+    ],
+)
+def test_another_file_is_refused_and_kept(line: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    content = msgspec.json.encode(answer("a")) + b"\n" + line
+    path.write_bytes(content)
+    assert message in refusal(path)
+    assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["answers.jsonl"]
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with open_answers(path, IDS, resume=False):
+        assert "is written by another process" in refusal(path)
+    assert add(path, resume=True) == frozenset()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_place_that_cannot_be_written_is_told(resume: bool, tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "answers.jsonl"
+    assert refusal(path, resume=resume) == f"{path}: No such file or directory"
+
+
+def test_a_full_disk_is_told() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with full.open("wb", buffering=0) as file, pytest.raises(click.ClickException, match="No space left"):
+        AnswersFile(full, file, frozenset()).add(answer("a"))

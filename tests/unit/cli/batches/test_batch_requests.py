@@ -1,0 +1,115 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rich_click as click
+
+from loraserve.cli.batches.batch_requests import MAX_SHOWN, check_requests
+
+LINE: dict[str, Any] = {
+    "custom_id": "a",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {"model": "m", "temperature": 0.10, "messages": []},
+}
+
+
+def written(path: Path, *lines: dict[str, Any] | str) -> Path:
+    file = path / "requests.jsonl"
+    file.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return file
+
+
+def fault(path: Path, *lines: dict[str, Any] | str) -> str:
+    with pytest.raises(click.ClickException) as refused:
+        check_requests(written(path, *lines))
+    return refused.value.message
+
+
+def test_requests_come_in_order_without_blank_lines(tmp_path: Path) -> None:
+    lines = {**LINE, "custom_id": "b"}, "", " \t", LINE
+    found = check_requests(written(tmp_path, *lines))
+    assert found.custom_ids == {"a", "b"}
+    assert [request.custom_id for request in found.requests()] == ["b", "a"]
+
+
+def test_a_body_is_sent_as_it_stands(tmp_path: Path) -> None:
+    line = '{"custom_id":"a","url":"/v1/completions","body":{"model":"m","seed":12345678901234567890,"top_p":0.10}}'
+    (request,) = check_requests(written(tmp_path, line)).requests()
+    assert request.content(None) == b'{"model":"m","seed":12345678901234567890,"top_p":0.10}'
+
+
+def test_another_model_takes_the_place_of_the_lines(tmp_path: Path) -> None:
+    without = {**LINE, "custom_id": "b", "body": {"messages": []}}
+    requests = check_requests(written(tmp_path, LINE, without)).requests()
+    contents = [json.loads(request.content("sql@live")) for request in requests]
+    assert contents == [{**LINE["body"], "model": "sql@live"}, {"messages": [], "model": "sql@live"}]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+        *("/v1/classify", "/v1/score", "/v1/rerank", "/v2/rerank", "/adapters/sql/v1/chat/completions"),
+    ],
+)
+def test_whatever_answers_may_be_asked(url: str, tmp_path: Path) -> None:
+    assert check_requests(written(tmp_path, {**LINE, "url": url})).custom_ids == {"a"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("/v1/keys", "/v1/adapters", "v1/completions", "//evil/v1/completions", "http://evil/v1/completions", ""),
+        *("/v1/completions?x", "/v1/completions/", "/adapters/a/b/v1/completions", "/v1/messages/count_tokens"),
+    ],
+)
+def test_nothing_else_may(url: str, tmp_path: Path) -> None:
+    assert f"line 1: url {url!r} is no path that answers" in fault(tmp_path, {**LINE, "url": url})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"custom_id": ""}, "length >= 1"),
+        ({"custom_id": 1}, "Expected `str`, got `int`"),
+        ({"method": "GET"}, "Invalid enum value 'GET'"),
+        ({"body": []}, "Expected `object`, got `array`"),
+        ({"priority": 1}, "unknown field `priority`"),
+        ({"body": {"model": "m", "stream": True}}, "stream must be false"),
+    ],
+)
+def test_a_fault_is_told_with_its_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    told = fault(tmp_path, {**LINE, "custom_id": "other"}, "", {**LINE, **change})
+    assert "requests.jsonl, line 3: " in told
+    assert message in told
+
+
+@pytest.mark.parametrize("off", [False, None])
+def test_streaming_may_be_off(off: bool | None, tmp_path: Path) -> None:
+    body = {**LINE["body"], "stream": off}
+    assert check_requests(written(tmp_path, {**LINE, "body": body})).custom_ids == {"a"}
+
+
+def test_an_id_that_comes_again_is_told_with_both_lines(tmp_path: Path) -> None:
+    assert "line 3: custom_id 'a' is also on line 1" in fault(tmp_path, LINE, {**LINE, "custom_id": "b"}, LINE)
+
+
+def test_the_first_faults_are_listed(tmp_path: Path) -> None:
+    told = fault(tmp_path, *["{"] * (MAX_SHOWN + 2)).splitlines()
+    assert len(told) == MAX_SHOWN + 1
+    assert "line 1:" in told[0]
+    assert told[-1] == "and 2 more"
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_requests_is_refused(content: str, tmp_path: Path) -> None:
+    assert "has no request" in fault(tmp_path, *content.splitlines())
+
+
+def test_lines_that_change_after_the_check_are_told(tmp_path: Path) -> None:
+    found = check_requests(written(tmp_path, LINE))
+    written(tmp_path, "{")
+    with pytest.raises(click.ClickException, match="line 1 has changed"):
+        list(found.requests())
