@@ -6,14 +6,12 @@ from typing import Any
 
 import rich_click as click
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-
 
 @click.command(context_settings={"show_default": True})
 @click.argument("requests_file", metavar="REQUESTS", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("answers_file", metavar="ANSWERS", type=FILE)
+@click.argument("answers_file", metavar="ANSWERS", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--model", help="Ask this one, whatever the lines say: an adapter, NAME@ALIAS, or the base model.")
-@click.option("--resume", is_flag=True, help="Go on with ANSWERS: send only what was not answered with a 200.")
+@click.option("--resume", is_flag=True, help="Go on with ANSWERS: send those whose custom_id has no 200 there.")
 @click.option("--concurrency", type=click.IntRange(1), default=16, help="Requests kept running.")
 @click.option(
     "--retry-for",
@@ -21,7 +19,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="SECONDS",
     type=click.FloatRange(0),
     default=300.0,
-    help="How long a request is sent again while the server is not there, is full, or a limit is reached.",
+    help="How long a request is sent again while the server is away, full or failing, or a limit is reached.",
 )
 @click.option(
     "--timeout",
@@ -29,7 +27,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="SECONDS",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
-    help="For one answer.",
+    help="For one answer, from when it is asked for.",
 )
 @click.option("--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", help="Server.")
 @click.option("--api-key", envvar=["LORASERVE_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")

@@ -46,7 +46,7 @@ def from_event(error: Any) -> Failure:
         return Failure("stream", body[:MAX_MESSAGE].decode(errors="replace"))
 
 
-def from_exception(error: aiohttp.ClientError) -> Failure:
+def from_exception(error: aiohttp.ClientError | TimeoutError) -> Failure:
     if isinstance(error, TimeoutError):
         return Failure("timeout", f"{type(error).__name__}: {error}")
     return Failure("connection", f"{type(error).__name__}: {error}")

@@ -4,10 +4,11 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 import rich_click as click
@@ -18,15 +19,17 @@ from loraserve.cli.batches.batch_answer import BatchAnswer
 @dataclass(frozen=True, slots=True)
 class AnswersFile:
     path: Path
-    file: BinaryIO
-    answered: frozenset[str]
+    file: FileIO
+    """Without a buffer, which would be written again after a failure."""
+    answered: frozenset[str] = frozenset()
     """By an earlier run: their custom_ids."""
 
     def add(self, answer: BatchAnswer) -> None:
         """It is with the operating system when this returns. Raises `click.ClickException`."""
+        line = memoryview(msgspec.json.encode(answer) + b"\n")
         try:
-            self.file.write(msgspec.json.encode(answer) + b"\n")
-            self.file.flush()
+            while line:
+                line = line[self.file.write(line) :]
         except OSError as error:
             raise click.ClickException(f"{self.path}: {error.strerror}") from error
 
@@ -38,50 +41,94 @@ def open_answers(path: Path, custom_ids: Collection[str], *, resume: bool) -> It
 
     Raises `click.ClickException` if the file cannot be used, or is in use.
     """
-    try:
-        answered = _keep_answered(path, custom_ids) if resume and path.exists() else frozenset[str]()
-        file = path.open("ab" if resume else "xb")
-    except FileExistsError:
-        raise click.ClickException(f"{path} exists: go on with it by --resume, or name another") from None
-    except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from error
+    opening = _go_on(path, custom_ids) if resume and path.exists() else _begin(path)
+    with opening as opened:
+        yield opened
+
+
+@contextmanager
+def _begin(path: Path) -> Iterator[AnswersFile]:
+    if path.exists():
+        _check_regular(path)
+        raise click.ClickException(f"{path} exists: go on with it by --resume, or name another")
+    with _told(path):
+        file = FileIO(path.resolve(), "x")
     with file:
         _lock(file, path)
-        yield AnswersFile(path, file, answered)
+        yield AnswersFile(path, file)
 
 
-def _keep_answered(path: Path, custom_ids: Collection[str]) -> frozenset[str]:
+@contextmanager
+def _go_on(path: Path, custom_ids: Collection[str]) -> Iterator[AnswersFile]:
+    """With a new file in its place, of what is kept. The old one stays locked, for those who have it open already."""
+    _check_regular(path)
+    place = path.resolve()  # a link stays one
+    with _told(path):
+        old = place.open("rb")
+    with old:
+        _lock(old, path)
+        if not os.path.samestat(os.fstat(old.fileno()), place.stat()):
+            raise click.ClickException(f"{path} was written by another process just now")
+        with _told(path):
+            descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        with FileIO(descriptor, "w") as file:
+            try:
+                _lock(file, path)
+                answers = AnswersFile(path, file, _copy_answered(old, file, path, custom_ids))
+                with _told(path):
+                    os.fchmod(descriptor, os.fstat(old.fileno()).st_mode)
+                    os.fsync(descriptor)
+                    os.replace(name, place)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(name)
+                raise
+            yield answers
+
+
+def _check_regular(path: Path) -> None:
+    if not path.is_file():
+        raise click.ClickException(f"{path} is no regular file")
+
+
+def _copy_answered(old: IO[bytes], new: FileIO, path: Path, custom_ids: Collection[str]) -> frozenset[str]:
     answered: set[str] = set()
-    with path.open("rb") as file, tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as kept:
-        try:
-            _lock(file, path)
-            for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n") and (custom_id := _answered(path, number, line, custom_ids)) is not None:
-                    answered.add(custom_id)
-                    kept.write(line)
-            kept.flush()
-            os.fchmod(kept.fileno(), os.fstat(file.fileno()).st_mode)
-            os.replace(kept.name, path)
-        except BaseException:
-            os.unlink(kept.name)
-            raise
+    with _told(path), open(new.fileno(), "wb", closefd=False) as buffered:
+        for number, line in enumerate(old, start=1):
+            if not line.endswith(b"\n"):
+                break
+            answer = _answer_of(line, f"{path}, line {number}", custom_ids)
+            if answer.failure is None:
+                answered.add(answer.custom_id)
+                buffered.write(line)
     return frozenset(answered)
 
 
-def _answered(path: Path, number: int, line: bytes, custom_ids: Collection[str]) -> str | None:
-    """Its custom_id, unless it failed."""
+def _answer_of(line: bytes, place: str, custom_ids: Collection[str]) -> BatchAnswer:
     try:
         answer = msgspec.json.decode(line, type=BatchAnswer)
-    except msgspec.DecodeError as error:
-        raise click.ClickException(f"{path}, line {number} is no answer: {error}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise click.ClickException(f"{place} is no answer: {error}") from error
     if answer.custom_id not in custom_ids:
-        raise click.ClickException(f"{path}, line {number} answers {answer.custom_id!r}, which is not asked")
-    return answer.custom_id if answer.failure is None else None
+        raise click.ClickException(f"{place} answers {answer.custom_id!r}, which is not asked")
+    return answer
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
+def _lock(file: IO[bytes] | FileIO, path: Path) -> None:
     """Until it is closed."""
     try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _told(path):
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise click.ClickException(f"{path} is written by another process") from None
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What the operating system refuses is an error of the command; but not that another process has it."""
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from error

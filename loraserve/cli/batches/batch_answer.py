@@ -25,6 +25,6 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     @property
     def failure(self) -> Failure | None:
         if self.response is None:
-            return self.error
+            return self.error or Failure("no response", "")
         status = self.response.status_code
         return None if status == OK else from_status(status, bytes(self.response.body))

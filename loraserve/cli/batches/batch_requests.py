@@ -12,8 +12,10 @@ from msgspec import Meta, Raw
 
 MAX_SHOWN = 10
 """Of the faults of a file."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Of files that some programs on Windows write."""
 ENDPOINT = re.compile(
-    r"(/adapters/[^/?#\s]+)?/v[12]/"
+    r"(/adapters/[^/?#\s]+)?(/v[12])?/"
     r"(chat/completions|classify|completions|embeddings|messages|rerank|responses|score)"
 )
 
@@ -63,15 +65,21 @@ _DECODER = msgspec.json.Decoder(BatchRequest)
 
 def check_requests(path: Path) -> RequestsFile:
     """Raises `click.ClickException` with the first faults, by line."""
+    if not path.is_file():
+        raise click.ClickException(f"{path} is no file that can be read twice: write the requests to one")
     line_of: dict[str, int] = {}
-    faults: list[str] = []
+    shown: list[str] = []
+    num_faults = 0
     for line in _lines(path):
         fault = _fault(line, line_of)
         if fault is not None:
-            faults.append(f"{path}, line {line.number}: {fault}")
-    if faults:
-        more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []
-        raise click.ClickException("\n".join([*faults[:MAX_SHOWN], *more]))
+            num_faults += 1
+            if num_faults <= MAX_SHOWN:
+                shown.append(f"{path}, line {line.number}: {fault}")
+    if num_faults > MAX_SHOWN:
+        shown.append(f"and {num_faults - MAX_SHOWN:,} more")
+    if shown:
+        raise click.ClickException("\n".join(shown))
     if not line_of:
         raise click.ClickException(f"{path} has no request")
     return RequestsFile(path, frozenset(line_of))
@@ -81,10 +89,12 @@ def _fault(line: _Line, line_of: dict[str, int]) -> str | None:
     """Of a request, which gets its place in line_of if there is none."""
     try:
         request = line.request()
+    except RecursionError:
+        return "it is nested too deep"
     except msgspec.DecodeError as error:
         return str(error)
     if ENDPOINT.fullmatch(request.url) is None:
-        return f"url {request.url!r} is no path that answers, such as /v1/chat/completions"
+        return f"url {request.url!r} is no endpoint that answers, such as /v1/chat/completions"
     if bytes(request.body.get("stream", b"false")) not in (b"false", b"null"):
         return "stream must be false: answers are written whole"
     first = line_of.setdefault(request.custom_id, line.number)
@@ -95,5 +105,7 @@ def _lines(path: Path) -> Iterator[_Line]:
     """Those that are not blank."""
     with path.open("rb") as file:
         for number, content in enumerate(file, start=1):
+            if number == 1:
+                content = content.removeprefix(BYTE_ORDER_MARK)
             if not content.isspace():
                 yield _Line(number, content)

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import rich_click as click
@@ -11,8 +11,11 @@ import uvloop
 
 from loraserve.cli.async_http_client import async_http_client, fetch, without_user
 from loraserve.cli.batches.answers_file import AnswersFile, open_answers
+from loraserve.cli.batches.batch_answer import BatchAnswer
 from loraserve.cli.batches.batch_requests import RequestsFile, check_requests
+from loraserve.cli.batches.dispatch import Dispatch
 from loraserve.cli.batches.sender import Sender
+from loraserve.cli.failure import Failure
 from loraserve.cli.interruption import SIGNAL_STATUS, ended_by_signals
 from loraserve.cli.request_progress import request_progress
 from loraserve.cli.serve.open_files import raise_soft_limit
@@ -34,71 +37,85 @@ class BatchSettings:
 
 @dataclass(slots=True)
 class _Outcome:
+    num_requests: int
     num_answered: int
-    failures: Counter[str]
+    failures: Counter[str] = field(default_factory=Counter[str])
+    stopped_by: Failure | None = None
     interrupted_by: signal.Signals | None = None
+
+    @property
+    def num_left(self) -> int:
+        """That were not sent to their end."""
+        return self.num_requests - self.num_answered - self.failures.total()
 
 
 def run_batch(settings: BatchSettings) -> int:
-    """Returns the exit code. Raises `click.ClickException` before anything is sent, or if answers cannot be written."""
+    """Returns the exit code. Raises `click.ClickException` if requests or the server cannot be used, before anything is
+    sent, and if answers cannot be written."""
     raise_soft_limit()
-    requests = check_requests(settings.requests_file)
     try:
+        requests = check_requests(settings.requests_file)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             outcome = runner.run(_send(settings, requests))
     except KeyboardInterrupt:
         return SIGNAL_STATUS + signal.SIGINT
-    return _report(outcome, len(requests.custom_ids))
+    click.echo(_told(outcome), err=True)
+    if outcome.interrupted_by is not None:
+        return SIGNAL_STATUS + outcome.interrupted_by
+    return 0 if outcome.num_answered == outcome.num_requests else 1
 
 
 async def _send(settings: BatchSettings, requests: RequestsFile) -> _Outcome:
     headers = {} if settings.tenant is None else {"x-tenant": settings.tenant}
-    async with async_http_client(
-        settings.url, settings.api_key, headers=headers, timeout_s=settings.timeout_s
-    ) as client:
+    async with async_http_client(settings.url, settings.api_key, headers) as client:
         await fetch(client, without_user(settings.url), "v1/models")  # raises if nobody is there, or the key is wrong
-        sender = Sender(client, settings.model, settings.retry_for_s)
+        sender = Sender(client, settings.model, settings.timeout_s)
         with open_answers(settings.answers_file, requests.custom_ids, resume=settings.resume) as answers:
-            return await _send_waiting(sender, settings.concurrency, requests, answers)
+            return await _send_waiting(sender, settings, requests, answers)
 
 
-async def _send_waiting(sender: Sender, concurrency: int, requests: RequestsFile, answers: AnswersFile) -> _Outcome:
+async def _send_waiting(
+    sender: Sender, settings: BatchSettings, requests: RequestsFile, answers: AnswersFile
+) -> _Outcome:
     """Those that no earlier run has answered."""
-    outcome = _Outcome(len(answers.answered), Counter())
-    waiting = (request for request in requests.requests() if request.custom_id not in answers.answered)
+    outcome = _Outcome(len(requests.custom_ids), len(answers.answered))
     with request_progress() as bars:
-        bar = bars.add_task("requests", total=len(requests.custom_ids), completed=outcome.num_answered, failed="")
+        bar = bars.add_task("requests", total=outcome.num_requests, completed=outcome.num_answered, failed="")
 
-        async def keep_sending() -> None:
-            for request in waiting:
-                answer = await sender.answer_to(request)
-                answers.add(answer)
-                if answer.failure is None:
-                    outcome.num_answered += 1
-                else:
-                    outcome.failures[answer.failure.code] += 1
-                num_failed = outcome.failures.total()
-                bars.update(bar, advance=1, failed=f"{num_failed} failed" if num_failed else "")
+        def keep(answer: BatchAnswer) -> None:
+            answers.add(answer)
+            if answer.failure is None:
+                outcome.num_answered += 1
+            else:
+                outcome.failures[answer.failure.code] += 1
+            num_failed = outcome.failures.total()
+            bars.update(bar, advance=1, failed=f"{num_failed:,} failed" if num_failed else "")
 
+        dispatch = Dispatch(
+            sender.send,
+            (request for request in requests.requests() if request.custom_id not in answers.answered),
+            keep,
+            concurrency=min(settings.concurrency, outcome.num_requests),
+            retry_for_s=settings.retry_for_s,
+        )
         with ended_by_signals() as interruption:
             try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(concurrency, len(requests.custom_ids))):
-                        group.create_task(keep_sending())
+                await dispatch.run()
             except* click.ClickException as errors:
                 raise errors.exceptions[0] from None
+    outcome.stopped_by = dispatch.stopped_by.failure if dispatch.stopped_by else None
     outcome.interrupted_by = interruption.by
     return outcome
 
 
-def _report(outcome: _Outcome, num_requests: int) -> int:
-    num_failed = outcome.failures.total()
-    codes = ", ".join(f"{count:,} {code}" for code, count in outcome.failures.most_common())
-    told = f"{outcome.num_answered:,} of {num_requests:,} answered"
-    told += f", {num_failed:,} failed ({codes})" if num_failed else ""
-    if outcome.num_answered < num_requests:
-        told += "; --resume sends what is left"
-    click.echo(told, err=True)
-    if outcome.interrupted_by is not None:
-        return SIGNAL_STATUS + outcome.interrupted_by
-    return 1 if num_failed else 0
+def _told(outcome: _Outcome) -> str:
+    told = f"{outcome.num_answered:,} of {outcome.num_requests:,} answered"
+    if num_failed := outcome.failures.total():
+        told += f", {num_failed:,} failed ({', '.join(f'{n:,} {code}' for code, n in outcome.failures.most_common())})"
+    if outcome.stopped_by is not None and outcome.num_left:
+        told += f"; it ends here, as others would fail in the same way ({outcome.stopped_by.message})"
+    elif outcome.num_left and outcome.interrupted_by is None:
+        told += "; the file of requests has changed meanwhile"
+    if outcome.num_answered < outcome.num_requests:
+        told += "; --resume sends what is left" if outcome.num_left else "; --resume sends those again"
+    return told

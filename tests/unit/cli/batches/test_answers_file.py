@@ -1,4 +1,6 @@
+import fcntl
 import os
+import re
 import stat
 from collections.abc import Collection
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 import rich_click as click
 from msgspec import Raw
 
-from loraserve.cli.batches.answers_file import AnswersFile, open_answers
+from loraserve.cli.batches.answers_file import open_answers
 from loraserve.cli.batches.batch_answer import BatchAnswer, BatchResponse
 from loraserve.cli.failure import Failure
 
@@ -117,9 +119,59 @@ def test_a_place_that_cannot_be_written_is_told(resume: bool, tmp_path: Path) ->
     assert refusal(path, resume=resume) == f"{path}: No such file or directory"
 
 
-def test_a_full_disk_is_told() -> None:
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
-    with full.open("wb", buffering=0) as file, pytest.raises(click.ClickException, match="No space left"):
-        AnswersFile(full, file, frozenset()).add(answer("a"))
+    path = tmp_path / "answers.jsonl"
+    with open_answers(path, IDS, resume=False) as opened:
+        opened.add(answer("a"))
+        with full.open("wb") as file:
+            os.dup2(file.fileno(), opened.file.fileno())
+        with pytest.raises(click.ClickException, match=re.escape(f"{path}: No space left on device")):
+            opened.add(answer("b"))
+    assert add(path, resume=True) == {"a"}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_file_is_left_alone(kind: str, resume: bool, tmp_path: Path) -> None:
+    path = Path("/dev/null") if kind == "device" else tmp_path / "answers.jsonl"
+    if kind == "folder":
+        path.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    before = path.stat().st_mode
+    assert refusal(path, resume=resume) == f"{path} is no regular file"
+    assert path.stat().st_mode == before
+
+
+def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, path = tmp_path / "link", tmp_path / "there" / "answers.jsonl"
+    link.symlink_to(path)
+    add(link, answer("a"))
+    assert add(link, answer("b"), resume=True) == {"a"}
+    assert link.is_symlink()
+    assert add(path, resume=True) == {"a", "b"}
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "answers.jsonl"
+    add(path, answer("a"))
+    lock = fcntl.flock
+
+    def lock_late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        add(path, answer("b"), resume=True)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    assert "was written by another process just now" in refusal(path)
+    assert add(path, resume=True) == {"a", "b"}
+
+
+def test_an_answer_without_response_and_error_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"id":"x","custom_id":"a","response":null,"error":null}\n')
+    assert add(path, resume=True) == frozenset()

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def test_another_model_takes_the_place_of_the_lines(tmp_path: Path) -> None:
     [
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
         *("/v1/classify", "/v1/score", "/v1/rerank", "/v2/rerank", "/adapters/sql/v1/chat/completions"),
+        *("/classify", "/score", "/rerank", "/adapters/sql/rerank"),
     ],
 )
 def test_whatever_answers_may_be_asked(url: str, tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_whatever_answers_may_be_asked(url: str, tmp_path: Path) -> None:
     ],
 )
 def test_nothing_else_may(url: str, tmp_path: Path) -> None:
-    assert f"line 1: url {url!r} is no path that answers" in fault(tmp_path, {**LINE, "url": url})
+    assert f"line 1: url {url!r} is no endpoint that answers" in fault(tmp_path, {**LINE, "url": url})
 
 
 @pytest.mark.parametrize(
@@ -103,9 +105,28 @@ def test_the_first_faults_are_listed(tmp_path: Path) -> None:
     assert told[-1] == "and 2 more"
 
 
+def test_what_is_nested_too_deep_is_told(tmp_path: Path) -> None:
+    body = '{"a":' + "[" * 10**5 + "]" * 10**5 + "}"
+    assert fault(tmp_path, f'{{"custom_id":"a","url":"/v1/completions","body":{body}}}').endswith("nested too deep")
+
+
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_a_file_without_requests_is_refused(content: str, tmp_path: Path) -> None:
     assert "has no request" in fault(tmp_path, *content.splitlines())
+
+
+def test_a_byte_order_mark_is_none_of_a_line(tmp_path: Path) -> None:
+    path = written(tmp_path, LINE)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    found = check_requests(path)
+    assert [request.custom_id for request in found.requests()] == ["a"]
+
+
+def test_what_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(click.ClickException, match="no file that can be read twice"):
+        check_requests(pipe)
 
 
 def test_lines_that_change_after_the_check_are_told(tmp_path: Path) -> None:

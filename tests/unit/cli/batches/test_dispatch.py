@@ -1,0 +1,211 @@
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+from msgspec import Raw
+
+from loraserve.cli.batches import dispatch as module
+from loraserve.cli.batches.batch_answer import BatchAnswer, BatchResponse
+from loraserve.cli.batches.batch_requests import BatchRequest
+from loraserve.cli.batches.dispatch import GROW_AFTER, MAX_PAUSE_S, Dispatch
+from loraserve.cli.batches.sender import Attempt
+from loraserve.cli.failure import Failure
+
+AWAY = -1
+"""Instead of a status: nobody answered."""
+
+
+def attempt(request: BatchRequest, status: int = 200, retry_after_s: float | None = None) -> Attempt:
+    if status == AWAY:
+        return Attempt(BatchAnswer("x", request.custom_id, None, Failure("connection", "refused")))
+    answer = BatchAnswer("x", request.custom_id, BatchResponse(status, "", Raw(b"{}")))
+    return Attempt(answer, status, retry_after_s)
+
+
+class Clock:
+    """Time passes where there is a pause, and not otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        self.pauses_s: list[float] = []
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=self._sleep, TaskGroup=asyncio.TaskGroup))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+        self.now_s += seconds
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def requests(count: int) -> Iterator[BatchRequest]:
+    return (BatchRequest(f"r{i}", "/v1/completions", {}) for i in range(count))
+
+
+def dispatched(
+    send: Callable[[BatchRequest], Awaitable[Attempt]], count: int = 1, concurrency: int = 1, retry_for_s: float = 300.0
+) -> tuple[list[BatchAnswer], BatchAnswer | None]:
+    """All answers, and what stopped it."""
+    answers: list[BatchAnswer] = []
+    dispatch = Dispatch(send, requests(count), answers.append, concurrency=concurrency, retry_for_s=retry_for_s)
+    asyncio.run(dispatch.run())
+    return answers, dispatch.stopped_by
+
+
+def in_turn(*statuses: int, retry_after_s: float | None = None) -> Callable[[BatchRequest], Awaitable[Attempt]]:
+    """The last one again and again."""
+    left = list(statuses)
+
+    async def send(request: BatchRequest) -> Attempt:
+        return attempt(request, left.pop(0) if len(left) > 1 else left[0], retry_after_s)
+
+    return send
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 8])
+def test_so_many_run_at_a_time_and_each_is_answered_once(concurrency: int) -> None:
+    running, most = 0, 0
+
+    async def send(request: BatchRequest) -> Attempt:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return attempt(request)
+
+    answers, stopped_by = dispatched(send, 20, concurrency)
+    assert sorted(answer.custom_id for answer in answers) == sorted(f"r{i}" for i in range(20))
+    assert (most, stopped_by) == (concurrency, None)
+
+
+@pytest.mark.parametrize("status", [AWAY, 408, 429, 500, 503])
+def test_what_may_pass_is_sent_again_after_growing_pauses(status: int, clock: Clock) -> None:
+    (answer,), stopped_by = dispatched(in_turn(*[status] * 8, 200))
+    assert (answer.failure, stopped_by) == (None, None)
+    assert 0.25 <= clock.pauses_s[0] <= 0.5 <= clock.pauses_s[1] <= 1
+    assert all(MAX_PAUSE_S / 2 <= pause_s <= MAX_PAUSE_S for pause_s in clock.pauses_s[4:])
+    assert len(clock.pauses_s) == 8
+
+
+def test_a_servers_pause_is_kept(clock: Clock) -> None:
+    dispatched(in_turn(503, 200, retry_after_s=7))
+    (pause_s,) = clock.pauses_s
+    assert 7 <= pause_s <= 7.5
+
+
+def test_what_may_not_pass_is_a_failure_at_once(clock: Clock) -> None:
+    answers, stopped_by = dispatched(in_turn(400, 404, 200), 3)
+    assert [answer.failure is None for answer in answers] == [False, False, True]
+    assert (clock.pauses_s, stopped_by) == ([], None)
+
+
+def test_a_request_that_alone_fails_is_given_up_and_holds_up_no_other(clock: Clock) -> None:
+    async def send(request: BatchRequest) -> Attempt:
+        return attempt(request, 500 if request.custom_id == "r0" else 200)
+
+    answers, stopped_by = dispatched(send, 5000, 2, retry_for_s=20)
+    failed = [answer.custom_id for answer in answers if answer.failure]
+    assert (failed, len(answers), stopped_by) == (["r0"], 5000, None)
+    assert sum(clock.pauses_s) <= 20
+
+
+def test_time_counts_from_the_first_failure(clock: Clock) -> None:
+    statuses = iter([AWAY, 200])
+
+    async def send(request: BatchRequest) -> Attempt:
+        clock.now_s += 1000  # a long answer
+        return attempt(request, next(statuses))
+
+    (answer,), _ = dispatched(send)
+    assert answer.failure is None
+
+
+def test_nothing_new_is_sent_where_nobody_answers(clock: Clock) -> None:
+    sent: Counter[str] = Counter()
+
+    async def send(request: BatchRequest) -> Attempt:
+        sent[request.custom_id] += 1
+        return attempt(request, AWAY)
+
+    answers, stopped_by = dispatched(send, 1000, 4, retry_for_s=60)
+    assert stopped_by in answers
+    assert len(answers) <= len(sent) == 4
+    assert clock.now_s - 1000 <= 4 * 60
+
+
+def test_a_pause_that_is_too_long_ends_it(clock: Clock) -> None:
+    answers, stopped_by = dispatched(in_turn(429, retry_after_s=3600), 1000)
+    assert answers == [stopped_by]
+    assert clock.pauses_s == []
+
+
+def test_a_key_that_is_no_longer_accepted_ends_it() -> None:
+    answers, stopped_by = dispatched(in_turn(200, 401), 1000)
+    assert [answer.failure is None for answer in answers] == [True, False]
+    assert stopped_by is answers[-1]
+
+
+@pytest.mark.parametrize("status", [AWAY, 429, 503])
+def test_without_retries_each_is_sent_once(status: int, clock: Clock) -> None:
+    answers, stopped_by = dispatched(in_turn(status), 50, 4, retry_for_s=0)
+    assert len(answers) == 50
+    assert (clock.pauses_s, stopped_by) == ([], None)
+
+
+class Limited:
+    """A server that runs so many at a time, and refuses others."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.running, self.most = limit, 0, 0
+        self.num_refused = 0
+
+    async def send(self, request: BatchRequest) -> Attempt:
+        if self.running >= self.limit:
+            self.num_refused += 1
+            return attempt(request, 429, 1.0)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.running -= 1
+        return attempt(request)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_under_a_limit_none_fails_and_few_are_refused(limit: int, clock: Clock) -> None:
+    server = Limited(limit)
+    answers, stopped_by = dispatched(server.send, 400, 16, retry_for_s=2)
+    assert stopped_by is None
+    assert [answer.failure for answer in answers] == [None] * 400
+    assert server.most == limit
+    assert server.num_refused <= 16 + 400 / GROW_AFTER + 1
+    assert sum(clock.pauses_s) <= 3
+
+
+def test_as_many_as_before_run_once_a_limit_is_gone() -> None:
+    server = Limited(1)
+
+    async def send(request: BatchRequest) -> Attempt:
+        if request.custom_id == "r20":
+            server.limit, server.most = 100, 0
+        return await server.send(request)
+
+    answers, _ = dispatched(send, 400, 8)
+    assert len(answers) == 400
+    assert server.most == 8
+
+
+def test_what_the_file_raises_ends_it() -> None:
+    def full(_: BatchAnswer) -> None:
+        raise RuntimeError("full")
+
+    dispatch = Dispatch(in_turn(200), requests(9), full, concurrency=1, retry_for_s=0)
+    with pytest.RaisesGroup(RuntimeError):
+        asyncio.run(dispatch.run())
