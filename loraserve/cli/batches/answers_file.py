@@ -51,7 +51,7 @@ def _begin(path: Path) -> Iterator[AnswersFile]:
     if path.exists():
         _check_regular(path)
         raise click.ClickException(f"{path} exists: go on with it by --resume, or name another")
-    with _told(path):
+    with _as_command_error(path):
         file = FileIO(path.resolve(), "x")
     with file:
         _lock(file, path)
@@ -63,19 +63,19 @@ def _go_on(path: Path, custom_ids: Collection[str]) -> Iterator[AnswersFile]:
     """With a new file in its place, of what is kept. The old one stays locked, for those who have it open already."""
     _check_regular(path)
     place = path.resolve()  # a link stays one
-    with _told(path):
+    with _as_command_error(path):
         old = place.open("rb")
     with old:
         _lock(old, path)
         if not os.path.samestat(os.fstat(old.fileno()), place.stat()):
             raise click.ClickException(f"{path} was written by another process just now")
-        with _told(path):
+        with _as_command_error(path):
             descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
         with FileIO(descriptor, "w") as file:
             try:
                 _lock(file, path)
                 answers = AnswersFile(path, file, _copy_answered(old, file, path, custom_ids))
-                with _told(path):
+                with _as_command_error(path):
                     os.fchmod(descriptor, os.fstat(old.fileno()).st_mode)
                     os.fsync(descriptor)
                     os.replace(name, place)
@@ -93,12 +93,12 @@ def _check_regular(path: Path) -> None:
 
 def _copy_answered(old: IO[bytes], new: FileIO, path: Path, custom_ids: Collection[str]) -> frozenset[str]:
     answered: set[str] = set()
-    with _told(path), open(new.fileno(), "wb", closefd=False) as buffered:
+    with _as_command_error(path), open(new.fileno(), "wb", closefd=False) as buffered:
         for number, line in enumerate(old, start=1):
             if not line.endswith(b"\n"):
                 break
             answer = _answer_of(line, f"{path}, line {number}", custom_ids)
-            if answer.failure is None:
+            if answer.failure is None and answer.custom_id not in answered:
                 answered.add(answer.custom_id)
                 buffered.write(line)
     return frozenset(answered)
@@ -117,14 +117,14 @@ def _answer_of(line: bytes, place: str, custom_ids: Collection[str]) -> BatchAns
 def _lock(file: IO[bytes] | FileIO, path: Path) -> None:
     """Until it is closed."""
     try:
-        with _told(path):
+        with _as_command_error(path):
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise click.ClickException(f"{path} is written by another process") from None
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_command_error(path: Path) -> Iterator[None]:
     """What the operating system refuses is an error of the command; but not that another process has it."""
     try:
         yield
