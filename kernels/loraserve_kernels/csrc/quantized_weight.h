@@ -1,7 +1,7 @@
 /* Packed weights in fewer bits than their dtype has: multiples of scales.
  *
  * Rows in bfloat16 multiply them as integers where the CPU multiplies int16, also where it multiplies bfloat16 or has AMX, see
- * row_tiles.h and amx_bytes.c; elsewhere, and in float32, they are widened to floats.
+ * int16_products.c and amx_bytes.c; elsewhere, and in float32, they are widened to floats.
  *
  * INT8: a byte each, and a scale for each output.
  *

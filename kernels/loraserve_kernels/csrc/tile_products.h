@@ -8,6 +8,7 @@
 
 #define MAX_TILE_SUMS 16
 #define MAX_TILE_PANELS 4
+#define MAX_TILE_ROWS 8
 
 /* A stretch of the depth of some panels, times a tile of x from one of its rows on. */
 struct product {
@@ -27,7 +28,7 @@ struct product {
 typedef void multiply_tile(float *sums, const struct product *product);
 
 /* By rows and panels; NULL where no tile has so many. */
-typedef multiply_tile *tile_products[9][MAX_TILE_PANELS + 1];
+typedef multiply_tile *tile_products[MAX_TILE_ROWS + 1][MAX_TILE_PANELS + 1];
 
 /* format: of what the first tile of rows widens, and the rest finds widened; PLAIN = nothing is. */
 const tile_products *float_products(enum weight_format format, bool is_first, enum dtype dtype);
@@ -60,7 +61,7 @@ const tile_products *int16_products(enum weight_format format, bool is_first);
     TILE(2, 1, __VA_ARGS__)
 #endif
 
-/* NOTE: functions of their own, with nothing but the loop: inlined, GCC 12 keeps the sums on the stack, which takes twice
+/* NOTE: functions of their own, only called by the table, with nothing but the loop: inlined, GCC 12 keeps the sums on the stack, which takes twice
  * as long. */
 #define TILE_FUNCTION(rows, panels, name, multiplies, ...)                                                            \
     static void name##_##rows##x##panels(float *sums, const struct product *product)                                  \
