@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import BaseTestServer, TestServer
 
 from tests.support.server_process import WAIT_S, command, environment
 
@@ -56,7 +56,7 @@ class SlowServer:
         return app
 
 
-async def start_batch(server: TestServer, folder: Path, *options: str) -> Process:
+async def start_batch(server: BaseTestServer, folder: Path, *options: str) -> Process:
     files = str(folder / "requests.jsonl"), str(folder / "answers.jsonl")
     words = command("batch", *files, "--url", str(server.make_url("/")), "--concurrency", str(CONCURRENCY), *options)
     return await asyncio.create_subprocess_exec(
@@ -141,3 +141,45 @@ def test_a_second_run_says_how_to_go_on(folder: Path) -> None:
     assert status == 1
     assert "--resume" in told
     assert sorted(answers_in(folder)) == ALL_ANSWERS
+
+
+def test_nothing_more_is_sent_once_the_server_is_gone(folder: Path) -> None:
+    async def stop() -> tuple[int | None, str]:
+        slow = SlowServer(NUM_ANSWERED)
+        async with TestServer(slow.app()) as server:
+            batch = await start_batch(server, folder, "--retry-for", "1")
+            await asyncio.wait_for(slow.is_full.wait(), WAIT_S)
+            slow.breaks_off.set()
+        return await ended(batch)
+
+    status, told = asyncio.run(stop())
+    assert status == 1
+    assert f"{NUM_ANSWERED} of {NUM_REQUESTS} answered, " in told
+    assert "it ends here, as others would fail in the same way" in told
+    assert "--resume sends what is left" in told
+    lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    failed = [line["error"]["code"] for line in lines if line["error"]]
+    assert set(failed) == {"connection"}
+    assert len(failed) < NUM_REQUESTS - NUM_ANSWERED
+
+
+def test_requests_that_change_meanwhile_are_told(folder: Path) -> None:
+    """More of them than are read at a time."""
+    requests = folder / "requests.jsonl"
+    padded = {"url": "/v1/completions", "body": {"prompt": "x" * 10_000}}
+    requests.write_text("".join(json.dumps({"custom_id": f"r{i}", **padded}) + "\n" for i in range(50)))
+
+    async def change() -> tuple[int | None, str]:
+        slow = SlowServer(1)
+        async with TestServer(slow.app()) as server:
+            batch = await start_batch(server, folder)
+            await asyncio.wait_for(slow.is_full.wait(), WAIT_S)
+            requests.write_text("{}\n")
+            slow.breaks_off.set()
+            slow.num_answered = 100
+            return await ended(batch)
+
+    status, told = asyncio.run(change())
+    assert status == 1
+    assert "changed" in told
+    assert "Traceback" not in told

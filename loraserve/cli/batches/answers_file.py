@@ -107,7 +107,7 @@ def _copy_answered(old: IO[bytes], new: FileIO, path: Path, custom_ids: Collecti
 def _answer_of(line: bytes, place: str, custom_ids: Collection[str]) -> BatchAnswer:
     try:
         answer = msgspec.json.decode(line, type=BatchAnswer)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise click.ClickException(f"{place} is no answer: {error}") from error
     if answer.custom_id not in custom_ids:
         raise click.ClickException(f"{place} answers {answer.custom_id!r}, which is not asked")

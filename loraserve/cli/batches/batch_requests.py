@@ -43,11 +43,11 @@ class RequestsFile:
 
     def requests(self) -> Iterator[BatchRequest]:
         """Raises `click.ClickException` where they have changed so much that they are none."""
-        for line in _lines(self.path):
-            try:
+        try:
+            for line in _lines(self.path):
                 yield line.request()
-            except msgspec.DecodeError as error:
-                raise click.ClickException(f"{self.path}, line {line.number} has changed: {error}") from error
+        except (ValueError, OSError) as error:
+            raise click.ClickException(f"{self.path} has changed: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,12 @@ class _Line:
     content: bytes
 
     def request(self) -> BatchRequest:
-        """Raises `msgspec.DecodeError`."""
-        return _DECODER.decode(self.content)
+        """Raises `ValueError`."""
+        try:
+            self.content.decode()  # also what is not looked at any further
+            return _DECODER.decode(self.content)
+        except RecursionError:
+            raise ValueError("it is nested too deep") from None
 
 
 _DECODER = msgspec.json.Decoder(BatchRequest)
@@ -89,9 +93,7 @@ def _fault(line: _Line, line_of: dict[str, int]) -> str | None:
     """Of a request, which gets its place in line_of if there is none."""
     try:
         request = line.request()
-    except RecursionError:
-        return "it is nested too deep"
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         return str(error)
     if ENDPOINT.fullmatch(request.url) is None:
         return f"url {request.url!r} is no endpoint that answers, such as /v1/chat/completions"

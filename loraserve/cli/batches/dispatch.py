@@ -1,6 +1,7 @@
 """Which request of a batch is sent next, how many run at a time, and when one is given up."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,21 +10,26 @@ from random import uniform
 
 from loraserve.cli.batches.batch_answer import BatchAnswer
 from loraserve.cli.batches.batch_requests import BatchRequest
-from loraserve.cli.batches.sender import NO_KEY, REFUSED, Attempt
+from loraserve.cli.batches.sender import Attempt, Trouble
 
 FIRST_PAUSE_S = 0.5
 """Doubled each time, where the server does not say how long."""
 MAX_PAUSE_S = 8.0
+MAX_ERRORS = 3
+"""Of the server's own, after which a request has failed."""
 GROW_AFTER = 16
-"""Answers without a refusal, after which one more runs at a time, as long as there were more."""
+"""Answers since the last refusal, after which one request more runs at a time, up to the concurrency."""
 
 
 @dataclass(slots=True)
 class _Waiting:
     request: BatchRequest
     num_failures: int = 0
+    num_errors: int = 0
+    """Of the failures, the server's own."""
     failed_since_s: float = 0.0
-    """Its first failure."""
+    """Its first failure; once it was refused, the last answer that any got, if that was later."""
+    was_refused: bool = False
 
 
 class Dispatch:
@@ -44,7 +50,7 @@ class Dispatch:
     ) -> None:
         """on_answer: gets each once, also those of requests that were given up."""
         self.stopped_by: BatchAnswer | None = None
-        """After which nothing new was sent, as it would have met the same."""
+        """After which nothing was sent any more, as it would have met the same."""
         self._send = send
         self._requests = requests
         self._again: deque[_Waiting] = deque()
@@ -54,7 +60,9 @@ class Dispatch:
         self._num_workers = 0
         self._since_refusal = 0
         """Answers."""
+        self._given_up_since_answer = 0
         self._last_answer_s = float("-inf")
+        self._stopped = asyncio.Event()
 
     async def run(self) -> None:
         """Until all are answered or given up, or it stops. Raises a group of what `requests` and `on_answer` raise."""
@@ -69,53 +77,65 @@ class Dispatch:
     async def _work(self, group: asyncio.TaskGroup) -> None:
         while (waiting := self._next()) is not None:
             attempt = await self._send(waiting.request)
-            pause_s = self._pause_s(waiting, attempt)
+            pause_s = self._after_failure(waiting, attempt) if attempt.trouble else None
             if pause_s is None:
-                self._keep(waiting, attempt)
+                self._on_answer(attempt.answer)
+                self._count(attempt)
                 if self._num_workers < self._concurrency and self._since_refusal >= GROW_AFTER:
                     self._since_refusal = 0
                     self._begin_worker(group)
                 continue
-            if attempt.status == REFUSED:
+            if attempt.trouble is Trouble.REFUSED:
                 self._since_refusal = 0
                 if self._num_workers > 1:
                     self._again.append(waiting)  # for whoever has an answer next
                     break
-            await asyncio.sleep(pause_s)
+            await self._pause(pause_s)
             self._again.append(waiting)
         self._num_workers -= 1
 
     def _next(self) -> _Waiting | None:
-        if self.stopped_by is not None:
+        if self._stopped.is_set():
             return None
         if self._again:
             return self._again.popleft()
         request = next(self._requests, None)
         return None if request is None else _Waiting(request)
 
-    def _pause_s(self, waiting: _Waiting, attempt: Attempt) -> float | None:
-        """Before it is sent again; None if it is not."""
-        if not attempt.may_pass:
-            return None
+    def _after_failure(self, waiting: _Waiting, attempt: Attempt) -> float | None:
+        """Counts it; how long to pause before the request is sent again, None if it is given up."""
         now_s = time.monotonic()
         if waiting.num_failures == 0:
             waiting.failed_since_s = now_s
+        waiting.was_refused |= attempt.trouble is Trouble.REFUSED
+        if waiting.was_refused:  # its turn comes, as long as others have theirs
+            waiting.failed_since_s = max(waiting.failed_since_s, self._last_answer_s)
         # Not all at once: those that failed together would fail together again.
         if attempt.retry_after_s is None:
             pause_s = uniform(0.5, 1) * min(FIRST_PAUSE_S * 2**waiting.num_failures, MAX_PAUSE_S)
         else:
             pause_s = attempt.retry_after_s + uniform(0, FIRST_PAUSE_S)
         waiting.num_failures += 1
-        since_s = waiting.failed_since_s
-        if attempt.status == REFUSED:  # its turn comes, as long as others have theirs
-            since_s = max(since_s, self._last_answer_s)
-        return pause_s if now_s + pause_s <= since_s + self._retry_for_s else None
+        waiting.num_errors += attempt.trouble is Trouble.ERROR
+        if waiting.num_errors >= MAX_ERRORS:
+            return None
+        return pause_s if now_s + pause_s <= waiting.failed_since_s + self._retry_for_s else None
 
-    def _keep(self, waiting: _Waiting, attempt: Attempt) -> None:
-        self._on_answer(attempt.answer)
-        if not attempt.may_pass:
+    def _count(self, attempt: Attempt) -> None:
+        """What has its last answer. Stops where the next would meet the same: no key, or nobody answers any more."""
+        if attempt.trouble in (None, Trouble.ERROR):
             self._last_answer_s = time.monotonic()
             self._since_refusal += 1
-        is_away = attempt.may_pass and self._retry_for_s > 0 and self._last_answer_s < waiting.failed_since_s
-        if is_away or attempt.status == NO_KEY:
-            self.stopped_by = self.stopped_by or attempt.answer
+            self._given_up_since_answer = 0
+            is_over = attempt.has_no_key
+        else:
+            self._given_up_since_answer += 1
+            is_over = self._retry_for_s > 0 and self._given_up_since_answer >= max(2, self._num_workers)
+        if is_over and self.stopped_by is None:
+            self.stopped_by = attempt.answer
+            self._stopped.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter if it stops."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)

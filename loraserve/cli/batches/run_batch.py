@@ -99,10 +99,13 @@ async def _send_waiting(
             retry_for_s=settings.retry_for_s,
         )
         with ended_by_signals() as interruption:
+            failure = None
             try:
                 await dispatch.run()
             except* click.ClickException as errors:
-                raise errors.exceptions[0] from None
+                failure = errors.exceptions[0]
+            if failure is not None:  # not in the clause, where Python 3.11.3 wraps it again
+                raise failure
     outcome.stopped_by = dispatch.stopped_by.failure if dispatch.stopped_by else None
     outcome.interrupted_by = interruption.by
     return outcome

@@ -1,6 +1,7 @@
 """Sends a request of a batch once, and makes a line of answers of what comes."""
 
 from dataclasses import dataclass
+from enum import Enum
 from uuid import uuid4
 
 import aiohttp
@@ -13,8 +14,17 @@ from loraserve.cli.batches.batch_requests import BatchRequest
 from loraserve.cli.failure import MAX_MESSAGE, Failure, from_exception
 
 JSON_BODY = {"content-type": "application/json"}
-REFUSED = 429
-NO_KEY = 401
+
+
+class Trouble(Enum):
+    """Why a request may be answered later that was not now."""
+
+    AWAY = "away"
+    """Nobody answers, or nobody behind a proxy, or not in time."""
+    REFUSED = "refused"
+    """429: there are too many."""
+    ERROR = "error"
+    """The server's own, which may well be of this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +36,19 @@ class Attempt:
     """That the server asks to wait."""
 
     @property
-    def may_pass(self) -> bool:
-        """Whether the same request may be answered later."""
-        return self.status is None or self.status in (408, REFUSED) or self.status >= 500
+    def trouble(self) -> Trouble | None:
+        """None: this is the answer."""
+        match self.status:
+            case None | 408 | 502 | 503 | 504:
+                return Trouble.AWAY
+            case 429:
+                return Trouble.REFUSED
+            case status:
+                return Trouble.ERROR if status >= 500 else None
+
+    @property
+    def has_no_key(self) -> bool:
+        return self.status == 401
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,22 @@ def test_a_file_without_requests_is_refused(content: str, tmp_path: Path) -> Non
     assert "has no request" in fault(tmp_path, *content.splitlines())
 
 
+@pytest.mark.parametrize("place", ["custom_id", "url", "body"])
+def test_what_is_not_utf_8_is_told(place: str, tmp_path: Path) -> None:
+    line = {**LINE, "body": {"model": "m", "prompt": "XX"}}
+    path = written(tmp_path, line if place == "body" else {**line, place: "XX"})
+    path.write_bytes(path.read_bytes().replace(b"XX", b"\xfc"))
+    with pytest.raises(click.ClickException, match=r"line 1: .*utf-8.* can't decode byte 0xfc"):
+        check_requests(path)
+
+
+def test_requests_that_are_gone_after_the_check_are_told(tmp_path: Path) -> None:
+    found = check_requests(written(tmp_path, LINE))
+    found.path.unlink()
+    with pytest.raises(click.ClickException, match=r"has changed: .*No such file"):
+        list(found.requests())
+
+
 def test_a_byte_order_mark_is_none_of_a_line(tmp_path: Path) -> None:
     path = written(tmp_path, LINE)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
@@ -132,5 +148,5 @@ def test_what_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
 def test_lines_that_change_after_the_check_are_told(tmp_path: Path) -> None:
     found = check_requests(written(tmp_path, LINE))
     written(tmp_path, "{")
-    with pytest.raises(click.ClickException, match="line 1 has changed"):
+    with pytest.raises(click.ClickException, match="has changed: "):
         list(found.requests())

@@ -30,13 +30,14 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
         self.pauses_s: list[float] = []
-        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=self._sleep, TaskGroup=asyncio.TaskGroup))
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
-    async def _sleep(self, seconds: float) -> None:
-        self.pauses_s.append(seconds)
-        self.now_s += seconds
-        await asyncio.sleep(0)
+        async def pause(_: Dispatch, seconds: float) -> None:
+            self.pauses_s.append(seconds)
+            self.now_s += seconds
+            await asyncio.sleep(0)
+
+        monkeypatch.setattr(Dispatch, "_pause", pause)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
 
 @pytest.fixture
@@ -85,13 +86,18 @@ def test_so_many_run_at_a_time_and_each_is_answered_once(concurrency: int) -> No
     assert (most, stopped_by) == (concurrency, None)
 
 
-@pytest.mark.parametrize("status", [AWAY, 408, 429, 500, 503])
+@pytest.mark.parametrize("status", [AWAY, 408, 429, 503])
 def test_what_may_pass_is_sent_again_after_growing_pauses(status: int, clock: Clock) -> None:
     (answer,), stopped_by = dispatched(in_turn(*[status] * 8, 200))
     assert (answer.failure, stopped_by) == (None, None)
     assert 0.25 <= clock.pauses_s[0] <= 0.5 <= clock.pauses_s[1] <= 1
     assert all(MAX_PAUSE_S / 2 <= pause_s <= MAX_PAUSE_S for pause_s in clock.pauses_s[4:])
     assert len(clock.pauses_s) == 8
+
+
+def test_an_error_after_a_restart_is_one_error(clock: Clock) -> None:
+    (answer,), _ = dispatched(in_turn(500, AWAY, 503, 503, 500, 200))
+    assert answer.failure is None
 
 
 def test_a_servers_pause_is_kept(clock: Clock) -> None:
@@ -106,14 +112,65 @@ def test_what_may_not_pass_is_a_failure_at_once(clock: Clock) -> None:
     assert (clock.pauses_s, stopped_by) == ([], None)
 
 
-def test_a_request_that_alone_fails_is_given_up_and_holds_up_no_other(clock: Clock) -> None:
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_servers_error_is_asked_about_twice_more_and_ends_nothing(concurrency: int, clock: Clock) -> None:
     async def send(request: BatchRequest) -> Attempt:
-        return attempt(request, 500 if request.custom_id == "r0" else 200)
+        await asyncio.sleep(0)
+        return attempt(request, 500 if int(request.custom_id[1:]) < 40 else 200)
 
-    answers, stopped_by = dispatched(send, 5000, 2, retry_for_s=20)
+    answers, stopped_by = dispatched(send, 100, concurrency)
+    failed = {answer.custom_id for answer in answers if answer.failure}
+    assert (failed, len(answers), stopped_by) == ({f"r{i}" for i in range(40)}, 100, None)
+    assert len(clock.pauses_s) == 2 * 40
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_request_that_alone_meets_nobody_is_given_up_and_ends_nothing(concurrency: int, clock: Clock) -> None:
+    num_others = 0
+
+    async def send(request: BatchRequest) -> Attempt:
+        nonlocal num_others
+        await asyncio.sleep(0)
+        clock.now_s += 0.1
+        num_others += request.custom_id != "r0"
+        return attempt(request, AWAY if request.custom_id == "r0" else 200)
+
+    answers, stopped_by = dispatched(send, 500, concurrency, retry_for_s=20)
     failed = [answer.custom_id for answer in answers if answer.failure]
-    assert (failed, len(answers), stopped_by) == (["r0"], 5000, None)
+    assert (failed, len(answers), num_others, stopped_by) == (["r0"], 500, 499, None)
     assert sum(clock.pauses_s) <= 20
+
+
+def test_others_are_answered_while_one_pauses(clock: Clock) -> None:
+    order: list[str] = []
+
+    async def send(request: BatchRequest) -> Attempt:
+        order.append(request.custom_id)
+        await asyncio.sleep(0)
+        return attempt(request, AWAY if order.count("r0") < 3 and request.custom_id == "r0" else 200)
+
+    assert len(dispatched(send, 50, 2)[0]) == 50
+    first, second, third = (i for i, name in enumerate(order) if name == "r0")
+    assert first + 1 < second
+    assert second + 1 < third
+
+
+def test_a_refusal_does_not_shorten_the_time_of_a_later_failure(clock: Clock) -> None:
+    """Of r0, which is refused for long while others are answered, and then meets nobody."""
+    num_asked = 0
+
+    async def send(request: BatchRequest) -> Attempt:
+        nonlocal num_asked
+        await asyncio.sleep(0)
+        clock.now_s += 5
+        if request.custom_id != "r0":
+            return attempt(request)
+        num_asked += 1
+        return attempt(request, 429 if num_asked <= 10 else AWAY if num_asked == 11 else 200)
+
+    answers, _ = dispatched(send, 200, 16, retry_for_s=20)
+    assert num_asked == 12
+    assert all(answer.failure is None for answer in answers)
 
 
 def test_time_counts_from_the_first_failure(clock: Clock) -> None:
@@ -136,14 +193,36 @@ def test_nothing_new_is_sent_where_nobody_answers(clock: Clock) -> None:
 
     answers, stopped_by = dispatched(send, 1000, 4, retry_for_s=60)
     assert stopped_by in answers
-    assert len(answers) <= len(sent) == 4
-    assert clock.now_s - 1000 <= 4 * 60
+    assert len(answers) <= len(sent) <= 8
+    assert clock.now_s - 1000 <= 8 * 60
 
 
-def test_a_pause_that_is_too_long_ends_it(clock: Clock) -> None:
+def test_pauses_that_are_too_long_end_it(clock: Clock) -> None:
     answers, stopped_by = dispatched(in_turn(429, retry_after_s=3600), 1000)
-    assert answers == [stopped_by]
+    assert len(answers) == 2
+    assert answers[-1] is stopped_by
     assert clock.pauses_s == []
+
+
+def test_pauses_that_are_too_long_for_some_end_nothing(clock: Clock) -> None:
+    async def send(request: BatchRequest) -> Attempt:
+        return attempt(request, 429, 3600) if request.custom_id.endswith("7") else attempt(request)
+
+    answers, stopped_by = dispatched(send, 100)
+    assert (len(answers), stopped_by) == (100, None)
+    assert sum(answer.failure is not None for answer in answers) == 10
+
+
+def test_what_pauses_when_it_stops_ends_at_once() -> None:
+    async def send(request: BatchRequest) -> Attempt:
+        if request.custom_id == "r0":
+            return attempt(request, 503, 200)
+        await asyncio.sleep(0.01)
+        return attempt(request, 401)
+
+    answers, stopped_by = asyncio.run(asyncio.wait_for(asyncio.to_thread(dispatched, send, 9, 2), 20))
+    assert [answer.custom_id for answer in answers] == ["r1"]
+    assert stopped_by is answers[0]
 
 
 def test_a_key_that_is_no_longer_accepted_ends_it() -> None:

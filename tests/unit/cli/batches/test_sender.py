@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from loraserve.cli.async_http_client import async_http_client
 from loraserve.cli.batches.batch_requests import BatchRequest
-from loraserve.cli.batches.sender import Attempt, Sender
+from loraserve.cli.batches.sender import Attempt, Sender, Trouble
 from tests.support.loopback import Handler, client_of
 
 REQUEST = BatchRequest("a", "/v1/completions", {"model": Raw(b'"m"'), "prompt": Raw(b'"x"')})
@@ -36,7 +36,7 @@ def test_an_answer_is_the_servers(model: str | None, asked: str) -> None:
 
     attempt = attempt_at(echo, model)
     answer = attempt.answer
-    assert (attempt.status, attempt.may_pass, answer.failure, answer.error) == (200, False, None, None)
+    assert (attempt.status, attempt.trouble, answer.failure, answer.error) == (200, None, None, None)
     assert answer.response is not None
     assert (answer.custom_id, answer.response.status_code, answer.response.request_id) == ("a", 200, "r")
     body = {"model": asked, "prompt": "x"}
@@ -51,16 +51,21 @@ def test_a_body_becomes_one_line(body: str) -> None:
     assert bytes(answer.response.body) == b'{"text":1.10}'
 
 
-@pytest.mark.parametrize(("status", "may_pass"), [(400, False), (401, False), (404, False), (422, False)])
+@pytest.mark.parametrize(
+    ("status", "trouble"),
+    [
+        *[(status, None) for status in (400, 401, 403, 404, 413, 422)],
+        *[(status, Trouble.AWAY) for status in (408, 502, 503, 504)],
+        (429, Trouble.REFUSED),
+        (500, Trouble.ERROR),
+        (507, Trouble.ERROR),
+    ],
+)
 @pytest.mark.parametrize("is_json", [True, False])
-def test_some_failures_are_for_good(status: int, may_pass: bool, is_json: bool) -> None:
-    assert _failed(status, is_json).may_pass is may_pass
-
-
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
-@pytest.mark.parametrize("is_json", [True, False])
-def test_others_may_pass(status: int, is_json: bool) -> None:
-    assert _failed(status, is_json).may_pass
+def test_a_status_says_whether_another_answer_may_come(status: int, trouble: Trouble | None, is_json: bool) -> None:
+    attempt = _failed(status, is_json)
+    assert attempt.trouble is trouble
+    assert attempt.has_no_key is (status == 401)
 
 
 def _failed(status: int, is_json: bool) -> Attempt:
@@ -74,11 +79,14 @@ def _failed(status: int, is_json: bool) -> Attempt:
     return attempt
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b'{"a":1', b'{"a":"\xff"}', b'{"a":' + b"[" * 10**5])
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[1]", b'{"a":1', b'{"a":"\xff"}', b'{"a":"x\ny"}', b'{"a":' + b"[" * 10**5]
+)
 def test_what_is_no_object_is_a_failure_with_its_beginning(body: bytes) -> None:
     answer = attempt_with(web.Response(body=body)).answer
     assert answer.response is None
-    assert answer.failure is answer.error is not None
+    assert answer.failure is answer.error
+    assert answer.error is not None
     assert answer.error.code == "HTTP 200 without a JSON object"
     assert answer.error.message == body[:200].decode(errors="replace")
 
@@ -93,7 +101,7 @@ def test_a_servers_pause_is_read(value: str, seconds: float | None) -> None:
 
 def test_a_redirect_is_not_followed() -> None:
     attempt = attempt_with(web.Response(status=307, headers={"location": "/elsewhere"}))
-    assert (attempt.status, attempt.may_pass) == (307, False)
+    assert (attempt.status, attempt.trouble) == (307, None)
 
 
 def test_a_server_that_is_not_there_may_come_back(refusing_port: int) -> None:
@@ -102,7 +110,7 @@ def test_a_server_that_is_not_there_may_come_back(refusing_port: int) -> None:
             return await Sender(client, None, 60).send(REQUEST)
 
     attempt = asyncio.run(send())
-    assert (attempt.status, attempt.may_pass, attempt.answer.response) == (None, True, None)
+    assert (attempt.status, attempt.trouble, attempt.answer.response) == (None, Trouble.AWAY, None)
     assert attempt.answer.failure is not None
     assert attempt.answer.failure.code == "connection"
 
@@ -119,6 +127,6 @@ def test_an_answer_that_takes_too_long_is_a_timeout(is_trickling: bool) -> None:
                 await response.write(b" ")
 
     attempt = attempt_at(handle, timeout_s=0.1)
-    assert attempt.may_pass
+    assert attempt.trouble is Trouble.AWAY
     assert attempt.answer.failure is not None
     assert attempt.answer.failure.code == "timeout"
