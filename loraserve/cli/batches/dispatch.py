@@ -13,7 +13,7 @@ from loraserve.cli.batches.batch_requests import BatchRequest
 from loraserve.cli.batches.sender import Attempt, Trouble
 
 FIRST_PAUSE_S = 0.5
-"""Doubled each time, where the server does not say how long."""
+"""Doubled each time."""
 MAX_PAUSE_S = 8.0
 MAX_ERRORS = 3
 """Of the server's own, after which a request has failed."""
@@ -30,6 +30,8 @@ class _Waiting:
     failed_since_s: float = 0.0
     """Its first failure; once it was refused, the last answer that any got, if that was later."""
     was_refused: bool = False
+    next_pause_s: float = FIRST_PAUSE_S
+    """At most, where the server does not say how long."""
 
 
 class Dispatch:
@@ -112,7 +114,8 @@ class Dispatch:
             waiting.failed_since_s = max(waiting.failed_since_s, self._last_answer_s)
         # Not all at once: those that failed together would fail together again.
         if attempt.retry_after_s is None:
-            pause_s = uniform(0.5, 1) * min(FIRST_PAUSE_S * 2**waiting.num_failures, MAX_PAUSE_S)
+            pause_s = uniform(0.5, 1) * waiting.next_pause_s
+            waiting.next_pause_s = min(2 * waiting.next_pause_s, MAX_PAUSE_S)
         else:
             pause_s = attempt.retry_after_s + uniform(0, FIRST_PAUSE_S)
         waiting.num_failures += 1

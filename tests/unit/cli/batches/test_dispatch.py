@@ -95,6 +95,11 @@ def test_what_may_pass_is_sent_again_after_growing_pauses(status: int, clock: Cl
     assert len(clock.pauses_s) == 8
 
 
+def test_a_server_may_be_away_for_hours(clock: Clock) -> None:
+    (answer,), _ = dispatched(in_turn(*[AWAY] * 2000, 200), retry_for_s=86_400)
+    assert answer.failure is None
+
+
 def test_an_error_after_a_restart_is_one_error(clock: Clock) -> None:
     (answer,), _ = dispatched(in_turn(500, AWAY, 503, 503, 500, 200))
     assert answer.failure is None
