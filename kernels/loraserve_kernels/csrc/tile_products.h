@@ -34,7 +34,7 @@ typedef multiply_tile *tile_products[MAX_TILE_ROWS + 1][MAX_TILE_PANELS + 1];
 const tile_products *float_products(enum weight_format format, bool is_first, enum dtype dtype);
 const tile_products *int16_products(enum weight_format format, bool is_first);
 
-/* TILE(rows, panels, ...) of each tile there is. */
+/* TILE(rows, panels, ...) of each tile that tilings of packed_linear.c ask for. */
 #if LANES == 16
 #define EACH_TILE(TILE, ...)                                                                                          \
     TILE(1, 4, __VA_ARGS__)                                                                                           \
@@ -61,8 +61,8 @@ const tile_products *int16_products(enum weight_format format, bool is_first);
     TILE(2, 1, __VA_ARGS__)
 #endif
 
-/* NOTE: functions of their own, only called by the table, with nothing but the loop: inlined, GCC 12 keeps the sums on the stack, which takes twice
- * as long. */
+/* NOTE: functions of their own, only called by the table, with nothing but the loop: inlined, GCC 12 keeps the sums on the
+ * stack, which takes twice as long. */
 #define TILE_FUNCTION(rows, panels, name, multiplies, ...)                                                            \
     static void name##_##rows##x##panels(float *sums, const struct product *product)                                  \
     {                                                                                                                 \
