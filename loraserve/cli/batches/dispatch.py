@@ -24,10 +24,9 @@ GROW_AFTER = 16
 @dataclass(slots=True)
 class _Waiting:
     request: BatchRequest
-    num_failures: int = 0
     num_errors: int = 0
-    """Of the failures, the server's own."""
-    failed_since_s: float = 0.0
+    """The server's own."""
+    failed_since_s: float | None = None
     """Its first failure; once it was refused, the last answer that any got, if that was later."""
     was_refused: bool = False
     next_pause_s: float = FIRST_PAUSE_S
@@ -107,7 +106,7 @@ class Dispatch:
     def _after_failure(self, waiting: _Waiting, attempt: Attempt) -> float | None:
         """Counts it; how long to pause before the request is sent again, None if it is given up."""
         now_s = time.monotonic()
-        if waiting.num_failures == 0:
+        if waiting.failed_since_s is None:
             waiting.failed_since_s = now_s
         waiting.was_refused |= attempt.trouble is Trouble.REFUSED
         if waiting.was_refused:  # its turn comes, as long as others have theirs
@@ -118,7 +117,6 @@ class Dispatch:
             waiting.next_pause_s = min(2 * waiting.next_pause_s, MAX_PAUSE_S)
         else:
             pause_s = attempt.retry_after_s + uniform(0, FIRST_PAUSE_S)
-        waiting.num_failures += 1
         waiting.num_errors += attempt.trouble is Trouble.ERROR
         if waiting.num_errors >= MAX_ERRORS:
             return None
