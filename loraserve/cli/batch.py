@@ -19,7 +19,7 @@ import rich_click as click
     metavar="SECONDS",
     type=click.FloatRange(0),
     default=300.0,
-    help="How long a request is sent again while the server is away, full or failing, or a limit is reached.",
+    help="How long a request is sent again while the server is away, or refuses it for a limit.",
 )
 @click.option(
     "--timeout",
@@ -36,7 +36,7 @@ def batch(**options: Any) -> None:
     """Send a file of requests to a running server, ours or another with OpenAI's API, and write the answers to a file.
 
     REQUESTS has lines as OpenAI's Batch API takes them, and ANSWERS gets lines as it gives them, in the order in which
-    they are answered. All lines are checked before the first is sent. Exits with 1 if a request failed; what was
+    they are answered. All lines are checked before the first is sent. Exits with 0 if all are answered; what was
     answered until Ctrl-C or a failure stays in ANSWERS, and --resume goes on.
     """
     from loraserve.cli.batches.run_batch import BatchSettings, run_batch

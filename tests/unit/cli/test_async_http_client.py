@@ -58,6 +58,19 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         asyncio.run(connect())
 
 
+@pytest.mark.parametrize("value", ["hidden\n", "hid\r\nden", "hidd\0en", "hiddén"])
+@pytest.mark.parametrize("name", ["authorization", "x-tenant"])
+def test_what_no_header_may_have_is_refused_unseen(name: str, value: str) -> None:
+    async def connect() -> None:
+        key, headers = (value, {}) if name == "authorization" else (None, {name: value})
+        async with async_http_client("http://server:2", key, headers):
+            pass
+
+    with pytest.raises(click.ClickException, match=f"the value of {name} has a line end") as refused:
+        asyncio.run(connect())
+    assert "hid" not in refused.value.message
+
+
 @pytest.mark.parametrize(("no_proxy", "is_asked"), [("", True), ("other,server.test", False)])
 @pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
 def test_the_environments_proxy_is_asked(
