@@ -10,16 +10,16 @@ import rich_click as click
 @click.command(context_settings={"show_default": True})
 @click.argument("requests_file", metavar="REQUESTS", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("answers_file", metavar="ANSWERS", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--model", help="Ask this one, whatever the lines say: an adapter, NAME@ALIAS, or the base model.")
-@click.option("--resume", is_flag=True, help="Go on with ANSWERS: send those whose custom_id has no 200 there.")
-@click.option("--concurrency", type=click.IntRange(1), default=16, help="Requests kept running.")
+@click.option("--model", help="Use this model for all requests: an adapter, NAME@ALIAS, or the base model.")
+@click.option("--resume", is_flag=True, help="Continue ANSWERS: send the requests whose custom_id has no 200 there.")
+@click.option("--concurrency", type=click.IntRange(1), default=16, help="Requests to keep running.")
 @click.option(
     "--retry-for",
     "retry_for_s",
     metavar="SECONDS",
     type=click.FloatRange(0),
     default=300.0,
-    help="How long a request is sent again while the server is away, or refuses it for a limit.",
+    help="How long to retry a request while the server is unreachable or refuses it because of a limit.",
 )
 @click.option(
     "--timeout",
@@ -27,17 +27,17 @@ import rich_click as click
     metavar="SECONDS",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
-    help="For one answer, from when it is asked for.",
+    help="For one answer, from sending its request.",
 )
-@click.option("--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", help="Server.")
+@click.option("--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", help="Server address.")
 @click.option("--api-key", envvar=["LORASERVE_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")
-@click.option("--tenant", envvar="LORASERVE_TENANT", help="Act for this one; with a key for all tenants ('*').")
+@click.option("--tenant", envvar="LORASERVE_TENANT", help="Act for this tenant; needs a key for all tenants ('*').")
 def batch(**options: Any) -> None:
     """Send a file of requests to a running server, ours or another with OpenAI's API, and write the answers to a file.
 
-    REQUESTS has lines as OpenAI's Batch API takes them, and ANSWERS gets lines as it gives them, in the order in which
-    they are answered. All lines are checked before the first is sent. Exits with 0 if all are answered; what was
-    answered until Ctrl-C or a failure stays in ANSWERS, and --resume goes on.
+    Both files have the format of OpenAI's Batch API. ANSWERS gets a line for each answer, in the order in which they
+    arrive. All requests are checked before the first is sent. Exits with 0 if all are answered. After Ctrl-C or a
+    failure, ANSWERS keeps the answers so far, and --resume continues.
     """
     from loraserve.cli.batches.run_batch import BatchSettings, run_batch
 

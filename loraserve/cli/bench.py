@@ -37,10 +37,15 @@ def _in_a_folder(_context: click.Context, _option: click.Parameter, path: Path |
 @click.argument("url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL")
 @click.option("--api-key", envvar=["LORASERVE_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")
 @click.option(
-    "--server", type=click.Choice(["auto", *_values(ServerKind)]), default="auto", help="Which fields it takes."
+    "--server",
+    type=click.Choice(["auto", *_values(ServerKind)]),
+    default="auto",
+    help="Decides which request fields to send.",
 )
-@click.option("--adapters", default="all", help="Models to ask: a,b,c; @FILE, a name per line; all adapters; or base.")
-@click.option("--num-adapters", type=click.IntRange(1), help="Only the first of them.")
+@click.option(
+    "--adapters", default="all", help="Models to request: a,b,c; @FILE, one name per line; all adapters; or base."
+)
+@click.option("--num-adapters", type=click.IntRange(1), help="Use only the first so many.")
 @click.option("--distribution", type=click.Choice(_values(Distribution)), default=Distribution.ROUND_ROBIN.value)
 @click.option("--zipf-s", type=click.FloatRange(0), default=1.0, help="Skew of --distribution zipf.")
 @click.option(
@@ -65,7 +70,7 @@ def _in_a_folder(_context: click.Context, _option: click.Parameter, path: Path |
     help="S-LoRA's synthetic traces: power law, 2 requests a second for 300 s, lengths of 8 to 512; other options win.",
 )
 @click.option(
-    "--lengths", type=click.Choice(_values(LengthLaw)), default=LengthLaw.UNIFORM.value, help="Law of lengths."
+    "--lengths", type=click.Choice(_values(LengthLaw)), default=LengthLaw.UNIFORM.value, help="Distribution of lengths."
 )
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Mean prompt length. [default: 128, sharegpt 161]")
 @click.option("--prompt-spread", type=click.IntRange(0), default=0, help=SPREAD_HELP)
@@ -76,19 +81,21 @@ def _in_a_folder(_context: click.Context, _option: click.Parameter, path: Path |
     "--prefix-tokens",
     type=click.IntRange(1),
     default=1024,
-    help="Of a shared prefix; the prompt comes after.",
+    help="Length of a shared prefix, which the prompt follows.",
 )
 @click.option("--text", is_flag=True, help="Prompts of words, about one per token, instead of token ids.")
 @click.option("--chat", is_flag=True, help="Use /v1/chat/completions; implies --text.")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Generate exactly the output length.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0)
-@click.option("--cold", is_flag=True, help="Warm up with the base only; report each adapter's first use by itself.")
+@click.option(
+    "--cold", is_flag=True, help="Warm up with the base model only; report each adapter's first use separately."
+)
 @click.option("--warm-up", type=click.IntRange(0), help="Requests before measuring. [default: one per model]")
 @click.option(
     "--seed",
     type=int,
-    help="Of adapters, lengths, prompts and times. [default: another in every run, as a server may have a run's prompts"
-    " in its cache]",
+    help="Seed of adapters, lengths, prompts and times. [default: a new one in every run, because the server may have"
+    " cached an earlier run's prompts]",
 )
 @click.option(
     "--requests",
@@ -105,9 +112,9 @@ def bench(context: click.Context, trace: str | None, **options: Any) -> None:
     """Measure a running server, ours or another with OpenAI's API: TTFT, inter-token latency and throughput, per
     adapter and in total.
 
-    Keeps --concurrency requests running, or sends --request-rate requests a second whatever the server does.
-    Token counts are the server's. Exits with 1 if a request failed or got another number of tokens than it asked for.
-    Ctrl-C ends it with a report of the requests that have ended.
+    Keeps --concurrency requests running, or sends --request-rate requests per second however fast the server answers.
+    Token counts are the server's. Exits with 1 if a request failed or returned a different number of tokens than
+    requested. Ctrl-C stops the run and reports the requests that have finished.
     """
     given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if options["requests_file"] and (needless := [name for name in NOT_WITH_REQUESTS if name in given]):

@@ -24,8 +24,8 @@ def chat(
 ) -> None:
     """Chat with a running server. Type /help for commands.
 
-    Without a terminal, every line of standard input is a message and only the answers are printed. What a model thinks
-    first (see --reasoning-parser of the server) is shown on a terminal alone.
+    Without a terminal, every line of standard input is a message and only the answers are printed. Reasoning (see
+    --reasoning-parser of the server) is shown only on a terminal.
     """
     from loraserve.cli.chat_session import ChatError, ChatOptions, ChatSession, connect, run_chat
 

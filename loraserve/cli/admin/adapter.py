@@ -24,7 +24,7 @@ def adapter() -> None:
 @adapter.command()
 @click.argument("name")
 @click.argument("path", type=ADAPTER)
-@click.option("--activate/--no-activate", default=True, show_default=True, help="Make it what the name means.")
+@click.option("--activate/--no-activate", default=True, show_default=True, help="Point NAME to this version.")
 @with_connection
 def add(connection: Connection, name: str, path: Path, activate: bool) -> None:
     """Upload PATH as a version of the adapter NAME.
@@ -95,7 +95,7 @@ def show(connection: Connection, name: str) -> None:
 def alias(
     connection: Connection, name: str, alias: str, version: int | None, canary: str | None, is_deleted: bool
 ) -> None:
-    """Make NAME@ALIAS mean VERSION. The alias `live` is what the bare name means."""
+    """Point NAME@ALIAS to VERSION. The alias `live` is what the bare name refers to."""
     path = api_path("adapters", name, "aliases", alias)
     if is_deleted:
         connection.client().delete(path)
@@ -141,7 +141,13 @@ def pin(connection: Connection, name: str, tier: str, ttl_s: int | str, is_off: 
 @adapter.command()
 @click.argument("name")
 @click.option("--version", type=click.IntRange(1), help="Only this version.")
-@click.option("--drain-s", type=click.FloatRange(0), default=30.0, show_default=True, help="What runs gets this long.")
+@click.option(
+    "--drain-s",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds for requests to finish.",
+)
 @with_connection
 def remove(connection: Connection, name: str, version: int | None, drain_s: float) -> None:
     """Delete an adapter, which can be restored for 24 hours; or one version of it, which cannot."""

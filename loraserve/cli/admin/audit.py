@@ -7,7 +7,7 @@ from loraserve.cli.admin.options import Connection, with_connection
 
 @click.command()
 @click.option("--actor", help="Id of a key, or cli, config, server, open.")
-@click.option("--action", help="Such as alias.move; with a dot at its end all that begin so: key.")
+@click.option("--action", help="For example alias.move; with a dot at the end a prefix, such as key.")
 @click.option("--kind", type=click.Choice(["tenant", "key", "adapter", "session", "request"]))
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True)
 @click.option("--csv", "as_csv", is_flag=True, help="Print the newest 10,000 as CSV.")

@@ -21,12 +21,16 @@ def keys() -> None:
 
 @keys.command()
 @click.option("--role", type=ROLES, required=True)
-@click.option("--name", default="", help="For people.")
-@click.option("--for-tenant", help="Whose key it is; '*' = for all tenants. [offline: '*' for admins, else default]")
+@click.option("--name", default="", help="Display name.")
+@click.option("--for-tenant", help="Tenant of the key; '*' = all tenants. [offline: '*' for admins, else default]")
 @click.option("--adapter", "adapters", multiple=True, help="Only this adapter; may be repeated.")
 @click.option("--expires-in-s", type=click.IntRange(1), help="[never]")
 @with_limits(KEY_LIMITS)
-@click.option("--data-dir", type=DATA_DIR, help="Write it there, with or without a server: for the first admin key.")
+@click.option(
+    "--data-dir",
+    type=DATA_DIR,
+    help="Create it here, with or without a running server: for the first admin key.",
+)
 @with_connection
 def create(
     connection: Connection,
@@ -38,7 +42,7 @@ def create(
     data_dir: Path | None,
     **limits: Any,
 ) -> None:
-    """Create a key. It is printed this once: only its hash is kept."""
+    """Create a key and print it once; only its hash is stored."""
     body: dict[str, Any] = {
         "role": role,
         "name": name,
@@ -85,10 +89,10 @@ def list_keys(connection: Connection) -> None:
 
 @keys.command()
 @click.argument("key_id")
-@click.option("--data-dir", type=DATA_DIR, help="Revoke it there, with or without a server.")
+@click.option("--data-dir", type=DATA_DIR, help="Revoke it here, with or without a running server.")
 @with_connection
 def revoke(connection: Connection, key_id: str, data_dir: Path | None) -> None:
-    """Revoke a key for good; what runs with it ends."""
+    """Revoke a key permanently and end its running requests."""
     if data_dir is not None:
         from loraserve.cli.admin.offline_keys import revoke_offline
 
@@ -101,7 +105,13 @@ def revoke(connection: Connection, key_id: str, data_dir: Path | None) -> None:
 
 @keys.command()
 @click.argument("key_id")
-@click.option("--grace-s", type=click.IntRange(0), default=3600, show_default=True, help="The old secret works on.")
+@click.option(
+    "--grace-s",
+    type=click.IntRange(0),
+    default=3600,
+    show_default=True,
+    help="Seconds the old secret keeps working.",
+)
 @with_connection
 def rotate(connection: Connection, key_id: str, grace_s: int) -> None:
     """Give a key a new secret."""

@@ -8,14 +8,14 @@ import rich_click as click
 T = TypeVar("T", bound=Callable[..., None])
 
 KEY_LIMITS = {
-    "requests_per_min": "Requests a minute.",
-    "tokens_per_min": "Prompt and output tokens a minute.",
-    "max_concurrent": "Requests at a time.",
+    "requests_per_min": "Requests per minute.",
+    "tokens_per_min": "Prompt and output tokens per minute.",
+    "max_concurrent": "Concurrent requests.",
     "max_queued": "Sequences waiting for the engine.",
 }
 TENANT_LIMITS = KEY_LIMITS | {
-    "max_adapters": "Adapters it may have.",
-    "max_adapter_bytes": "Bytes of all their versions.",
+    "max_adapters": "Adapters.",
+    "max_adapter_bytes": "Bytes of all versions of its adapters.",
 }
 
 NO_LIMIT = "none"

@@ -41,10 +41,12 @@ class Connection:
 def with_connection(command: T) -> T:
     """Adds --url, --api-key, --tenant and --json, which the command gets as `connection`; its errors end with 1."""
 
-    @click.option("--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", show_default=True, help="Server.")
+    @click.option(
+        "--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", show_default=True, help="Server address."
+    )
     @click.option("--api-key", envvar=["LORASERVE_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")
-    @click.option("--tenant", envvar="LORASERVE_TENANT", help="Act for this one; with a key for all tenants ('*').")
-    @click.option("--json", "as_json", is_flag=True, help="Print what the server answers.")
+    @click.option("--tenant", envvar="LORASERVE_TENANT", help="Act for this tenant; needs a key for all tenants ('*').")
+    @click.option("--json", "as_json", is_flag=True, help="Print the server's response as JSON.")
     @click.pass_context
     @wraps(command)
     def wrapped(

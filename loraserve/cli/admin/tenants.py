@@ -64,7 +64,7 @@ def list_tenants(connection: Connection, deleted: bool) -> None:
 @click.argument("tenant_id", metavar="ID")
 @click.option("--description")
 @click.option("--weight", type=click.FloatRange(0, min_open=True))
-@click.option("--suspend", "status", flag_value="suspended", help="Refuse its requests, and end what runs.")
+@click.option("--suspend", "status", flag_value="suspended", help="Refuse its requests and end those that run.")
 @click.option("--activate", "status", flag_value="active", help="Lift a suspension.")
 @with_limits(TENANT_LIMITS)
 @with_connection
@@ -89,7 +89,7 @@ def update(
 @click.argument("tenant_id", metavar="ID")
 @with_connection
 def remove(connection: Connection, tenant_id: str) -> None:
-    """Delete a tenant with its keys and adapters; what runs ends. It can be restored for 24 hours."""
+    """Delete a tenant with its keys and adapters, and end its running requests. It can be restored for 24 hours."""
     found = connection.client(as_tenant=False).delete(api_path("tenants", tenant_id))
     if found["status"] == "erased":
         connection.show(found, f"{tenant_id} is erased")

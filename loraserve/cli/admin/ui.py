@@ -15,13 +15,13 @@ def ui() -> None:
 
 
 @ui.command()
-@click.option("--key-id", help="Whose rights the link gives. [with --api-key that key's, else the newest admin key's]")
+@click.option("--key-id", help="Key whose permissions the link grants. [that of --api-key, else the newest admin key]")
 @click.option(
     "--data-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Of a server on this machine, instead of --url and --api-key.",
+    help="Data directory of a server on this machine, instead of --url and --api-key.",
 )
-@click.option("--redis-url", help="With --data-dir, if the server has one. [its private server]")
+@click.option("--redis-url", help="With --data-dir: the server's --redis-url. [its private Valkey]")
 @click.option("--redis-prefix", default=DEFAULT_PREFIX, show_default=True)
 @click.option("--print", "to_pipe", is_flag=True, help="Print the link even when stdout is not a terminal.")
 @with_connection

@@ -22,10 +22,10 @@ HOUR_S = 3600
 
 @click.command()
 @click.option(
-    "--hours", type=click.FloatRange(0, min_open=True), default=24.0, show_default=True, help="Back from now."
+    "--hours", type=click.FloatRange(0, min_open=True), default=24.0, show_default=True, help="Hours to look back."
 )
 @click.option("--interval", type=click.Choice(["total", "hour", "day"]), default="total", show_default=True)
-@click.option("--by", "groups", type=click.Choice(GROUPS), multiple=True, help="A row for each; may be repeated.")
+@click.option("--by", "groups", type=click.Choice(GROUPS), multiple=True, help="One row per value; may be repeated.")
 @click.option("--adapter", help="Only this one; '' = the base model.")
 @click.option("--key", "key_id", help="Only this one.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
@@ -39,7 +39,7 @@ def usage(
     key_id: str | None,
     as_csv: bool,
 ) -> None:
-    """Show requests and tokens. By tenant: of all of them, with a key for all tenants ('*')."""
+    """Show requests and tokens. With a key for all tenants ('*'), `--by tenant` shows all of them."""
     from loraserve.cli.admin.output import print_csv, print_json
 
     now = time.time()

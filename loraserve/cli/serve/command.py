@@ -92,7 +92,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @click.argument("positional_model", metavar="[MODEL]", required=False)
 @_option("--model", panel="Model", help="Model directory or cached Hugging Face name; same as MODEL. [bundled demo]")
 @_option("--served-model-name", panel="Model", multiple=True, help="Name(s) of the base model in requests.")
-@_option("--tokenizer", panel="Model", help="Directory or name of another tokenizer.")
+@_option("--tokenizer", panel="Model", help="Tokenizer to use instead of the model's: directory or name.")
 @_option("--revision", panel="Model", help="Revision in the local Hugging Face cache.")
 @_option(
     "--chat-template",
@@ -105,35 +105,41 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     panel="Adapters",
     type=ChatTemplateType(),
     multiple=True,
-    help="Jinja files that adapters name as chat_template in their adapter_config.json.",
+    help="Jinja files that adapters can choose by name: chat_template in adapter_config.json.",
 )
 @_option(
     "--tool-call-parser",
     panel="Model",
     type=click.Choice([parser.value for parser in ToolCallFormat]),
-    help='How the model writes tool calls. [tool_choice "auto" is refused]',
+    help='Format of the model\'s tool calls. [none: tool_choice "auto" is refused]',
 )
-@_option("--enable-auto-tool-choice", panel="Model", is_flag=True, help="Not needed beside --tool-call-parser.")
+@_option("--enable-auto-tool-choice", panel="Model", is_flag=True, help="Implied by --tool-call-parser.")
 @_option(
     "--reasoning-parser",
     panel="Model",
     type=click.Choice([parser.value for parser in ReasoningFormat]),
-    help="How the model marks its reasoning, for reasoning_content. [it is part of the content]",
+    help="Format of the model's reasoning; separates it into reasoning_content. [none: it stays in content]",
 )
 @_option(
     "--generation-config",
     panel="Model",
     type=click.Choice(["auto", "vllm"]),
     default=_defaults.generation_config,
-    help="Sampling defaults: auto = the model's, vllm = OpenAI's.",
+    help="Sampling defaults: auto = from the model's generation_config.json, vllm = OpenAI's.",
 )
-@_option("--load-format", panel="Model", type=click.Choice(["auto", "safetensors", "dummy"]), default="auto")
+@_option(
+    "--load-format",
+    panel="Model",
+    type=click.Choice(["auto", "safetensors", "dummy"]),
+    default="auto",
+    help="auto and safetensors = read the weights; dummy = random weights, for tests.",
+)
 @_option(
     "--dtype",
     panel="Model",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
-    help="Of weights, adapters and, unless told otherwise, KV cache. auto = what this machine computes fast.",
+    help="Of weights, adapters and, by default, the KV cache. auto = the fastest that suits model and machine.",
 )
 @_option(
     "--quantization",
@@ -141,128 +147,166 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     panel="Model",
     type=click.Choice(["none", *map(str, ROUNDINGS)]),
     default=_defaults.quantization,
-    help="int8, int4 = a byte or half of one for each weight of the layers, rounded as they are loaded; on CPUs.",
+    help="Round the layers' weights to 8 or 4.5 bits while loading; CPU only.",
 )
-@_option("--lora-modules", panel="Adapters", type=LoraModuleType(), multiple=True, help="Adapters to load at start.")
+@_option(
+    "--lora-modules", panel="Adapters", type=LoraModuleType(), multiple=True, help="Adapters to serve from the start."
+)
 @_option(
     "--adapter-dir",
     panel="Adapters",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Load every sub-folder with an adapter_config.json, named by the folder.",
+    help="Serve every subfolder that has an adapter_config.json, under the folder's name.",
 )
 @_option(
     "--adapter-dir-scan-s",
     panel="Adapters",
     type=click.FloatRange(0),
-    help="Seconds between looks for folders that came to --adapter-dir or changed; 0 = only at the start. [10]",
+    help="Seconds between scans of --adapter-dir for new or changed folders; 0 = scan only at start. [10]",
 )
-@_option("--adapter-memory-bytes", panel="Adapters", type=HumanInt(), help="For adapters in use; 512M, 4G, …")
+@_option(
+    "--adapter-memory-bytes",
+    panel="Adapters",
+    type=HumanInt(),
+    help="Memory for adapters in use: 512M, 4G, … [15 % of what is free, at most 2G on a CPU]",
+)
 @_option(
     "--adapter-host-memory-bytes",
     panel="Adapters",
     type=HumanInt(may_be_zero=True),
-    help="Page-locked, for adapters a GPU evicts; 0 = none; GPU only. [a tenth of what is free, at most 4G]",
+    help="Page-locked memory for adapters evicted from a GPU; 0 = none. [a tenth of what is free, at most 4G]",
 )
-@_option("--max-loras", panel="Adapters", type=click.IntRange(1), help="Distinct adapters in one step.")
-@_option("--max-lora-rank", panel="Adapters", type=click.IntRange(1, 512), help="Refuse adapters above this rank.")
-@_option("--enable-lora/--no-enable-lora", panel="Adapters", default=None, help="On by default.")
+@_option("--max-loras", panel="Adapters", type=click.IntRange(1), help="Most distinct adapters in one step. [no limit]")
+@_option(
+    "--max-lora-rank", panel="Adapters", type=click.IntRange(1, 512), help="Refuse adapters of a higher rank. [512]"
+)
+@_option("--enable-lora/--no-enable-lora", panel="Adapters", default=None, help="Serve adapters. [on]")
 @_option(
     "--allow-runtime-lora-updating/--no-allow-runtime-lora-updating",
     panel="Adapters",
     default=None,
     envvar=["LORASERVE_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"],
-    help="Let admins load adapters from paths of this machine. [on]",
+    help="Let admins load adapters from paths on this machine. [on]",
 )
 @_option(
     "--adapter-roots",
     panel="Adapters",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folders of this machine that adapters may be loaded from. [any, without keys on loopback]",
+    help="Folders that /v1/load_lora_adapter may load from. [any on a server without keys, else none]",
 )
 @_option(
     "--keep-versions",
     panel="Adapters",
     type=click.IntRange(1, 500),
-    help="With a new version, delete those before the newest N that no alias leads to. [all are kept]",
+    help="Keep each adapter's newest N versions and those with an alias; delete others on publishing. [keep all]",
 )
 @_option(
     "--certificates/--no-certificates",
     panel="Adapters",
     default=True,
-    help="Compare each new adapter with PEFT in the background, where memory allows.",
+    help="Compare each new adapter with PEFT in the background, if memory allows.",
 )
-@_option("--host", panel="Server", help="[127.0.0.1; with --api-key 0.0.0.0]")
-@_option("--port", panel="Server", type=click.IntRange(0, 65535), default=8000, help="0 = any free one.")
-@_option("--uds", panel="Server", type=click.Path(path_type=Path), help="Unix socket instead of host and port.")
+@_option("--host", panel="Server", help="Address to listen on. [127.0.0.1; with --api-key 0.0.0.0]")
+@_option("--port", panel="Server", type=click.IntRange(0, 65535), default=8000, help="0 = any free port.")
+@_option(
+    "--uds",
+    panel="Server",
+    type=click.Path(path_type=Path),
+    help="Listen on this Unix socket instead of host and port.",
+)
 @_option(
     "--api-key",
     panel="Server",
     multiple=True,
     envvar=["LORASERVE_API_KEY", "VLLM_API_KEY"],
-    help="Key clients must send; may be repeated.",
+    help="Key that clients must send, for inference; may be repeated.",
 )
 @_option(
     "--allowed-hosts",
     panel="Server",
     multiple=True,
-    help="More names a server without keys may be called by. [localhost, 127.0.0.1, [::1]]",
+    help="Further Host names to accept on a server without keys. [localhost, 127.0.0.1, [::1]]",
 )
 @_option(
     "--allowed-origins",
     panel="Server",
     multiple=True,
-    help="Web pages that may call the server from a browser, such as https://example.com.",
+    help="Origins of web pages that may call the server (CORS), such as https://example.com.",
 )
 @_option(
     "--metrics-port",
     panel="Server",
     type=click.IntRange(0, 65535),
-    help="Also serve /metrics and /health here, to anyone without a key; 0 = any free one.",
+    help="Also serve /metrics and /health on this port, without a key; 0 = any free port.",
 )
 @_option("--metrics-host", panel="Server", help="Address of --metrics-port. [127.0.0.1]")
-@_option("--vllm-metrics/--no-vllm-metrics", panel="Server", default=True, help="Also vLLM's names in /metrics.")
+@_option(
+    "--vllm-metrics/--no-vllm-metrics", panel="Server", default=True, help="Include vLLM's metric names in /metrics."
+)
 @_option(
     "--otlp-traces-endpoint",
     panel="Server",
     type=CollectorUrlType(),
-    help="Send a span for each request to this OTLP/HTTP collector; needs loraserve[otel]. [what OTEL_… variables say]",
+    help="Send a span for each request to this OTLP/HTTP collector; needs loraserve[otel]. [the OTEL_… variables]",
 )
 @_option(
     "--data-dir",
     panel="Server",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Everything we write goes here. [~/.local/share/loraserve; without MODEL its folder demo]",
+    help="Where everything is stored. [~/.local/share/loraserve; without MODEL, its subfolder demo]",
 )
-@_option("--redis-url", panel="Server", help="redis://, rediss:// or unix://… [a private server in --data-dir]")
-@_option("--redis-prefix", panel="Server", default=DEFAULT_PREFIX, help="Begins every key's name in Redis.")
+@_option("--redis-url", panel="Server", help="redis://…, rediss://… or unix://… [a private Valkey in --data-dir]")
+@_option("--redis-prefix", panel="Server", default=DEFAULT_PREFIX, help="Prefix of every key in Redis.")
 @_option(
     "--redis-grace-s",
     panel="Server",
     type=click.FloatRange(0),
     default=60.0,
-    help="Seconds that requests of known keys go on while Redis is gone.",
+    help="Seconds that known API keys keep working while Redis is unreachable.",
 )
 @_option(
-    "--max-queued", panel="Server", type=click.IntRange(0), default=256, help="Sequences that wait for the engine."
+    "--max-queued", panel="Server", type=click.IntRange(0), default=256, help="Most sequences that wait for the engine."
 )
 @_option(
     "--max-queued-per-tenant",
     panel="Server",
     type=click.IntRange(0),
-    help="Where a tenant has no limit of its own. [32; without keys, --max-queued]",
+    help="The same for each tenant without its own limit. [32; without keys, --max-queued]",
 )
 @_option(
     "--shutdown-timeout",
     panel="Server",
     type=click.FloatRange(0),
     default=30.0,
-    help="Seconds that running requests get to finish after SIGTERM.",
+    help="Seconds for running requests to finish after SIGTERM.",
 )
-@_option("--max-model-len", panel="Engine", type=HumanInt(), help="Prompt and output together; 32k, 128K, …")
-@_option("--max-num-seqs", panel="Engine", type=click.IntRange(1), default=_defaults.max_num_seqs)
-@_option("--max-num-batched-tokens", panel="Engine", type=HumanInt(), default=_defaults.max_num_batched_tokens)
-@_option("--kv-cache-memory-bytes", panel="Engine", type=HumanInt(), help="For KV blocks; 512M, 4G, …")
+@_option(
+    "--max-model-len",
+    panel="Engine",
+    type=HumanInt(),
+    help="Most tokens of prompt and output together: 32k, 128K, … [the model's, or what the KV cache holds]",
+)
+@_option(
+    "--max-num-seqs",
+    panel="Engine",
+    type=click.IntRange(1),
+    default=_defaults.max_num_seqs,
+    help="Most sequences that run at once.",
+)
+@_option(
+    "--max-num-batched-tokens",
+    panel="Engine",
+    type=HumanInt(),
+    default=_defaults.max_num_batched_tokens,
+    help="Most tokens in one step; longer prompts are computed in chunks.",
+)
+@_option(
+    "--kv-cache-memory-bytes",
+    panel="Engine",
+    type=HumanInt(),
+    help="Memory of the KV cache: 512M, 4G, … [40 % of what is free, at most 4G on a CPU]",
+)
 @_option(
     "--kv-cache-dtype",
     panel="Engine",
@@ -270,36 +314,51 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     default=_defaults.kv_cache_dtype,
     help="auto = --dtype; fp8 = e4m3 without scales, on GPUs of compute capability 8.9 or newer.",
 )
-@_option("--block-size", panel="Engine", type=click.IntRange(1), default=_defaults.block_size)
-@_option("--enable-prefix-caching/--no-enable-prefix-caching", panel="Engine", default=_defaults.enable_prefix_caching)
+@_option(
+    "--block-size",
+    panel="Engine",
+    type=click.IntRange(1),
+    default=_defaults.block_size,
+    help="Tokens in a block of the KV cache.",
+)
+@_option(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    panel="Engine",
+    default=_defaults.enable_prefix_caching,
+    help="Reuse the KV cache of equal beginnings of prompts.",
+)
 @_option(
     "--device",
     panel="Engine",
     type=DeviceType(),
     default=_defaults.device,
-    help="auto, cpu, cuda or cuda:<number>. auto = cuda where there is a GPU of compute capability 8.0 or newer.",
+    help="auto, cpu, cuda or cuda:<number>. auto = cuda if there is a GPU of compute capability 8.0 or newer.",
 )
 @_option(
-    "--backend", panel="Engine", type=click.Choice(["auto", "cpu", "triton", "reference"]), default=_defaults.backend
+    "--backend",
+    panel="Engine",
+    type=click.Choice(["auto", "cpu", "triton", "reference"]),
+    default=_defaults.backend,
+    help="Kernels: cpu = C, triton = GPU, reference = plain torch. auto = the fastest that works here.",
 )
 @_option(
     "--gpu-memory-utilization",
     panel="Engine",
     type=click.FloatRange(0, 1, min_open=True),
     default=_defaults.gpu_memory_utilization,
-    help="Of what is free on the GPU; no effect on a CPU.",
+    help="Share of the GPU's free memory to use; no effect on a CPU.",
 )
-@_option(
-    "--enforce-eager", panel="Engine", is_flag=True, help="No CUDA graphs: a quicker start, slower steps; GPU only."
-)
+@_option("--enforce-eager", panel="Engine", is_flag=True, help="No CUDA graphs: faster start, slower steps; GPU only.")
 @_option(
     "--num-speculative-tokens",
     panel="Engine",
     type=click.IntRange(0, MAX_SPECULATIVE_TOKENS),
-    help="Longest draft of what comes next, from the request's text, for the model to check; 0 = none. [16; GPU: 0]",
+    help="Most tokens to draft from the request's own text for one verification; 0 = none. [16; GPU: 0]",
 )
-@_option("--num-threads", panel="Engine", type=click.IntRange(1), help="[CPUs we may use]")
-@_option("--seed", panel="Engine", type=int, default=_defaults.seed, help="Of dummy weights.")
+@_option(
+    "--num-threads", panel="Engine", type=click.IntRange(1), help="Threads of the engine on a CPU. [available CPUs]"
+)
+@_option("--seed", panel="Engine", type=int, default=_defaults.seed, help="Seed of --load-format dummy.")
 @_option("--check-invariants", is_flag=True, hidden=True)
 @_option(
     "--config",
@@ -307,7 +366,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     expose_value=False,
     callback=load_config_file,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file of these options.",
+    help="TOML file with these options.",
 )
 @click.pass_context
 def serve(ctx: click.Context, positional_model: str | None, **options: Any) -> None:

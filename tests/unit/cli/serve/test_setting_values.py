@@ -39,7 +39,7 @@ def test_each_value_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch, tm
     }
     assert (found["redis-prefix"].source, found["host"].source) == (SettingSource.DEFAULT, SettingSource.DERIVED)
     assert found["host"].value == "127.0.0.1"
-    assert found["port"].help == "0 = any free one."
+    assert found["port"].help == "0 = any free port."
 
 
 def test_a_model_given_as_an_argument_counts_as_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
