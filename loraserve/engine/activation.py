@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def last_invocation(prompt_token_ids: Sequence[int], invocation_token_ids: Sequence[int]) -> int | None:
-    """The last place where all of the invocation is, as PEFT's `calculate_alora_offsets`; None where it is nowhere.
+    """Start of the last complete occurrence of the invocation, as PEFT's `calculate_alora_offsets`; None if absent.
 
     invocation_token_ids: at least one.
     """

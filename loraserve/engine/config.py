@@ -1,11 +1,11 @@
-"""Everything the engine process is started with. No torch here: the command line imports this module."""
+"""All options that the engine process starts with. No torch here: the command line imports this module."""
 
 from dataclasses import dataclass
 
 MAX_RESIDENT_ADAPTERS = 1024
-"""In the arena at once, however small they are."""
+"""Most adapters in the arena at once, however small they are."""
 MAX_SPECULATIVE_TOKENS = 64
-"""In one draft. With AMX, where rows are cheapest, a step has 32 at most."""
+"""Most tokens in one draft. With AMX, where rows are cheapest, a step with drafts has at most 32 rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +17,20 @@ class EngineConfig:
     tokenizer: str | None = None
     revision: str | None = None
     turn_end_tokens: tuple[str, ...] = ()
-    """Of the tokenizer's special ones: they end a turn of a chat template that adapters may choose, and so, where EOS
-    does, an output that a grammar holds."""
+    """Special tokens of the tokenizer that end a turn in a chat template that adapters may choose. Like EOS, they also
+    end an output that a grammar constrains."""
     generation_config: str = "auto"
-    """Sampling defaults: "auto" = the model's generation_config, "vllm" = none of it, as vLLM's flag."""
+    """Sampling defaults: "auto" = the model's generation_config, "vllm" = none of it, as with vLLM's flag."""
     load_format: str = "auto"
     """"auto" = "safetensors"; "dummy" = random weights of the config's shapes."""
     dtype: str = "auto"
     """"auto", "float32", "bfloat16" or "float16"."""
     quantization: str = "none"
-    """Of the layers' weights, on a CPU: "none", or a `Quantization`."""
+    """Of the layers' weights, on a CPU: "none" or a `Quantization`."""
     device: str = "auto"
     """"auto" = the first GPU if the kernels run on it, else the CPU; "cpu", "cuda" or "cuda:<number>"."""
     backend: str = "auto"
-    """"auto" = of the device; "cpu" (C), "triton" (GPUs) or "reference" (plain torch)."""
+    """"auto" = chosen by the device; "cpu" (C), "triton" (GPUs) or "reference" (plain torch)."""
     max_model_len: int | None = None
     max_num_seqs: int = 128
     """Sequences running at once."""
@@ -42,9 +42,9 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     adapter_memory_bytes: int | None = None
     adapter_host_memory_bytes: int | None = None
-    """Page-locked, for adapters beside those in a GPU's memory; 0 = none. Not for a CPU."""
+    """Page-locked host memory for adapters, in addition to those in GPU memory; 0 = none. Not for a CPU."""
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's free memory that is ours; nothing on a CPU, as the next one."""
+    """Share of a GPU's free memory that the engine may use. Has no effect on a CPU, nor has `enforce_eager`."""
     enforce_eager: bool = False
     """No CUDA graphs."""
     max_loras: int | None = None
@@ -52,11 +52,11 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_lora: bool = True
     num_speculative_tokens: int | None = None
-    """Longest draft of what a sequence says next; 0 = none, None = 16 where the backend computes rows for nothing."""
+    """Longest draft of a sequence's next tokens; 0 = no drafts, None = 16 if the backend has free rows."""
     num_threads: int | None = None
     seed: int = 0
-    """Of dummy weights."""
+    """For dummy weights."""
     kernel_cache_dir: str | None = None
-    """Where the C kernels are compiled to; None = the user's cache directory."""
+    """Directory for the compiled C kernels; None = the user's cache directory."""
     check_invariants: bool = False
     """Check KV block and adapter conservation after every step, and fail loudly."""

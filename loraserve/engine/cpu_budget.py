@@ -11,7 +11,7 @@ from loraserve_kernels.macos import sysctl
 
 @dataclass(frozen=True, slots=True)
 class SystemPaths:
-    """Where the kernel tells; tests point it at a fake tree."""
+    """Where the kernel reports limits; tests point these at a fake tree."""
 
     self_cgroup: Path = Path("/proc/self/cgroup")
     cgroup_root: Path = Path("/sys/fs/cgroup")
@@ -44,7 +44,7 @@ def _affinity_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     if sys.platform == "darwin":
-        # The efficiency cores would have as large a part of each loop, and all others wait for them.
+        # Efficiency cores would get an equal share of each loop, and all others would wait for them.
         num_fast = sysctl("hw.perflevel0.logicalcpu")
         if num_fast.isdigit() and int(num_fast) > 0:
             return int(num_fast)
@@ -55,7 +55,7 @@ def _machine_available_bytes(meminfo: Path) -> int:
     available_kib = _read_table(meminfo).get("MemAvailable:")
     if available_kib is not None:
         return available_kib * 1024
-    # macOS has no MemAvailable; most of its memory can be reclaimed, so a half of it is a safe guess.
+    # macOS has no MemAvailable; most of its memory can be reclaimed, so half of it is a safe guess.
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 

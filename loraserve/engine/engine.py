@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one `step` at a time. Synchronous; whoever calls it owns the loop."""
+"""The engine: requests in, tokens out, one `step` at a time. Synchronous; the caller owns the loop."""
 
 import time
 from collections.abc import Callable
@@ -82,12 +82,12 @@ class Engine:
         )
         self._drafter = _drafter(parts, config, self._scheduler, self._endings)
         self._in_flight: StepInFlight | None = None
-        """Queued by the last `step` behind the one it collected. Between steps all that runs is in it."""
+        """Queued by the last `step` after the one it collected. Between calls, no other step is in progress."""
         self._states: dict[str, RequestState] = {}
         self._compiling: dict[RequestState, Future[OutputMatcher]] = {}
-        """Requests that are scheduled as soon as their grammar is there."""
+        """Requests to be scheduled as soon as their grammar is compiled."""
         self.tell_begun: Callable[[list[BegunPrompt]], None] = lambda _: None
-        """Called in the midst of `step`, before a forward pass that is the first to compute a part of these prompts."""
+        """Called within `step`, before the forward pass that computes the first part of these prompts."""
         self._users = AdapterUsers(parts.adapters)
         self._counts = EngineCounts()
 
@@ -121,7 +121,7 @@ class Engine:
             self._compiling[state] = self._grammars.compile(grammar, request.tenant)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
-        """Stop a request, or one choice of it, and free all it holds. A no-op for what is unknown or finished."""
+        """Stop a request or one of its choices, and free all it holds. A no-op if it is unknown or finished."""
         state = self._states.get(request_id)
         if state is None:
             return []
@@ -132,7 +132,7 @@ class Engine:
         if state.is_forked:
             self._finish(next(sequence for sequence in state.sequences if sequence.index == index))
         else:
-            # Not to be forked; the first choice goes on computing the prompt for the others.
+            # It will not be forked; the first choice goes on computing the prompt for the others.
             self._scheduler.give_up_choice(state, index)
         return [SequenceOutput(request_id, index, [], finish_reason=FinishReason.ABORT)]
 
@@ -140,9 +140,9 @@ class Engine:
         return self._scheduler.has_work() or bool(self._compiling)
 
     def use_idle_time(self) -> bool:
-        """Prepare for work to come, for a few milliseconds at most; False if there is nothing more to prepare now.
+        """Prepare for future work, a few milliseconds at most; returns False if nothing is left to prepare now.
 
-        Makes memory ready for KV blocks that were never used.
+        Touches memory for KV blocks that were never used.
         """
         return self._runner.touch_ahead(self._pool.num_ever_allocated)
 
@@ -163,10 +163,10 @@ class Engine:
     # ---- the step
 
     def step(self) -> list[SequenceOutput]:
-        """Compute one batch and return what every choice gained.
+        """Compute one batch and return the new output of every choice.
 
-        Where it can be, the next batch is queued before that one is waited for. Raises `EngineStepError` when the GPU's
-        memory does not suffice; the engine cannot go on then.
+        If possible, queues the next batch before waiting for this one. Raises `EngineStepError` if the GPU runs out of
+        memory; the engine cannot go on then.
         """
         try:
             return self._step()
@@ -198,7 +198,7 @@ class Engine:
         return outputs
 
     def _take_compiled(self) -> list[SequenceOutput]:
-        """Queue the requests whose grammars are compiled; the outputs of those that cannot be."""
+        """Schedule the requests whose grammars are compiled; returns the outputs of those whose grammar failed."""
         outputs: list[SequenceOutput] = []
         for state, compiled in [*self._compiling.items()]:
             if not compiled.done():
@@ -213,7 +213,7 @@ class Engine:
         return outputs
 
     def _wait(self) -> None:
-        """A few milliseconds at most."""
+        """Wait for a grammar or an adapter, a few milliseconds at most."""
         if self._compiling:
             self._grammars.wait(self._compiling.values())
         elif self._adapters is not None:
@@ -222,7 +222,7 @@ class Engine:
     def _start_step(
         self, plan: StepPlan, before: StepInFlight | None = None
     ) -> tuple[StepInFlight | None, list[SequenceOutput]]:
-        """(What was queued behind `before`, the outputs of requests that failed)."""
+        """Returns (the step queued after `before`, the outputs of requests that failed)."""
         if plan.begun:
             self.tell_begun(plan.begun)
         outputs = [
@@ -232,7 +232,7 @@ class Engine:
                 sequence.state, FinishReason.ERROR, message, EngineErrorCode.ADAPTER_UNREADABLE
             )
         ]
-        if plan.failed:  # a sibling of one that failed may have been admitted, if the adapter could be read then
+        if plan.failed:  # a sibling of a failed one may have been admitted, if the adapter could be read then
             plan.scheduled = [item for item in plan.scheduled if item.sequence.status is Status.RUNNING]
         return self._steps.queue(plan, before) if plan.scheduled else None, outputs
 
@@ -272,7 +272,7 @@ class Engine:
     def _take_drafted(
         self, sequence: Sequence, chosen: ChosenToken, item: ScheduledSequence, after_draft: list[ChosenToken]
     ) -> list[SequenceOutput]:
-        """after_draft: of each drafted token, what comes next if that comes."""
+        """after_draft: for each drafted token, the token chosen to follow it."""
         place = sequence.num_tokens
         outputs = self._take_token(sequence, chosen)
         num_accepted = 0
@@ -284,7 +284,7 @@ class Engine:
                 break
             self._scheduler.note_accepted(sequence)
             place += 1
-            if place == sequence.num_tokens:  # else a grammar has said already what comes here
+            if place == sequence.num_tokens:  # else the grammar has already forced this token
                 gained = self._take_token(sequence, after)
                 if gained[0].error is None:
                     outputs[0].extend(gained[0])
@@ -310,7 +310,7 @@ class Engine:
         return [self._append(sequence, token_id, logprob)]
 
     def _append_each(self, sequences: list[Sequence], token_ids: list[int]) -> list[SequenceOutput]:
-        """`_collect` of a step with nothing but one token of each."""
+        """`_collect` for a step with exactly one token per sequence and nothing else."""
         outputs: list[SequenceOutput] = []
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             if sequence.status is not Status.FINISHED:
@@ -339,7 +339,8 @@ class Engine:
     def _follow_grammar(
         self, sequence: Sequence, matcher: OutputMatcher, finish_reason: FinishReason | None, output: SequenceOutput
     ) -> tuple[FinishReason | None, int | None]:
-        """Append what can only come next, unless log-probabilities are asked for; the ending as `Endings.reason`."""
+        """Append tokens that the grammar forces, unless log-probabilities are requested. Returns the ending, as
+        `Endings.reason`."""
         stop_token_id = None
         forced = [] if sequence.request.sampling.logprobs is not None else matcher.forced_tokens()
         for token_id in forced:
@@ -360,9 +361,9 @@ class Engine:
     # ---- endings
 
     def _fail_not_finite(self, sequence: Sequence) -> list[SequenceOutput]:
-        """End the whole request; its blocks are wiped and never found again.
+        """End the whole request. Its blocks are never found again, and those not shared with others are wiped.
 
-        Nor has a row values that are finite where its grammar allows no token that the model has.
+        A row also counts as not finite if its grammar allows no token that the model has.
         """
         blocks = {block for choice in sequence.state.sequences for block in choice.blocks}
         self._pool.forget(sorted(blocks))
@@ -387,7 +388,7 @@ class Engine:
         error: str | None = None,
         error_code: EngineErrorCode | None = None,
     ) -> list[SequenceOutput]:
-        """Finish every choice that is not, including those that were never forked."""
+        """Finish every unfinished choice, including those that were never forked."""
         if not state.unfinished:
             return []
         indexes = sorted(state.unfinished)
@@ -395,7 +396,7 @@ class Engine:
         compiled = self._compiling.pop(state, None)
         is_scheduled = compiled is None
         if compiled is not None and compiled not in self._compiling.values():
-            compiled.cancel()  # if it was not begun
+            compiled.cancel()  # unless it has started
         for sequence in state.sequences:
             if is_scheduled and sequence.status is not Status.FINISHED:
                 self._scheduler.finish(sequence)
@@ -421,7 +422,7 @@ class Engine:
 
     def _forget_request(self, state: RequestState) -> None:
         del self._states[state.request.request_id]
-        # They point back at it: else all that a request holds, its prompt too, waits for the garbage collector.
+        # They point back at it: otherwise all that a request holds, its prompt too, waits for the garbage collector.
         state.sequences = []
         if not self._scheduler.running:
             self._steps.forget()
@@ -443,7 +444,7 @@ class Engine:
             raise EngineRequestError("the request is to be classified, and has no adapter that is a classifier")
 
     def _adapter_start(self, request: EngineRequest) -> int:
-        """See `RequestState`. Raises `EngineRequestError` where an activated LoRA would change nothing."""
+        """`RequestState.adapter_start`. Raises `EngineRequestError` if an activated LoRA would change nothing."""
         digest = request.adapter_digest
         invocation = () if digest is None else self._users.invocation_of(digest)
         if not invocation:
@@ -456,7 +457,7 @@ class Engine:
         return start
 
     def stats(self) -> EngineStats:
-        """A snapshot; `recent_step_tokens` starts anew with each."""
+        """A snapshot; each one restarts `recent_step_tokens`."""
         return engine_stats(
             self._counts,
             self._pool,
@@ -468,12 +469,12 @@ class Engine:
         )
 
     def check_invariants(self) -> None:
-        """Raises AssertionError. Idle: nothing is referenced."""
+        """Raises AssertionError. In an idle engine, nothing may be referenced."""
         self._scheduler.check_invariants()
 
 
 def _first_allowed(mask: NDArray[np.uint8]) -> int | None:
-    """The lowest token id of a mask as of `OutputMatcher`."""
+    """The lowest token id that a mask of `OutputMatcher` allows."""
     allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
     return int(allowed[0]) if len(allowed) else None
 
@@ -492,7 +493,7 @@ def _drafter(parts: EngineParts, config: EngineConfig, scheduler: Scheduler, end
 
 
 def _sampler(parts: EngineParts, config: EngineConfig) -> Sampler:
-    """On a device where logits are there and the backend can sample."""
+    """Samples on the device if the logits are there and the backend can sample."""
     vocab_size, device = parts.description.vocab_size, None
     if parts.accelerator is not None and isinstance(parts.backend, SamplesOnDevice):
         device = DeviceSampler(parts.backend, parts.accelerator, vocab_size, config.max_num_seqs)

@@ -1,4 +1,4 @@
-"""What the engine says of itself several times a second."""
+"""Statistics that the engine reports several times a second."""
 
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -19,7 +19,7 @@ class EngineCounts:
     num_steps: int = 0
     num_generation_tokens: int = 0
     num_accepted_tokens: int = 0
-    """Of those that were drafted."""
+    """Drafted tokens that were accepted."""
     recent_step_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
     """Rows of each step since the last snapshot."""
 
@@ -34,7 +34,7 @@ def engine_stats(
     num_prompt_tokens: int,
     num_draft_tokens: int,
 ) -> EngineStats:
-    """waiting: also those that the scheduler does not know yet."""
+    """waiting: includes sequences that the scheduler does not know yet."""
     recent_step_tokens = list(counts.recent_step_tokens)
     counts.recent_step_tokens.clear()
     blocks = pool.counts()

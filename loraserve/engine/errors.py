@@ -1,4 +1,4 @@
-"""What can go wrong in the engine, with messages for a person."""
+"""The engine's errors, with messages for people."""
 
 from loraserve.engine.request import EngineErrorCode
 

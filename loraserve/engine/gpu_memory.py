@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is left for KV cache and adapters, by running the largest step there can be."""
+"""Measures how much GPU memory is left for KV cache and adapters, by running the largest possible step."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,19 +20,19 @@ from loraserve.engine.steps.model_runner import ModelRunner
 from loraserve.models.causal_model import CausalModel
 
 EDIT_BYTES = 8
-"""A logit of every sequence: how often it has the token, and the logit edited, in float32."""
+"""Per logit of every sequence: the token's count, and the edited logit in float32."""
 COMPILED_ROWS = (1, 2, 16, 17, 32, 64, 128, 129, 256, 512, 513)
-"""Of one sequence: on both sides of where the kernels' tiles change their size."""
+"""Rows of one sequence, on both sides of each change in the kernels' tile sizes."""
 _WHAT_TAKES_MEMORY = "--kv-cache-memory-bytes, --adapter-memory-bytes or --max-num-batched-tokens"
 OUT_OF_MEMORY_ADVICE = (
     f"lower --max-model-len, {_WHAT_TAKES_MEMORY}, or raise --gpu-memory-utilization if nothing else needs the GPU"
 )
 STEP_OUT_OF_MEMORY_ADVICE = f"lower --gpu-memory-utilization, --max-num-seqs, {_WHAT_TAKES_MEMORY}"
-"""Once the engine runs: cache and adapters have their share, and what they left was too little."""
+"""For a running engine: cache and adapters have their share, and the rest was too little."""
 
 
 class GpuMemory:
-    """Ours is a share of what was free at the start, before the weights were loaded."""
+    """Our share of the memory that was free at the start, before the weights were loaded."""
 
     def __init__(self, accelerator: Accelerator, utilization: float) -> None:
         """Raises `EngineStartError` for a utilization that is not in (0, 1]."""
@@ -43,7 +43,7 @@ class GpuMemory:
         self._ours = int(utilization * self._free_at_start)
 
     def left_bytes(self, activation_bytes: int = 0) -> int:
-        """Of our share, beyond what is allocated now and what a step takes for a while."""
+        """What is left of our share besides the memory allocated now and a step's temporary memory."""
         taken = self._free_at_start - self._accelerator.free_bytes() + activation_bytes
         if taken >= self._ours:
             raise EngineStartError(
@@ -62,10 +62,10 @@ def activation_bytes(
     kv_dtype: torch.dtype,
     progress: Callable[[int, int], None],
 ) -> int:
-    """What a step needs at most beside weights, KV cache and adapters, measured; graphs have as much of their own.
+    """The measured peak memory of a step besides weights, KV cache and adapters; graphs need as much again.
 
-    Also compiles the kernels of steps that are no graphs. table: of adapters of rank 0; the model's caches and table
-    are replaced.
+    Also compiles the kernels of steps that are not graphs. table: for adapters of rank 0. Replaces the model's caches
+    and table.
     """
     num_rows = config.max_num_batched_tokens
     num_sampled = min(config.max_num_seqs, num_rows)
@@ -83,7 +83,7 @@ def activation_bytes(
     measured = max(accelerator.peak_bytes(partial(runner.forward, each)) for each in largest)
     row_bytes = model.logits_size * model.dtype.itemsize
     prompt_logits = (num_rows - num_sampled) * row_bytes
-    # Prompt logprobs are computed when of a step's own memory only its logits are not free again.
+    # When prompt logprobs are computed, all of the step's own memory except its logits is free again.
     scored = min(num_rows, ROWS_AT_A_TIME) * model.logits_size * LOGPROBS_BYTES
     scored += num_sampled * row_bytes
     graphs = 0 if config.enforce_eager else measured
@@ -91,12 +91,13 @@ def activation_bytes(
 
 
 def _sampling_bytes(num_rows: int, logits_size: int) -> int:
-    """Where each row has edits and asks for log-probabilities."""
+    """If every row has edits and requests log-probabilities."""
     return logits_size * (num_rows * EDIT_BYTES + min(num_rows, ROWS_AT_A_TIME) * LOGPROBS_BYTES)
 
 
 def compile_sampling(backend: Backend, model: CausalModel, vocab_size: int) -> None:
-    """Choose greedy and drawn tokens once, edited too, where the backend can: requests would wait for the compiler."""
+    """Choose greedy and drawn tokens once, also with edits, if the backend can: no request then waits for the
+    compiler."""
     if not isinstance(backend, SamplesOnDevice):
         return
     logits = torch.zeros((2, model.logits_size), dtype=model.dtype, device=model.device)
@@ -109,9 +110,9 @@ def compile_sampling(backend: Backend, model: CausalModel, vocab_size: int) -> N
 
 
 def _with_few_rows(num_rows: int, max_num_seqs: int) -> list[int]:
-    """Rows of each sequence: as many sequences of few rows as there can be, beside one with all other rows.
+    """Rows of each sequence: as many sequences with few rows as possible, and one with all remaining rows.
 
-    Attention keeps partial results of the few: 16 rows of float32 for each head and part.
+    Attention keeps partial results for sequences with few rows: 16 rows of float32 for each head and part.
     """
     few = min(max(num_rows // max_num_seqs, 2), APPEND_ROWS)
     num_few = min(max_num_seqs - 1, (num_rows - 1) // few)
@@ -121,9 +122,9 @@ def _with_few_rows(num_rows: int, max_num_seqs: int) -> list[int]:
 def _profile_batch(
     num_rows: Sequence[int], num_sampled: int, block_size: int, has_adapter: bool, device: torch.device
 ) -> StepBatch:
-    """num_rows: of each sequence; in every context there are as many keys as there are rows in all.
+    """num_rows: per sequence. Every context has as many keys as there are rows in total.
 
-    Every block of a sequence is the only one there is, and K and V are written nowhere but there.
+    All entries of the block table name the same single block, and K and V are written only there.
     """
     total = sum(num_rows)
     starts = [0, *accumulate(num_rows)][:-1]

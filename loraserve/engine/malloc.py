@@ -1,6 +1,6 @@
 """How glibc's malloc treats large blocks: one way while weights are copied, another while steps run.
 
-Nothing happens with another C library.
+Has no effect with another C library.
 """
 
 import ctypes
@@ -14,10 +14,10 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"
 
 
 def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process whose large blocks ask the system for huge pages; what the user chose stays.
+    """The environment for a process whose large blocks request huge pages; keeps a setting that the user chose.
 
-    It can only be asked for before a process starts. Nothing changes where the system gives them to no process, or to
-    all: `/sys/kernel/mm/transparent_hugepage/enabled` is "never" or "always".
+    Huge pages can only be requested before a process starts. This changes nothing if the system gives them to no
+    process or to all, that is, if `/sys/kernel/mm/transparent_hugepage/enabled` is "never" or "always".
     """
     tunables = environment.get(_TUNABLES, "")
     if _HUGE_PAGES in tunables:
@@ -26,16 +26,16 @@ def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def give_large_blocks_back() -> None:
-    """Every block of a MiB or more returns to the system when freed: copying weights leaves no holes behind.
+    """Return every block of 1 MiB or more to the system when it is freed, so that copying weights leaves no holes.
 
-    It took 28 MB off the peak of loading a model of 536 MB.
+    This lowered the peak of loading a 536 MB model by 28 MB.
     """
     _set(_M_MMAP_THRESHOLD, _MIB)
 
 
 def keep_large_blocks() -> None:
-    """From now on freed activations are kept for the next step, which then takes no page faults."""
-    _call("malloc_trim", 0)  # holes between weights that are smaller than a MiB, as those of experts are
+    """From now on keep freed activations for the next step, which then takes no page faults."""
+    _call("malloc_trim", 0)  # frees holes between weights smaller than 1 MiB, such as those of experts
     _set(_M_MMAP_THRESHOLD, 32 * _MIB)  # the most glibc accepts
     _set(_M_TRIM_THRESHOLD, 256 * _MIB)
 

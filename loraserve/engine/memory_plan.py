@@ -1,4 +1,4 @@
-"""How much memory the KV cache and the adapter arena get, and how long a sequence may then be."""
+"""How much memory the KV cache and the adapter arena get, and how long a sequence can then be."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """What KV cache and adapters get by default, of the memory available once the weights are loaded."""
+    """Default shares of KV cache and adapters in the memory available once the weights are loaded."""
 
     kv: float
     max_kv_bytes: int | None
     adapters: float
     max_adapter_bytes: int | None
     hint: str
-    """What else makes room, to follow "lower --a or --b"."""
+    """Other ways to make room, to follow "lower --a or --b"."""
 
     def default_kv_bytes(self, available_bytes: int) -> int:
         return _at_most(int(self.kv * available_bytes), self.max_kv_bytes)
@@ -31,13 +31,13 @@ def _at_most(size_bytes: int, limit_bytes: int | None) -> int:
 
 
 HOST_SHARES = MemoryShares(0.40, 4 * GIB, 0.15, 2 * GIB, hint="")
-"""Others use the machine too."""
+"""Low, because other processes use the machine too."""
 GPU_SHARES = MemoryShares(
     0.85, None, 0.15, None, hint=", raise --gpu-memory-utilization or lower --max-num-batched-tokens"
 )
-"""Of what `gpu_memory.left_bytes` says is ours."""
+"""Shares of `GpuMemory.left_bytes`."""
 _SMALLER_WEIGHTS = {"none": "int8 or int4", "int8": "int4"}
-"""What may help where a model with such weights leaves no memory."""
+"""Quantizations that may help if a model with these weights leaves no memory."""
 
 
 def host_shares(quantization: str) -> MemoryShares:
@@ -72,7 +72,8 @@ def plan_memory(
     enable_lora: bool,
     shares: MemoryShares = HOST_SHARES,
 ) -> MemoryPlan:
-    """Raises `EngineStartError` when not even one block fits or the request exceeds the model."""
+    """Raises `EngineStartError` if fewer than two blocks fit, or if more memory or length is requested than there
+    is."""
     notes = []
     if kv_cache_bytes is None:
         kv_cache_bytes = shares.default_kv_bytes(available_bytes)

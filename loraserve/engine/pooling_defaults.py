@@ -1,4 +1,4 @@
-"""How a model's own files say that hidden states become an embedding: those of sentence-transformers."""
+"""How a model's own files say to turn hidden states into an embedding: those of sentence-transformers."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ from loraserve.engine.request import Pooling
 from loraserve.models import loader
 
 COMPUTED_MODULES = {"Transformer", "Pooling", "Normalize"}
-"""What an answer to /v1/embeddings is made of."""
+"""The sentence-transformers modules that /v1/embeddings computes."""
 UNCOMPUTED_NOTE = (
     "its modules.json has {}, which is not computed: /v1/embeddings takes 'pooling' and gives what comes before"
 )
@@ -15,18 +15,18 @@ POOLING_MODES = {
     "pooling_mode_mean_tokens": Pooling.MEAN,
     "pooling_mode_mean": Pooling.MEAN,
 }
-"""Several at once would be concatenated."""
+"""Only one may be set: several would be concatenated."""
 
 
 class PoolingDefaults(NamedTuple):
     pooling: Pooling | None
-    """None = what they ask for is not computed."""
+    """None = the engine does not compute what the files specify."""
     notes: list[str]
     """For the person who started the server."""
 
 
 def pooling_defaults(model: str, revision: str | None) -> PoolingDefaults:
-    """Of a model's directory, or its name in the Hugging Face cache."""
+    """model: a directory, or a name in the Hugging Face cache."""
     uncomputed = _uncomputed(loader.load_json(model, "modules.json", revision))
     if uncomputed:
         return PoolingDefaults(None, [UNCOMPUTED_NOTE.format(", ".join(uncomputed))])

@@ -1,4 +1,4 @@
-"""Whose work the engine has, for whoever looks at it."""
+"""Counts the engine's work by tenant and adapter."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ class _Counts:
 
 
 def queue_stats(sequences: Iterable[Sequence]) -> list[QueueStats]:
-    """By tenant and adapter, of running and waiting sequences, in the order of their first one."""
+    """Running and waiting sequences by tenant and adapter, in the order of their first sequence."""
     counts: defaultdict[tuple[str, str | None], _Counts] = defaultdict(_Counts)
     for sequence in sequences:
         of = counts[sequence.request.tenant, sequence.request.adapter_digest]

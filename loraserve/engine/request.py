@@ -1,4 +1,4 @@
-"""What the engine is asked and what it answers. No torch here: the API process imports this module."""
+"""The engine's requests and outputs. No torch here: the API process imports this module."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,15 +17,15 @@ class EngineErrorCode(StrEnum):
     INVALID_REQUEST = "invalid_request"
     ADAPTER_NOT_LOADED = "adapter_not_loaded"
     ADAPTER_UNREADABLE = "adapter_unreadable"
-    """It was loaded, but its packed file could not be copied into the arena."""
+    """The adapter was loaded, but its packed file could not be copied into the arena."""
     GRAMMAR = "grammar"
-    """It cannot be used, or what it allows next cannot be found out within the limits."""
+    """The grammar cannot be used, or the tokens it allows next cannot be determined within the limits."""
     NOT_FINITE = "not_finite"
     """The model produced values that are not finite numbers."""
 
 
 class GrammarKind(StrEnum):
-    """Named as `llguidance.grammar_from` does."""
+    """Names are those of `llguidance.grammar_from`."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -37,22 +37,22 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarReasoning:
-    """What an output may begin with before a grammar holds it: anything up to the closing token."""
+    """Reasoning that may precede the output that a grammar constrains: anything up to the closing token."""
 
     opening_id: int | None
-    """The output's first token where it reasons; None = it does from the start."""
+    """The first token of an output that reasons; None = the output is reasoning from its start."""
     closing_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an output is held to, token by token."""
+    """A constraint on an output, applied token by token."""
 
     kind: GrammarKind
     text: str
     reasoning: GrammarReasoning | None = None
     param: str | None = field(default=None, compare=False)
-    """What asks for it, for its errors: it is the same grammar whatever does."""
+    """The request's parameter that specifies it, for error messages; not part of its identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class SamplingParams:
     """None = no logprobs; k = the sampled token's and the k most likely tokens'."""
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
-    """What the output follows, and where it ends; None = anything."""
+    """Constrains the output and decides where it ends; None = no constraint."""
 
     @property
     def has_penalties(self) -> bool:
@@ -93,16 +93,16 @@ class Pooling(StrEnum):
     """How the hidden states of a prompt's tokens become one vector."""
 
     LAST = "last"
-    """That of the last token, which has seen all others."""
+    """The last token's, which depends on all other tokens."""
     MEAN = "mean"
 
 
 class LabelActivation(StrEnum):
-    """What becomes of the numbers that a classifier's head gives."""
+    """What is applied to the numbers from a classifier's head."""
 
     NONE = "none"
     SIGMOID = "sigmoid"
-    """Of each by itself."""
+    """To each number separately."""
     SOFTMAX = "softmax"
 
 
@@ -110,16 +110,16 @@ class LabelActivation(StrEnum):
 class PoolingParams:
     pooling: Pooling
     dimensions: int | None = None
-    """Keep the vector's first ones; None = all, which are the model's hidden size."""
+    """How many leading components of the vector to keep; None = all, the model's hidden size."""
     normalize: bool = True
-    """To a Euclidean length of 1, after that."""
+    """Scale to a Euclidean length of 1, after `dimensions` is applied."""
     labels: LabelActivation | None = None
-    """The answer is what the head of the adapter, a classifier, makes of the vector, neither cut nor normalized: a
-    number for each label. None = it is the vector."""
+    """The answer is a number for each label: the output of the head of the request's adapter, a classifier, for the
+    vector, which is neither truncated nor normalized. None = the answer is the vector."""
 
 
 def to_classify(activation: LabelActivation) -> PoolingParams:
-    """As transformers' `…ForSequenceClassification`: by the state of the last token."""
+    """As transformers' `…ForSequenceClassification`: from the last token's hidden state."""
     return PoolingParams(Pooling.LAST, normalize=False, labels=activation)
 
 
@@ -138,17 +138,18 @@ class EngineRequest:
     tenant_weight: float = 1.0
     """Share of the engine relative to other tenants; above 0."""
     predicted_token_ids: list[int] = field(default_factory=list)
-    """What its outputs will be, more or less. Changes how soon they come, not what they are."""
+    """An approximate prediction of its outputs. Affects how soon they arrive, not what they are."""
     pooling: PoolingParams | None = None
-    """The answer is one vector of the prompt, and no token: of `sampling` nothing counts. None = it is tokens."""
+    """The answer is one vector for the prompt, without tokens; `sampling` has no effect. None = the answer is
+    tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     token_id: int
     logprob: float
-    """Natural logarithm of the softmax of the model's own logits: before bias, bans, penalties and temperature, as
-    vLLM's default `raw_logprobs`. -inf where the logit is."""
+    """Natural logarithm of the softmax of the model's own logits: before bias, bans, penalties and temperature, as in
+    vLLM's default `raw_logprobs`. -inf if the logit is."""
     rank: int
     """1 + the number of tokens with a larger logit, so 1 = the most likely token; equal logits share a rank."""
     top: list[tuple[int, float]]
@@ -157,7 +158,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class BegunPrompt:
-    """A request whose prompt is about to be computed: from now on it has cost something. Once, also where it is
+    """A request whose prompt is about to be computed; from now on it is charged. Reported once, even if it is
     preempted."""
 
     request_id: str
@@ -169,7 +170,7 @@ class BegunPrompt:
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """What one choice of one request gained in one step.
+    """The new output of one choice of one request in one step.
 
     Not frozen: one is made for every token, in 0.35 µs instead of 1.6.
     """
@@ -186,18 +187,18 @@ class SequenceOutput:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """On the first output of index 0; the first prompt token has None."""
     pooled: bytes | None = None
-    """The prompt's vector, or its labels' numbers, little-endian float32, where the request has `pooling`."""
+    """The prompt's vector or its labels' numbers as little-endian float32, if the request has `pooling`."""
     num_predicted_tokens: int = 0
-    """What was drafted of the choice so far because its request predicts it; 0 also in steps without a draft."""
+    """Tokens drafted so far for this choice from the request's prediction; also 0 in steps without a draft."""
     num_accepted_tokens: int = 0
-    """Of that, what was right."""
+    """Of these, the ones that were accepted."""
     error: str | None = None
     """With finish_reason "error": what went wrong, safe to show."""
     error_code: EngineErrorCode | None = None
     """With finish_reason "error"."""
 
     def extend(self, later: "SequenceOutput") -> None:
-        """With what the choice gained next in the same step."""
+        """Append the choice's next output of the same step."""
         self.token_ids += later.token_ids
         if self.logprobs is not None and later.logprobs is not None:
             self.logprobs += later.logprobs
@@ -206,7 +207,7 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The work of one tenant for one adapter."""
+    """One tenant's work for one adapter."""
 
     tenant: str
     adapter_digest: str | None
@@ -215,7 +216,7 @@ class QueueStats:
     """Sequences."""
     num_waiting: int
     num_tokens_waiting: int
-    """Prompt tokens of both that are not computed yet."""
+    """Prompt tokens of running and waiting sequences that are not computed yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +240,9 @@ class EngineStats:
     """Prompt tokens computed, in total."""
     num_generation_tokens: int = 0
     num_draft_tokens: int = 0
-    """Tokens that were guessed ahead and checked, in total."""
+    """Tokens that were drafted and checked, in total."""
     num_accepted_tokens: int = 0
-    """Of these, the ones that were chosen."""
+    """Of these, the ones that were accepted."""
     arena_size_bytes: int = 0
     arena_used_bytes: int = 0
     num_adapter_loads: int = 0

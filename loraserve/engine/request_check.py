@@ -1,4 +1,4 @@
-"""What a request must be for the engine to serve it."""
+"""Checks that the engine can serve a request."""
 
 import math
 
@@ -10,7 +10,7 @@ from loraserve.engine.request import EngineRequest, Grammar, PoolingParams
 def check_request(request: EngineRequest, model: ModelDescription) -> None:
     """Raises `EngineRequestError`.
 
-    The API has checked all this; the engine trusts nobody with an index into a tensor.
+    The API has already checked all this, but the engine trusts no caller with an index into a tensor.
     """
     params, num_prompt = request.sampling, len(request.prompt_token_ids)
     max_model_len, max_num_seqs, vocab_size = model.max_model_len, model.max_num_seqs, model.vocab_size

@@ -1,4 +1,4 @@
-"""From an `EngineConfig` to a model ready to run: load, size memory, prove, swap."""
+"""Turns an `EngineConfig` into a model ready to run: load, size memory, prove, swap."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -102,17 +102,17 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     default_pooling, pooling_notes = pooling_defaults(config.model, config.revision)
     tokenizer_json = loader.tokenizer_json(tokenizer)
     token_ids = set(tokenizer.get_vocab().values())
-    num_ids = max(token_ids) + 1  # of some of which there may be no token
+    num_ids = max(token_ids) + 1  # some of these ids may have no token
     eos_token_ids = _eos_token_ids(tokenizer, model_config, generation_config, num_ids)
     turn_end_ids = _turn_end_ids(tokenizer, config.turn_end_tokens)
-    # Reads the tokenizer while weights are loaded.
+    # Reads the tokenizer in a thread while weights are loaded.
     grammars = Grammars(loader.without_gaps(tokenizer_json, token_ids), [*eos_token_ids, *turn_end_ids.values()])
     backend, backend_note = _backend(config, device)
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
     stored: StoredWeights = {}
     if _keeps_stored(config, device, dtype, backend, quantization):
         stored = loader.stored_weights(config.model, config.revision, model_config, dtype)
-    form = _form_of_most(model_config, dtype, stored) or quantization  # by which drafts cost what they do
+    form = _form_of_most(model_config, dtype, stored) or quantization  # determines the cost of drafts
     num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, form)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
@@ -122,7 +122,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     model = CausalModel(hf_model, backend, quantization, stored, available_memory_bytes() if stored else None)
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
-    # Weights mapped from their file take memory only once they are packed, so what is available now would be too much.
+    # Weights mapped from their file take memory only once they are packed, so what is available now is an overestimate.
     host_bytes = max(available_bytes - model.weight_bytes, 0)
     plan = _plan(config, model, kv_dtype, model_config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
     vocab_size = min(num_ids, model.logits_size)
@@ -196,10 +196,10 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
 
 
 def _num_threads(model: CausalModel) -> int:
-    """As many as there are CPUs, but one for a model that a core's cache holds.
+    """One per available CPU, but only one for a model that fits in a core's cache.
 
-    Measured with 2.5 M parameters on 2 cores: 1.05 ms a step with one thread and 1.07 to 1.18 with two; with both cores
-    in use by others, threads that wait for each other made steps a hundred times longer.
+    Measured with 2.5 M parameters on 2 cores: a step takes 1.05 ms with one thread and 1.07 to 1.18 ms with two. When
+    others used both cores, threads that waited for each other made steps a hundred times longer.
     """
     return 1 if model.weight_bytes <= SINGLE_THREAD_WEIGHT_BYTES else available_cpus()
 
@@ -259,14 +259,14 @@ def _quantization_notes(quantization: Quantization | None, model: CausalModel, b
 def _keeps_stored(
     config: EngineConfig, device: torch.device, dtype: torch.dtype, backend: Backend, quantization: Quantization | None
 ) -> bool:
-    """Whether what is in four bits that we have too stays so. Without our C kernels each step makes it whole again,
-    which has to be asked for."""
+    """Whether weights stored in a four-bit format that we support stay so. Without our C kernels each step dequantizes
+    them to full precision, so they then stay so only if quantization was requested."""
     is_fit = device.type == "cpu" and (backend.packs(dtype) or quantization is not None)
     return is_fit and config.load_format != "dummy"
 
 
 def _form_of_most(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> Quantization | None:
-    """That of the linears which are not experts', where they are more than half of the model's weights, else None."""
+    """The format of stored linears outside experts if these are more than half of the model's weights, else None."""
     linears = [weight for weight in stored.values() if len(weight.shape) == 2]
     num_bytes = sum(placeholder(weight, dtype).nbytes for weight in linears)
     are_most = num_bytes > loader.num_weight_bytes(model_config, dtype) / 2
@@ -298,7 +298,8 @@ def _load_weights(
 def _require_room(
     config: EngineConfig, model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights
 ) -> None:
-    """For what is made whole in memory, and what stays in four bits. Other weights are mapped from their files."""
+    """Check the memory for weights that are dequantized to full precision and for those that stay in four bits. Other
+    weights are mapped from their files."""
     method = quantization_method(model_config)
     if method is None:
         return
@@ -367,13 +368,13 @@ def _builder(
     runner: ModelRunner,
     progress: Progress,
 ) -> BatchBuilder:
-    """Also captures the runner's graphs, which read its tensors."""
+    """Also captures the runner's graphs, which read the builder's tensors."""
     max_num_rows, max_num_seqs, block_size = config.max_num_batched_tokens, config.max_num_seqs, config.block_size
     max_blocks = -(-plan.max_model_len // block_size)
     if accelerator is None:
         return BatchBuilder(max_num_rows, max_num_seqs, max_blocks, block_size)
     lists, sizes = None, NO_GRAPHS
-    if backend.name == "triton":  # the only one that reads lists, and that never waits for the GPU within a step
+    if backend.name == "triton":  # the only one that reads lists and never waits for the GPU within a step
         num_splits = splits_for_device(accelerator.device, model.kv_specs[0].num_kv_heads)
         lists = WorkLists(max_num_rows, max_num_seqs, plan.max_model_len, num_splits)
         sizes = NO_GRAPHS if config.enforce_eager else GraphSizes.up_to(max_num_rows, max_num_seqs)
@@ -414,7 +415,7 @@ def _num_speculative_tokens(
     dtype: torch.dtype,
     quantization: Quantization | None,
 ) -> int:
-    """None for experts either: each row may read others."""
+    """0 for mixture-of-experts models, too: each row may read different experts."""
     asked = config.num_speculative_tokens
     if asked == 0:
         return 0
@@ -432,10 +433,11 @@ def _num_speculative_tokens(
 def _free_rows(
     model: CausalModel, backend: Backend, model_config: PreTrainedConfig, quantization: Quantization | None
 ) -> FreeRows:
-    """A row's attention multiplies its queries with the keys and values of its context, a linear its weights once.
+    """A row's attention multiplies its queries by its context's keys and values; a linear multiplies by each weight
+    once.
 
-    Of a few rows it takes about twice as long for each product: with AVX-512, 100 M parameters and 1,500 tokens, a row
-    more takes 0.3 ms longer than with 128, where a row's linears take 0.44.
+    With a few rows, attention takes about twice as long per product: with AVX-512 and 100 M parameters, one more row
+    takes 0.3 ms longer with 1,500 tokens of context than with 128, while a row's linears take 0.44 ms.
     """
     num_heads = model_config.get_text_config().num_attention_heads
     num_products = sum(2 * num_heads * spec.head_dim for spec in model.kv_specs)
@@ -456,7 +458,7 @@ def _eos_token_ids(
     generation_config: GenerationConfig | None,
     num_ids: int,
 ) -> list[int]:
-    """The union of what tokenizer, config and generation_config name, as far as the tokenizer has such ids."""
+    """The union of what tokenizer, config and generation_config name, without ids that the tokenizer lacks."""
     ids: set[int] = set()
     for source in (tokenizer, config, config.get_text_config(), generation_config):
         value = getattr(source, "eos_token_id", None)
@@ -465,7 +467,7 @@ def _eos_token_ids(
 
 
 def _turn_end_ids(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> dict[str, int]:
-    """Special ones alone: what may also stand in the middle of a text would cut it off."""
+    """Only special tokens: a token that may also occur within a text would cut it off."""
     special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     for token in tokens:
         if token not in special:
@@ -483,7 +485,7 @@ def _check_in_vocabulary(turn_end_ids: Mapping[str, int], vocab_size: int) -> No
 
 
 def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Of several named templates, the default one."""
+    """If there are several named templates, the default one."""
     template = tokenizer.chat_template
     return template.get("default") if isinstance(template, dict) else template
 

@@ -1,4 +1,4 @@
-"""Which adapters are in the arena, and where: each has an extent of exactly its bytes and a row of the table."""
+"""Which adapters are in the arena, and where: each has an extent of exactly its size and a row of the table."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from loraserve.engine.adapters.extents import Extents
 from loraserve.engine.adapters.rows import AdapterRows
 
 MAX_COPIED = 1 << 24
-"""Elements that are copied twice at a time: 32 MiB of bfloat16."""
+"""Elements that are copied through a temporary tensor at a time: 32 MiB of bfloat16."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Resident:
 
 
 class AdapterArena:
-    """By digest; sizes in elements. Nothing is evicted or moved but when asked for."""
+    """By digest; sizes in elements. Adapters are evicted and moved only on request."""
 
     def __init__(self, rows: AdapterRows, num_slots: int) -> None:
         self._rows = rows
@@ -48,21 +48,21 @@ class AdapterArena:
         self.free_slots = list(range(num_slots - 1, -1, -1))
 
     def can_make_room(self, size: int) -> bool:
-        """Whether evicting suffices, and moving together what is left."""
+        """Whether there is room after evicting all that can be evicted and compacting the rest."""
         num_evictable = sum(self.residents[digest].size for digest in self.evictable)
         return size <= self.extents.num_free + num_evictable and bool(self.free_slots or self.evictable)
 
     def next_victim(self, size: int) -> str | None:
-        """Whom to evict to make room; None once there is, if scattered. Only where `can_make_room`."""
+        """The adapter to evict next to make room; None once there is room, if scattered. Requires `can_make_room`."""
         has_room = self.extents.num_free >= size and self.free_slots
         return None if has_room else next(iter(self.evictable))
 
     def try_allocate(self, size: int) -> int | None:
-        """Start of an extent to `enter`; None where no free one is large enough, or no slot is free."""
+        """Start of an extent to `enter`; None if no free one is large enough, or no slot is free."""
         return self.extents.try_allocate(size) if self.free_slots else None
 
     def enter(self, digest: str, table: PackedTable, start: int, size: int) -> Resident:
-        """Its row of the table; what is in the extent is for the caller."""
+        """Write its row of the table. The caller fills the extent."""
         offsets = table.offset_a, table.offset_b, table.offset_bias, table.offset_magnitude
         resident = Resident(self.free_slots.pop(), start, size, *offsets)
         self._rows.write(resident.adapter_slot, table)
@@ -83,7 +83,7 @@ class AdapterArena:
         self.free_slots.append(resident.adapter_slot)
 
     def compact(self, size: int) -> None:
-        """Move adapters together until `size` is free in one piece: those that are least to move."""
+        """Move adapters together until `size` is free in one piece, moving as little as possible."""
         start, end = self.extents.cheapest_span(size)
         place = start
         for resident in sorted(self.residents.values(), key=lambda r: r.start):
@@ -113,7 +113,8 @@ class AdapterArena:
         )
 
     def _copy_down(self, source: int, destination: int, size: int) -> None:
-        """Within the arena. Where the two overlap, piece by piece, so that there is memory for a copy of one."""
+        """Copy within the arena; if source and destination overlap, in pieces, so that only one piece needs temporary
+        memory."""
         arena, distance = self.table.arena, source - destination
         piece = max(distance, MAX_COPIED)
         for offset in range(0, size, piece):

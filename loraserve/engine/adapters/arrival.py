@@ -1,4 +1,4 @@
-"""Adapters whose copies to a GPU are all queued: a step with their rows begins, and waits where it needs a part."""
+"""Adapters whose copies to a GPU are all queued: a step that uses one may begin, and waits when it needs a part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ import numpy as np
 from loraserve.engine.device.accelerator import Accelerator, Event
 
 FIRST_PART_BYTES = 2 << 20
-"""About a layer of rank 16 of an 8B model: the first layer waits for no more than this."""
+"""About one layer of rank 16 of an 8B model: the first layer waits for no more than this."""
 LARGEST_PART_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CopyParts:
-    """A packed payload cut where the data of some of its groups end."""
+    """A packed payload, cut at the ends of some of its groups."""
 
     ends: tuple[int, ...]
     """In bytes, ascending; the last one is the payload's size."""
     part_of_group: tuple[int, ...]
-    """By group of the model: the part with the last byte of it and of all groups before it; -1 = there is none."""
+    """By group of the model: the part with the last byte of this and all earlier groups; -1 = they have no data."""
 
 
 def copy_parts(offset_a: np.ndarray, size_bytes: int, element_bytes: int) -> CopyParts:
-    """offset_a: of the `PackedTable`; groups are packed in the order in which the model computes them.
+    """offset_a: from the `PackedTable`; groups are packed in the order in which the model computes them.
 
-    The least size of a part doubles up to `LARGEST_PART_BYTES`: a layer of a long prompt takes longer to compute than
-    its part to arrive, and every part costs the host some calls.
+    The least size of a part doubles up to `LARGEST_PART_BYTES`: for a long prompt, computing a layer takes longer than
+    copying its part, and every part costs the host some calls.
     """
     present = [group for group, offset in enumerate(offset_a.tolist()) if offset >= 0]
     starts = [int(offset_a[group]) * element_bytes for group in present]
@@ -46,10 +46,10 @@ def copy_parts(offset_a: np.ndarray, size_bytes: int, element_bytes: int) -> Cop
 
 
 class Arrival:
-    """One adapter's, on the accelerator's side stream. The waits are the main stream's; the host goes on."""
+    """One adapter's copies, on the accelerator's side stream. Only the main stream waits for them; the host goes on."""
 
     def __init__(self, accelerator: Accelerator, parts: CopyParts, copied: Sequence[Event]) -> None:
-        """copied: behind each of the parts."""
+        """copied: an event after each part."""
         self._accelerator = accelerator
         self._parts = parts
         self._copied = copied
@@ -57,16 +57,16 @@ class Arrival:
 
     @property
     def is_waited(self) -> bool:
-        """Whatever is queued from now on runs after all of it."""
+        """Whether work queued from now on runs after all of its copies."""
         return self._num_waited == len(self._copied)
 
     @property
     def last(self) -> Event:
-        """Behind all of it."""
+        """The event after its last part."""
         return self._copied[-1]
 
     def before_group(self, group_index: int) -> None:
-        """What is queued from now on runs after the matrices of this group, and of those before it, are there."""
+        """Work queued from now on runs after the matrices of this group, and of all earlier ones, have arrived."""
         self._wait(self._parts.part_of_group[group_index])
 
     def before_all(self) -> None:
@@ -79,7 +79,7 @@ class Arrival:
 
 
 class StepArrivals:
-    """Of the adapters in one step."""
+    """The arrivals of the adapters in one step."""
 
     def __init__(self, arrivals: Sequence[Arrival]) -> None:
         self._arrivals = arrivals

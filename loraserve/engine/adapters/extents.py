@@ -38,9 +38,10 @@ class Extents:
         self._free = merged
 
     def cheapest_span(self, size: int) -> tuple[int, int]:
-        """(start, end) from one free extent to another with `size` free in all and as little as can be in use between.
+        """(start, end) from one free extent to another, with `size` free in total and as little as possible in use
+        between them.
 
-        Only where so much is free.
+        Requires that much free space.
         """
         spans: list[tuple[int, int, int]] = []
         first = num_free = 0
@@ -56,7 +57,7 @@ class Extents:
         return start, end
 
     def join(self, start: int, end: int) -> None:
-        """What was in use in the span is now at its start, and what was free is one extent at its end."""
+        """Record that what was in use in the span is now at its start, and what was free is one extent at its end."""
         num_free = sum(size for free_start, size in self._free if start <= free_start < end)
         others = [extent for extent in self._free if not start <= extent[0] < end]
         self._free = sorted([*others, (end - num_free, num_free)])

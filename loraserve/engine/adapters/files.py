@@ -1,4 +1,4 @@
-"""The packed files of the adapters the engine knows, and which of them were found undamaged."""
+"""The packed files of the adapters that the engine knows, and which of them were verified."""
 
 import time
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ class AdapterFile:
     size_bytes: int
     """Of the payload."""
     invocation_token_ids: tuple[int, ...] = ()
-    """Of an activated LoRA; empty = it is none."""
+    """Of an activated LoRA; empty = it is not one."""
     head: PackedHead | None = None
     """Of a classifier."""
 
 
 class AdapterFiles:
-    """By digest. Threads may read; all else is for one thread. What cannot be read raises `AdapterError`."""
+    """By digest. Any thread may read; everything else is for one thread. Failed reads raise `AdapterError`."""
 
     def __init__(self, layout_fingerprint: str) -> None:
         self._layout_fingerprint = layout_fingerprint
         self._files: dict[str, AdapterFile] = {}
         self._verified: dict[str, FileState] = {}
-        """States of files in which the payload had its sha256."""
+        """States of files whose payload matched its sha256."""
         self._damaged: dict[str, tuple[FileState, str]] = {}
-        """States of files that were found to be damaged, and what was wrong."""
+        """States of damaged files, and what was wrong."""
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._files
@@ -40,11 +40,11 @@ class AdapterFiles:
         return self._files[digest]
 
     def add(self, digest: str, file: AdapterFile) -> None:
-        """From now on it is known, or its file is this one."""
+        """Make it known, or replace its file."""
         self._files[digest] = file
 
     def forget(self, digest: str) -> None:
-        """A no-op for what is unknown. No thread may be reading it."""
+        """A no-op if it is unknown. No thread may be reading it."""
         self._files.pop(digest, None)
         self._verified.pop(digest, None)
         self._damaged.pop(digest, None)
@@ -57,9 +57,9 @@ class AdapterFiles:
         return packed
 
     def read_verified(self, digest: str, path: Path) -> PackedAdapter:
-        """The payload is hashed once, also where it turns out damaged, and again when its file has changed.
+        """Hashes the payload once, even if it turns out damaged, and again when its file has changed.
 
-        20 MiB in the page cache are hashed in 11 ms and copied in 2 (EPYC), while every running sequence waits.
+        Hashing 20 MiB in the page cache takes 11 ms and copying it 2 ms (EPYC), while every running sequence waits.
         """
         now_ns, state = time.time_ns(), file_state(path)
         if state is not None and state == self._verified.get(digest):
@@ -79,7 +79,7 @@ class AdapterFiles:
         return packed
 
     def payload(self, digest: str, file: AdapterFile) -> np.ndarray:
-        """Verified, and as long as it was. uint8, a mapping of the file."""
+        """The verified payload, with the size that `file` states: uint8, a mapping of the file."""
         packed = self.read_verified(digest, file.path)
         if packed.size_bytes != file.size_bytes:
             raise AdapterError("file_changed", f"{file.path.name} changed while it was loaded", file=file.path.name)

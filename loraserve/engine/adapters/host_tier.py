@@ -1,6 +1,6 @@
-"""Verified adapters in page-locked memory: one that a GPU has evicted returns without its file being read or hashed.
+"""Verified adapters in page-locked memory: an adapter evicted from a GPU returns without its file being read or hashed.
 
-The memory is one slab, locked at the start: locking pages takes longer than copying them.
+The memory is one slab, locked at the start, because locking pages takes longer than copying them.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from loraserve.engine.device.accelerator import Accelerator, Event
 from loraserve.engine.errors import EngineStartError
 
 DEFAULT_SHARE = 0.1
-"""Of the memory that is available on the host."""
+"""Of the memory available on the host."""
 MAX_DEFAULT_BYTES = 4 << 30
 _FLAG = "--adapter-host-memory-bytes"
 
@@ -40,7 +40,7 @@ def choose_host_tier_bytes(requested: int | None, accelerator: Accelerator | Non
 
 
 def locked_bytes(size_bytes: int) -> int:
-    """What torch locks for so many: the next power of two."""
+    """What torch locks for this size: the next power of two."""
     return 1 << (size_bytes - 1).bit_length() if size_bytes else 0
 
 
@@ -50,27 +50,27 @@ class StagedAdapter:
     payload: Tensor
     """uint8, in the slab; a thread writes it while the adapter is `filling` or on its way to the GPU."""
     start: int
-    """In the slab."""
+    """Where it starts in the slab."""
     file: FileState
-    """Before it was read."""
+    """State of the file before it was read."""
     filling: Future[None] | None = None
     """None = complete, or filled on its first way to the GPU."""
     copied: Event | None = None
-    """Behind the last copy from it."""
+    """Event after the last copy from it."""
 
     @property
     def is_idle(self) -> bool:
-        """Nobody writes or reads its memory."""
+        """Neither `filling` writes its memory nor a copy reads it."""
         return (self.filling is None or self.filling.done()) and (self.copied is None or self.copied.query())
 
     @property
     def is_filled(self) -> bool:
-        """Whether `filling` has come to its end, and a good one."""
+        """Whether `filling` has ended successfully."""
         filling = self.filling
         return filling is not None and filling.done() and not filling.cancelled() and filling.exception() is None
 
     def settle(self) -> None:
-        """Wait until it is idle; a `filling` that has not begun never begins."""
+        """Wait until it is idle; cancels a `filling` that has not begun."""
         if self.filling is not None and not self.filling.cancel():
             wait([self.filling])
         if self.copied is not None:
@@ -78,7 +78,7 @@ class StagedAdapter:
 
 
 class HostTier:
-    """By digest, the least recently used ones forgotten first. One thread calls it, and never waits in `try_stage`."""
+    """By digest; the least recently used are forgotten first. For one thread; `try_stage` never waits."""
 
     def __init__(self, accelerator: Accelerator, size_bytes: int) -> None:
         """Raises `EngineStartError`."""
@@ -94,7 +94,8 @@ class HostTier:
         return self._extents.size - self._extents.num_free
 
     def find(self, digest: str, file: FileState | None) -> StagedAdapter | None:
-        """Complete or `filling`, and now the most recently used; None, and forgotten, where the file is another one."""
+        """The adapter, complete or `filling`, now the most recently used. None if its file has changed or `filling`
+        failed: it is then forgotten."""
         staged = self._staged.get(digest)
         if staged is None:
             return None
@@ -110,9 +111,9 @@ class HostTier:
     def try_stage(
         self, digest: str, table: PackedTable, size_bytes: int, file: FileState, busy: Container[str]
     ) -> StagedAdapter | None:
-        """Memory for an adapter that has none, as the most recently used; None where idle ones do not make room.
+        """Memory for an adapter that has none, as the most recently used; None if forgetting idle ones is not enough.
 
-        busy: what must not be forgotten either.
+        busy: adapters that must not be forgotten either.
         """
         staged = self.try_stage_free(digest, table, size_bytes, file)
         if staged is None and size_bytes <= self._extents.size:
@@ -124,7 +125,7 @@ class HostTier:
         return staged
 
     def try_stage_free(self, digest: str, table: PackedTable, size_bytes: int, file: FileState) -> StagedAdapter | None:
-        """As `try_stage`, but nothing is forgotten for it."""
+        """As `try_stage`, but forgets no other adapter."""
         assert digest not in self._staged, f"adapter {digest[:12]} is staged twice"
         start = self._extents.try_allocate(size_bytes)
         if start is None:
@@ -133,13 +134,13 @@ class HostTier:
         return staged
 
     def note_copied(self, digest: str, copied: Event) -> None:
-        """It is complete, and copied from until that event. A no-op for what is unknown."""
+        """It is complete, and a copy reads it until that event. A no-op if it is unknown."""
         staged = self._staged.get(digest)
         if staged is not None:
             staged.filling, staged.copied = None, copied
 
     def forget(self, digest: str) -> None:
-        """Free its memory, once it is idle. A no-op for what is unknown."""
+        """Wait until it is idle and free its memory. A no-op if it is unknown."""
         staged = self._staged.pop(digest, None)
         if staged is not None:
             staged.settle()

@@ -3,7 +3,7 @@
 The arena is one flat tensor; an adapter takes exactly its packed bytes, whatever its ranks. When free space suffices
 but is scattered, the arena is compacted: adapters move and their table rows follow, between steps.
 
-On a GPU they arrive beside the steps, see `AdapterTransit`. NOTE: one that is on its way is neither evicted nor moved.
+On a GPU they arrive while steps run; see `AdapterTransit`. NOTE: an adapter on its way is neither evicted nor moved.
 """
 
 import warnings
@@ -32,16 +32,16 @@ FinishAdapter = Callable[[PackedTable, Tensor], None]
 """See `CausalModel.finish_adapter`."""
 
 UPLOAD_WAIT_S = 0.005
-"""Who comes meanwhile, perhaps for the base model, waits no longer than this for a file that others need."""
+"""The longest that a request arriving meanwhile, perhaps for the base model, waits for a file that others need."""
 MAX_POSTPONED = 16
-"""Attempts in a row to make room that give up because adapters would have to be moved while others are read."""
+"""Consecutive attempts to make room that may give up because adapters would have to be moved while others are read."""
 
 MAX_EVICTED_KNOWN = 32_768
-"""Of which a load counts as a reload; they take 5 MB."""
+"""Evicted adapters that are remembered, so that loading one counts as a reload; they take 5 MB."""
 
 
 class AdapterMemory:
-    """All adapters the engine knows, by digest, and which of them are in the arena."""
+    """All adapters that the engine knows, by digest, and which of them are in the arena."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class AdapterMemory:
         host_tier_bytes: int = 0,
         finish: FinishAdapter | None = None,
     ) -> None:
-        """size_bytes: of the arena; its memory is touched only as adapters come.
+        """size_bytes: of the arena, whose memory is touched only as adapters are loaded.
 
-        accelerator: of the device; adapters then arrive while steps go on: see `try_acquire` and `arrivals`.
-        host_tier_bytes: of page-locked memory for adapters beside it; with an accelerator only.
-        finish: what an adapter that `is_finished_by_base` is given to once it is in the arena; None = there are none.
+        accelerator: of the device; adapters then arrive while steps run: see `try_acquire` and `arrivals`.
+        host_tier_bytes: page-locked memory for adapters, in addition to the arena; with an accelerator only.
+        finish: called with each adapter that `is_finished_by_base` once it is in the arena; None = there are none.
         """
         self._element_bytes = dtype.itemsize
         num_elements = size_bytes // ALIGNMENT_BYTES * (ALIGNMENT_BYTES // self._element_bytes)
@@ -69,10 +69,10 @@ class AdapterMemory:
         self._transit = (
             None if accelerator is None else AdapterTransit(accelerator, host_tier_bytes, self._element_bytes)
         )
-        """Has none but residents, which are not evictable then, nor referenced while they are loading."""
+        """Contains only residents. Until they arrive they are not evictable and, while loading, not referenced."""
         self._finish = finish
         self._unfinished: dict[str, PackedTable] = {}
-        """Residents that are as they were packed, on their way to a GPU, and are to be finished there."""
+        """Residents on their way to a GPU that are still as they were packed and must be finished there."""
         self._num_postponed = 0
         self.num_in_use = 0
         """Adapters that are referenced."""
@@ -81,7 +81,7 @@ class AdapterMemory:
         self.num_reloads = 0
         """Loads of adapters that had been evicted."""
         self._evicted: dict[str, None] = {}
-        """Oldest first; those that have not been loaded again, also what was forgotten since and may be known again."""
+        """Oldest first; those not loaded again since, including adapters that were removed and may be added again."""
         rows = AdapterRows(
             num_elements=num_elements,
             num_rows=max_resident,
@@ -94,7 +94,7 @@ class AdapterMemory:
         self._arena = AdapterArena(rows, max_resident)
         self.table = rows.table
         if self._transit is not None:
-            self._transit.follow_steps()  # the arena's memory may have been that of something they still read
+            self._transit.follow_steps()  # queued steps may still read this memory's former contents
 
     @property
     def size_bytes(self) -> int:
@@ -107,7 +107,7 @@ class AdapterMemory:
 
     @property
     def resident(self) -> dict[str, tuple[int, int]]:
-        """(offset, size) in bytes by digest. Least recently used first, those that cannot be evicted now last."""
+        """(offset, size) in bytes by digest. Least recently used first; those that cannot be evicted now are last."""
         evictable, residents, size = self._arena.evictable, self._arena.residents, self._element_bytes
         ordered = [*evictable, *(digest for digest in residents if digest not in evictable)]
         return {digest: (residents[digest].start * size, residents[digest].size * size) for digest in ordered}
@@ -118,7 +118,7 @@ class AdapterMemory:
     def add(self, digest: str, packed_path: str) -> None:
         """Make `digest` loadable from a packed file. Raises `AdapterError`.
 
-        Where the host tier has room it is read into it in the background.
+        If the host tier has room, the file is read into it in the background.
         """
         path = Path(packed_path)
         file = file_state(path)
@@ -140,15 +140,15 @@ class AdapterMemory:
             self._transit.prefill(digest, packed, file, lambda: self._files.payload(digest, known))
 
     def invocation_of(self, digest: str) -> tuple[int, ...]:
-        """Of an adapter that it `knows`: see `AdapterFile`."""
+        """See `AdapterFile`. Requires `knows`."""
         return self._files[digest].invocation_token_ids
 
     def is_classifier(self, digest: str) -> bool:
-        """Of an adapter that it `knows`: whether it has a head of its own."""
+        """Whether it has a head of its own. Requires `knows`."""
         return self._files[digest].head is not None
 
     def head_of(self, digest: str) -> Tensor:
-        """Of a classifier that is referenced: float32 [num_labels, hidden_size], there once a step that waits for its
+        """The head of a referenced classifier: float32 [num_labels, hidden_size], there once a step that waits for its
         `arrivals` has run."""
         head = self._files[digest].head
         assert head is not None, f"adapter {digest[:12]} is no classifier"
@@ -165,7 +165,7 @@ class AdapterMemory:
             self._evict(digest)
 
     def is_resident(self, digest: str) -> bool:
-        """Whether it has been acquired since it was loaded, and is still there."""
+        """Whether it has been acquired since it was loaded, and is still in the arena."""
         resident = self._arena.residents.get(digest)
         return resident is not None and resident.was_acquired
 
@@ -175,20 +175,21 @@ class AdapterMemory:
         return resident is not None and resident.num_references > 0
 
     def can_make_room(self, digest: str) -> bool:
-        """False: `try_acquire` would return None, as it is neither there nor fits beside those that must stay."""
+        """False: `try_acquire` would return None, because it is not there and does not fit beside those that must
+        stay."""
         if digest in self._arena.residents:
             return True
         return self._arena.can_make_room(self._files[digest].size_bytes // self._element_bytes)
 
     def prefetch(self, digest: str, wanted: Set[str] = frozenset()) -> None:
-        """Start loading an adapter that will be acquired, beside the steps.
+        """Start loading an adapter that will be acquired, while steps run.
 
-        Into free space of the arena; where there is none, no further than the host tier, as nobody is evicted for it.
+        It is loaded into free space of the arena or, without any, only into the host tier: nothing is evicted for it.
         wanted: others that will be acquired, too; the tier does not forget them for this one, which comes after them.
         """
         if self._transit is None or digest in self._arena.residents:
             return
-        with suppress(AdapterError):  # `try_acquire` will tell
+        with suppress(AdapterError):  # `try_acquire` will report it
             found = self._find(self._transit, digest)
             size = found.size_bytes // self._element_bytes
             start = self._arena.try_allocate(size)
@@ -199,9 +200,9 @@ class AdapterMemory:
                 self._transit.stage(digest, found, self._reader(digest, found), to_come)
 
     def settle_uploads(self) -> None:
-        """From now on what has arrived can be evicted, as whoever it was loaded for may be gone.
+        """Make adapters that have arrived evictable, because the requests that they were loaded for may be gone.
 
-        NOTE: once before each round of acquiring. Within a round, those who wait would evict each other's in turn.
+        NOTE: once before each round of acquiring. Within a round, waiting requests would evict each other's adapters.
         """
         if self._transit is None:
             return
@@ -212,16 +213,16 @@ class AdapterMemory:
                 self._arena.evictable[digest] = None
 
     def has_news(self) -> bool:
-        """Whether an adapter has got further since `settle_uploads`: more may be acquired now than then."""
+        """Whether an adapter has progressed since `settle_uploads`, so that more can be acquired now than then."""
         return self._transit is not None and self._transit.has_news()
 
     def wait_for_upload(self) -> None:
-        """Until the oldest load under way, if there is one, has got further, or `UPLOAD_WAIT_S` are over."""
+        """Wait until the oldest load under way, if there is one, has progressed, or for `UPLOAD_WAIT_S`."""
         if self._transit is not None:
             self._transit.wait_for_oldest(UPLOAD_WAIT_S)
 
     def arrivals(self, adapter_slots: Iterable[int]) -> StepArrivals | None:
-        """What a step that uses these slots must wait for, as it is still being copied; None = nothing."""
+        """Copies that are not complete and that a step with these slots must wait for; None = there are none."""
         if self._transit is None or not self._transit.arriving:
             return None
         slots = set(adapter_slots)
@@ -235,15 +236,15 @@ class AdapterMemory:
     def try_acquire(self, digest: str, max_arriving_bytes: int | None = None) -> int | None:
         """Take a reference, loading if needed; returns the adapter slot, or None when no room can be made now.
 
-        None too while its file is read for a GPU; once its copies are queued, steps with it wait for its `arrivals`.
-        None too until all of one is there that is to be finished.
-        max_arriving_bytes: None too while a larger one is copied for which no step will wait anyway.
+        Also None while its file is read for a GPU; once its copies are queued, steps with it wait for its `arrivals`.
+        Also None, for an adapter that must be finished, until all of it has arrived.
+        max_arriving_bytes: also None while an adapter larger than this is copied, unless steps will wait for it anyway.
         Raises `AdapterError` when the packed file is missing or corrupt.
         """
         resident = self._arena.residents.get(digest)
         if resident is not None and self._transit is not None and self._transit.finish_failed(digest):
             self._evict(digest)
-            resident = None  # loading it will tell, unless there is another file by now
+            resident = None  # loading it reports the error, unless the file has changed
         if resident is None:
             resident = self._try_load(digest)
         if resident is None or self._is_loading(digest):
@@ -289,7 +290,7 @@ class AdapterMemory:
 
     def _try_load(self, digest: str) -> Resident | None:
         if not self.can_make_room(digest):
-            return None  # before it is opened
+            return None  # before its file is opened
         if self._transit is not None:
             found = self._find(self._transit, digest)
             start = self._try_make_room(found.size_bytes // self._element_bytes)
@@ -313,7 +314,7 @@ class AdapterMemory:
         return lambda: self._files.payload(digest, file)
 
     def _bring(self, transit: AdapterTransit, digest: str, found: FoundAdapter, start: int) -> Resident:
-        """start: of an extent of its size."""
+        """start: of an extent of the adapter's size."""
         resident = self._enter(digest, found.table, found.size_bytes, start)
         destination = self._arena.extent(resident).view(torch.uint8)
         transit.start(digest, found, destination, self._reader(digest, found))
@@ -329,7 +330,7 @@ class AdapterMemory:
         return self._arena.enter(digest, table, start, size_bytes // self._element_bytes)
 
     def _ensure_finished(self, digest: str, resident: Resident) -> None:
-        """For steps queued from now on. The adapter is there, or the main stream waits for all of it."""
+        """Finish it for steps queued from now on. The adapter is there, or the main stream waits for all of it."""
         table = self._unfinished.get(digest)
         if table is not None:
             assert self._finish is not None, "an adapter that is to be finished, and nobody to do it"
@@ -364,7 +365,8 @@ class AdapterMemory:
             del self._evicted[next(iter(self._evicted))]
 
     def _may_compact(self) -> bool:
-        """Not while files are read, for which every running sequence would wait; but not never."""
+        """Not while files are read, which all running sequences would wait for; but refused at most `MAX_POSTPONED`
+        times."""
         if self._transit is None or not self._transit.loading or self._num_postponed == MAX_POSTPONED:
             self._num_postponed = 0
             return True
@@ -386,7 +388,7 @@ class AdapterMemory:
 
 
 def _as_tensor(payload: np.ndarray) -> Tensor:
-    """Of the same memory, which may be read only."""
+    """A tensor on the same memory, which may be read-only."""
     with warnings.catch_warnings():
         # torch cannot mark a tensor as read-only and says so.
         warnings.simplefilter("ignore", UserWarning)

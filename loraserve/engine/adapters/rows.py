@@ -1,4 +1,4 @@
-"""The arena and its `AdapterTable`, and how a row of that is written."""
+"""The arena and its `AdapterTable`, and how the table's rows are written."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from loraserve.engine.device.accelerator import Accelerator
 
 
 class AdapterRows:
-    """Nothing is in the arena at first; its memory is touched only as adapters come."""
+    """The arena is empty at first; its memory is touched only as adapters are loaded."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class AdapterRows:
         )
 
     def write(self, adapter_slot: int, packed: PackedTable) -> None:
-        """All but where it lies."""
+        """Write everything except the adapter's place in the arena."""
         self._copy(self.table.lora_rank[adapter_slot], packed.lora_rank.astype(np.int32))
         self._copy(self.table.scaling[adapter_slot], packed.scaling.astype(np.float32))
 
@@ -50,10 +50,10 @@ class AdapterRows:
         offset_bias: np.ndarray,
         offset_magnitude: np.ndarray,
     ) -> None:
-        """start: of its extent, from which the offsets count; in elements, as they."""
+        """start: of its extent, in elements; the offsets count from it, in elements too."""
         self._copy(self.table.offset_a[adapter_slot], offset_a + start)
         self._copy(self.table.offset_b[adapter_slot], offset_b + start)
-        # Unlike the others, what is absent is told by its offset.
+        # Unlike for the other offsets, a negative offset marks what is absent.
         for row, offsets in (
             (self.table.offset_bias[adapter_slot], offset_bias),
             (self.table.offset_magnitude[adapter_slot], offset_magnitude),
@@ -65,7 +65,7 @@ class AdapterRows:
         if self._accelerator is None:
             row.copy_(source)
         else:
-            # From other memory the copy would wait for every step that is queued.
+            # From memory that is not page-locked, the copy would wait for every step that is queued.
             locked = self._accelerator.host_buffer(values.nbytes).view(source.dtype)
             locked.copy_(source)
             self._accelerator.copy_to_device(row, locked)

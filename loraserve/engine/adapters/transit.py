@@ -1,6 +1,6 @@
 """Adapters on their way into a GPU's memory: read by a thread, then copied, or copied at once from the host tier.
 
-One is loading until all its copies are queued, then `arriving` until they are made or the main stream waits for them.
+One is loading until all its copies are queued, then `arriving` until they are done or the main stream waits for them.
 """
 
 from collections.abc import Callable, Set
@@ -22,14 +22,14 @@ from loraserve.engine.device.accelerator import Accelerator, Event
 
 @dataclass(slots=True)
 class FoundAdapter:
-    """What can be brought to the GPU."""
+    """An adapter that can be brought to the GPU."""
 
     table: PackedTable
     size_bytes: int
     file: FileState | None
-    """Before its header was read."""
+    """State of the file before its header was read."""
     staged: StagedAdapter | None
-    """None = its file is to be read."""
+    """None = its file must be read."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Failure:
 
 
 class AdapterTransit:
-    """For one thread, the engine's. By digest; whether one is here already is for the caller to know."""
+    """By digest; for the engine's thread only. The caller must know which adapters are on the GPU already."""
 
     def __init__(self, accelerator: Accelerator, host_tier_bytes: int, element_bytes: int) -> None:
         """host_tier_bytes: 0 = nothing is kept on the host. element_bytes: of the packed dtype."""
@@ -54,10 +54,10 @@ class AdapterTransit:
         self._tier = HostTier(accelerator, host_tier_bytes) if host_tier_bytes else None
         self._element_bytes = element_bytes
         self._last_read: dict[str, Event] = {}
-        """Of those that were used: behind the last step, queued by when nobody referenced it any more."""
+        """For adapters that were used: an event after the last step queued when the last reference was released."""
         self._loading: dict[str, _Loading] = {}
         self._failed: dict[str, _Failure] = {}
-        """Told to nobody yet."""
+        """Not reported yet."""
         self.arriving: dict[str, Arrival] = {}
 
     def __contains__(self, digest: str) -> bool:
@@ -71,28 +71,28 @@ class AdapterTransit:
         return digest in self._loading
 
     def is_being_copied(self, digest: str) -> bool:
-        """Whether a step with it would wait."""
+        """Whether a step that uses it would wait."""
         arrival = self.arriving.get(digest)
         return arrival is not None and not _has_arrived(arrival)
 
     def note_released(self, digest: str) -> None:
-        """No step that is queued from now on reads it, until it is acquired again."""
+        """No step that is queued from now on reads it until it is acquired again."""
         self._last_read[digest] = self._accelerator.record()
 
     def note_evicted(self, digest: str) -> None:
-        """Its memory may be given to others: copies not queued yet wait for the steps that read it."""
+        """Its memory may be reused: copies not queued yet wait for the steps that read it."""
         last_read = self._last_read.pop(digest, None)
         if last_read is not None:
             self._uploader.follow(last_read)
 
     def follow_steps(self) -> None:
-        """Copies not queued yet wait for everything queued on the main stream by now."""
+        """Copies not queued yet wait for everything that is queued on the main stream now."""
         self._uploader.follow(self._accelerator.record())
 
     def prefill(self, digest: str, packed: PackedAdapter, file: FileState | None, read: Read) -> None:
-        """Bring it to the host tier in the background, where there is free space and it is not there.
+        """Read it into the host tier in the background, if there is free space and it is not there yet.
 
-        file: before `packed` was read.
+        file: state before `packed` was read.
         """
         if self._tier is None or file is None or digest in self._loading:
             return
@@ -103,15 +103,15 @@ class AdapterTransit:
             staged.filling = self._uploader.fill(staged.payload, read)
 
     def stage(self, digest: str, found: FoundAdapter, read: Read, to_come: Set[str] = frozenset()) -> None:
-        """As `prefill`, but in place of the least recently used ones there that are not to come."""
+        """As `prefill`, but may replace the tier's least recently used adapters, except those in `to_come`."""
         staged = None if found.staged is not None else self._try_stage(digest, found, to_come)
         if staged is not None:
             staged.filling = self._uploader.fill(staged.payload, read)
 
     def find(self, digest: str, path: Path, read_header: Callable[[], PackedAdapter]) -> FoundAdapter:
-        """In the host tier, as long as the file is the one it was read from, else the file.
+        """The adapter in the host tier, if its file has not changed since it was read, else in its file.
 
-        Raises `AdapterError`, also the one that reading this file has ended with, once.
+        Raises `AdapterError`; if reading the same file has failed before, raises that error once.
         """
         file = file_state(path)
         failure = self._failed.pop(digest, None)
@@ -124,7 +124,7 @@ class AdapterTransit:
         return FoundAdapter(_table_of(packed), packed.size_bytes, file, None)
 
     def start(self, digest: str, found: FoundAdapter, destination: Tensor, read: Read) -> None:
-        """destination: uint8 [size_bytes]. read: of its file; called in a thread where `found` is not `staged`."""
+        """destination: uint8 [size_bytes]. read: of its file; called in a thread unless the host tier has the data."""
         parts = copy_parts(found.table.offset_a, found.size_bytes, self._element_bytes)
         uploader, staged = self._uploader, found.staged
         if staged is not None and staged.filling is None:
@@ -142,11 +142,11 @@ class AdapterTransit:
         self._loading[digest] = _Loading(queued, found.file)
 
     def finish_loading(self) -> list[str]:
-        """All that can be. Those that failed are returned, as of `finish_failed`."""
+        """Finish all loads that are ready. Returns those that failed, see `finish_failed`."""
         return [digest for digest in list(self._loading) if self.finish_failed(digest)]
 
     def finish_failed(self, digest: str) -> bool:
-        """Finish loading it, if that can be. True: it failed and is no longer on its way; `find` will tell why."""
+        """Finish loading it if it is ready. True: it failed and is no longer on its way; `find` will raise why."""
         loading = self._loading.get(digest)
         if loading is None or not loading.queued.done():
             return False
@@ -164,16 +164,17 @@ class AdapterTransit:
         )
 
     def take_arrived(self) -> list[str]:
-        """Those whose memory can be given to others from now on, by work on the main stream or the side stream."""
+        """Adapters whose memory can be reused from now on, by work on the main stream or the side stream."""
         arrived = [digest for digest, arrival in self.arriving.items() if _has_arrived(arrival)]
         for digest in arrived:
             del self.arriving[digest]
         return arrived
 
     def wait_for_oldest(self, timeout_s: float) -> None:
-        """Until it has been read, or the time is over; where nothing is read, until it is there.
+        """Wait until the oldest load has been read, or for `timeout_s`; if none is being read, until the oldest copy
+        has arrived.
 
-        Returns at once where there is none.
+        Returns at once if there is neither.
         """
         for loading in self._loading.values():
             wait([loading.queued], timeout_s)
@@ -183,7 +184,7 @@ class AdapterTransit:
             return
 
     def hold_still(self) -> None:
-        """What is queued on the main stream from now on finds all of them there. Waits for the thread."""
+        """Work queued on the main stream from now on finds all of them there. Waits for the thread."""
         for digest, loading in list(self._loading.items()):
             wait([loading.queued])
             if loading.queued.exception() is None:
@@ -192,7 +193,7 @@ class AdapterTransit:
             arrival.before_all()
 
     def forget(self, digest: str) -> None:
-        """Also in the host tier. Waits for the thread if it has begun; then its memory can be given to others."""
+        """Forget it, also in the host tier. Waits for the thread if it has begun; then its memory can be reused."""
         self._failed.pop(digest, None)
         loading = self._loading.get(digest)
         if loading is not None and loading.queued.cancel():
@@ -219,7 +220,7 @@ class AdapterTransit:
         return self._tier.try_stage(digest, found.table, found.size_bytes, found.file, busy)
 
     def _finish(self, digest: str) -> None:
-        """It is arriving, or nothing at all."""
+        """Move it from loading to `arriving`; if reading it failed, forget it and raise the error."""
         queued = self._loading.pop(digest).queued
         try:
             arrival = self.arriving[digest] = queued.result()
@@ -236,7 +237,7 @@ def _has_arrived(arrival: Arrival) -> bool:
 
 
 def _table_of(packed: PackedAdapter) -> PackedTable:
-    """Without the payload, whose mapping would keep the file open."""
+    """The table without the payload, whose mapping would keep the file open."""
     return PackedTable(
         packed.layout_fingerprint,
         packed.dtype,

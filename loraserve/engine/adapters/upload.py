@@ -1,8 +1,8 @@
-"""Copies of adapters to a GPU, beside the steps that run meanwhile.
+"""Copies adapters to a GPU while steps run.
 
-From page-locked memory they are queued at once. Otherwise a thread checks and reads the packed file into such memory
-first: into what keeps it, or, where there is none, piece by piece while the piece before is copied. Hashing and copying
-large blocks leave Python's lock to the engine.
+From page-locked memory, copies are queued at once. Otherwise a thread first checks the packed file and reads it into
+page-locked memory: into the memory that keeps it or, if there is none, in pieces, while the previous piece is copied.
+Hashing and copying large blocks release Python's lock, so that the engine can run.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,16 +16,16 @@ from loraserve.engine.adapters.arrival import Arrival, CopyParts
 from loraserve.engine.device.accelerator import Accelerator, Event
 
 PIECE_BYTES = 16 << 20
-"""Of two. At the 50 GB/s of a PCIe 5 slot a copy takes 0.3 ms, which the cost of starting it disappears in."""
+"""Of each of two. At the 50 GB/s of a PCIe 5 slot a copy takes 0.3 ms, which hides the cost of starting it."""
 
 Read = Callable[[], np.ndarray]
-"""The payload, verified; called in a thread."""
+"""Returns the verified payload; called in a thread."""
 _Locked = Callable[[int, int], Iterator[Tensor]]
-"""Page-locked tensors, one after the other, of the payload's bytes from one position to another."""
+"""Yields page-locked tensors with the payload's bytes from one position to another, in order."""
 
 
 class AdapterUploader:
-    """Copies run in the order in which they are queued, beside all steps but those that `follow` names.
+    """Copies run in the order in which they are queued, in parallel with all steps except those that they `follow`.
 
     destination: uint8, as long as the payload.
     """
@@ -38,7 +38,7 @@ class AdapterUploader:
         self._filler = ThreadPoolExecutor(1, "adapter-fill")
 
     def follow(self, event: Event) -> None:
-        """Copies that are not queued by now run after the event."""
+        """Copies that are not queued yet run after the event."""
         with self._accelerator.on_side_stream():
             self._accelerator.wait_for(event)
 
@@ -49,7 +49,7 @@ class AdapterUploader:
     def start_when(
         self, filled: Future[None], destination: Tensor, parts: CopyParts, locked: Tensor
     ) -> Future[Arrival]:
-        """As `start`, in the thread once `locked` is filled; raises what filling it raises."""
+        """As `start`, in the thread once `locked` is filled; the future raises what filling it raises."""
 
         def copy() -> Arrival:
             filled.result()
@@ -60,7 +60,7 @@ class AdapterUploader:
     def start_reading(
         self, destination: Tensor, parts: CopyParts, read: Read, locked: Tensor | None
     ) -> Future[Arrival]:
-        """One after the other, in the thread. locked: page-locked memory that the payload is left in."""
+        """Read and copy in the thread, one adapter at a time. locked: page-locked memory to leave the payload in."""
 
         def copy() -> Arrival:
             payload = read()
@@ -70,7 +70,7 @@ class AdapterUploader:
         return self._thread.submit(copy)
 
     def fill(self, locked: Tensor, read: Read) -> Future[None]:
-        """Leave the payload in page-locked memory, in the background; one after the other."""
+        """Read the payload into page-locked memory in the background, one adapter at a time."""
         return self._filler.submit(lambda: np.copyto(locked.numpy(), read()))
 
     def _queue(self, destination: Tensor, parts: CopyParts, source: _Locked) -> Arrival:
@@ -110,7 +110,7 @@ class _Piece:
         self._buffer = buffer
         self._array = buffer.numpy()
         self.copied: Event | None = None
-        """Behind the copy from it."""
+        """Event after the copy from it."""
 
     def fill(self, data: np.ndarray) -> Tensor:
         if self.copied is not None:

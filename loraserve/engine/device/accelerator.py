@@ -1,4 +1,4 @@
-"""What the engine asks of a GPU besides kernels: memory, events, a second stream and graphs."""
+"""What the engine needs from a GPU besides kernels: memory, events, a second stream and graphs."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -18,7 +18,7 @@ class Event(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait until it is."""
+        """Wait until it is done."""
         ...
 
 
@@ -30,49 +30,50 @@ class Accelerator(Protocol):
     """NVIDIA's compute capability: (9, 0) for Hopper."""
 
     def enter_thread(self) -> None:
-        """To be called first in each other thread than the one that made it, before that thread queues work."""
+        """To be called in every thread except the one that created it, before that thread queues work."""
         ...
 
     def host_buffer(self, size_bytes: int) -> Tensor:
-        """uint8, zeros, page-locked: the device copies from it, and to it, while the host goes on."""
+        """uint8 zeros, page-locked: the device copies from and to it while the host goes on."""
         ...
 
     def copy_to_device(self, destination: Tensor, source: Tensor) -> None:
-        """Queue a copy from a `host_buffer` on the current stream; the host goes on, and must leave it as it is.
+        """Queue a copy from a `host_buffer` on the current stream. The host goes on, and must leave the buffer as it
+        is.
 
         A buffer that is dropped is not handed out again before copies from it are done.
         """
         ...
 
     def copy_back(self, source: Tensor, buffer: Tensor) -> Event:
-        """Queue a copy to a `host_buffer`. Its values are there once the event has been waited for."""
+        """Queue a copy to a `host_buffer`, which has the values once the event has been waited for."""
         ...
 
     def record(self) -> Event:
-        """An event behind all that is queued on the current stream."""
+        """An event after everything that is queued on the current stream."""
         ...
 
     def wait_for(self, event: Event) -> None:
-        """What is queued on the current stream from now on runs after the event."""
+        """Work queued on the current stream from now on runs after the event."""
         ...
 
     def on_side_stream(self) -> AbstractContextManager[None]:
-        """Work queued in the block goes to one stream of its own, behind nothing that is queued on the main one."""
+        """Work queued in the block goes to a stream of its own and does not wait for work queued on the main one."""
         ...
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Run the call, then record it; what is returned repeats its launches with what is then in its tensors.
+        """Run the call, then record it; the returned function repeats its launches with the values then in its tensors.
 
         All recordings share their temporary memory, so only one may run at a time.
         """
         ...
 
     def free_bytes(self) -> int:
-        """What can still be allocated, by anybody; memory this process holds but does not use is given back first."""
+        """What any process can still allocate; memory that this process holds but does not use is returned first."""
         ...
 
     def peak_bytes(self, call: Callable[[], object]) -> int:
-        """Memory that a call needs for a while, beyond what is allocated before and after it."""
+        """Temporary memory of a call, above what is allocated before and after it."""
         ...
 
 
@@ -88,8 +89,8 @@ class CudaAccelerator:
         self._side_stream = torch.cuda.Stream(device)
 
     def enter_thread(self) -> None:
-        # NOTE: a thread begins on cuda:0, which to leave the side stream goes back to: on a server for another GPU that
-        # would make a context there, of some 500 MB.
+        # NOTE: a thread begins on cuda:0, and leaving the side stream would return to it: on a server for another GPU,
+        # that would create a context on cuda:0, of some 500 MB.
         torch.cuda.set_device(self.device)
 
     def host_buffer(self, size_bytes: int) -> Tensor:
@@ -141,7 +142,7 @@ class CudaAccelerator:
 
 
 def choose_device(requested: str, num_gpus: int) -> torch.device:
-    """auto = the first GPU if our kernels run on it, else the CPU. Raises `ValueError` for a person."""
+    """auto = the first GPU if our kernels run on it, else the CPU. Raises `ValueError` with a message for the user."""
     kind, _, number = requested.partition(":")
     if requested == "auto":
         return torch.device("cuda", 0) if _has_served_gpu(num_gpus) else torch.device("cpu")
@@ -180,5 +181,5 @@ def upload_ids(ids: Iterable[int], device: torch.device) -> Tensor:
 
 
 def upload(on_host: Tensor, device: torch.device) -> Tensor:
-    """On the device for what is queued there from now on. From page-locked memory, so that nobody waits."""
+    """On the device for work queued there from now on; copied from page-locked memory, so nothing waits."""
     return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from loraserve.engine.device.accelerator import Accelerator, Event
 
 _ALIGNMENT_BYTES = 256
-"""Of each buffer. GPU kernels are compiled anew for pointers that are not multiples of 16."""
+"""Of each buffer. GPU kernels are compiled again for pointers that are not multiples of 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class Buffer:
 
     array: np.ndarray
     tensor: Tensor
-    """Of the array's memory; with an accelerator of the device's, as of the last upload."""
+    """Shares the array's memory; with an accelerator, is on the device, with the values of the last upload."""
     start_bytes: int
 
     def end_bytes(self, num_rows: int) -> int:
-        """Of its first num_rows, in the storage of all buffers."""
+        """End of its first num_rows rows in the storage of all buffers."""
         return self.start_bytes + num_rows * self.array.strides[0]
 
 
 class StepBuffers:
-    """`buffers` in the order of their specs; those with little in use at a time belong last."""
+    """`buffers` in the order of their specs. Buffers of which only a small part is usually in use belong last."""
 
     def __init__(self, specs: Sequence[BufferSpec], accelerator: Accelerator | None) -> None:
         starts, size_bytes = [], 0
@@ -55,13 +55,13 @@ class StepBuffers:
         ]
 
     def wait(self) -> None:
-        """Until the last upload has been read, so that the arrays can be written again."""
+        """Wait until the last upload has been read, so that the arrays can be written again."""
         if self._uploaded is not None:
             self._uploaded.synchronize()
             self._uploaded = None
 
     def upload(self, end_bytes: int) -> None:
-        """Queue one copy of everything up to there. The tensors have the new values for what is queued after it."""
+        """Queue one copy of everything up to `end_bytes`. The tensors have the new values for work queued after it."""
         assert self._accelerator is not None, "ops read the arrays' own memory"
         self._device[:end_bytes].copy_(self._host[:end_bytes], non_blocking=True)
         self._uploaded = self._accelerator.record()

@@ -1,4 +1,4 @@
-"""Compiles what requests hold their outputs to, beside the engine's steps."""
+"""Compiles the grammars that constrain outputs, in a thread that runs in parallel with the engine's steps."""
 
 import json
 import threading
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
 NUM_KEPT = 64
-"""Grammars kept as they were compiled: the requests of an application come with the same one again and again."""
+"""Number of compiled grammars kept: an application's requests use the same ones again and again."""
 KEPT_S = 1.0
-"""What these may have taken together, to compile and since: a second makes up to 400 MB."""
+"""Time that all kept grammars together may have taken, to compile and since: one second produces up to 400 MB."""
 COMPILE_FUEL = 100_000
-"""Half of it is what a schema of 200 fields with 4,000 enum values takes. Ten times as much let a schema of 64,000
-characters take 40 s and 2 GB."""
+"""Twice what a schema of 200 fields with 4,000 enum values takes. With ten times as much, a schema of 64,000 characters
+took 40 s and 2 GB."""
 COMPILE_STACK_BYTES = 128 * 1024 * 1024
-"""Schemas are followed by recursion, into references too: 1,500 levels overflow a thread's usual 8 MB, and 64,000
-characters have room for 5,000, which 32 MB suffice for. What is not used takes no memory."""
+"""Schemas are traversed recursively, also into references: 1,500 levels overflow a thread's usual 8 MB. A schema of
+64,000 characters has room for 5,000 levels, for which 32 MB suffice. Unused stack takes no memory."""
 MAX_LEXER_STATES = 100_000
-"""Of all copies of one that was compiled, which share them; 0.3 to 1.3 KB each. Strings with a `maxLength` have nine a
-character."""
+"""Most states of a compiled grammar, which all its copies share; 0.3 to 1.3 KB each. Strings with a `maxLength` have
+nine states per character."""
 RENEW_S = 0.25
-"""What copies of a kept one may take together, before the next request has it compiled anew: it has no states then."""
+"""Time that a kept grammar and its copies may take before the next request compiles it again, without its states."""
 STEP_LEXER_FUEL = 50_000
 STEP_MAX_ITEMS = 20_000
-"""What the mask of one token may cost, which all sequences wait for: 4.5 ms by llguidance's figures."""
+"""Limits of the cost of one token's mask, which all sequences wait for: 4.5 ms by llguidance's figures."""
 MAX_ROW_ITEMS = 500
-"""Of a grammar: how many of its rules the output so far may be in the middle of. With ambiguous ones a token takes the
-square of it: 600 ms at 2,000, which is llguidance's limit."""
+"""How many rules of a grammar the output so far may be in the middle of. With ambiguous grammars, the time per token
+grows with the square of this: 600 ms at 2,000, which is llguidance's limit."""
 WAIT_S = 0.005
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer, beside the engine's steps: one of each tenant in turn."""
+    """Compiles grammars for one tokenizer, in parallel with the engine's steps: one of each tenant in turn."""
 
     def __init__(self, tokenizer_json: str, ending_ids: Sequence[int]) -> None:
         """ending_ids: tokens that end an output: EOS, and those that end a turn of a chat template."""
@@ -52,20 +52,21 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         default = threading.stack_size(COMPILE_STACK_BYTES)
         try:
-            # NOTE: starts the thread.
+            # NOTE: this starts the thread, which gets the stack size set above.
             self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer_json, list(ending_ids))
         finally:
             threading.stack_size(default)
         self._compiled: OrderedDict[tuple[str, Grammar], Future[OutputMatcher]] = OrderedDict()
-        """By tenant, so that none uses up another's states. Oldest use first."""
+        """By tenant, so that no tenant uses up another's states. Least recently used first."""
         self._waiting: OrderedDict[str, deque[tuple[Grammar, Future[OutputMatcher]]]] = OrderedDict()
         """By tenant, in the order of their turns."""
         self._waiting_lock = threading.Lock()
 
     def compile(self, grammar: Grammar, tenant: str = "") -> "Future[OutputMatcher]":
-        """Of a sequence without output, to be copied. Its exception is an `EngineRequestError`.
+        """The matcher of an empty output, to be copied for each sequence. The future's exception is an
+        `EngineRequestError`.
 
-        Whoever wants it no more may cancel it, if nobody else got it.
+        A caller that no longer needs the future may cancel it if it was given to no other caller.
         """
         key = tenant, grammar
         kept = self._compiled.get(key)
@@ -77,11 +78,11 @@ class Grammars:
         return self._compiled[key]
 
     def forget(self, grammar: Grammar, tenant: str) -> None:
-        """One whose copies come to errors."""
+        """Stop keeping a grammar whose copies end in errors."""
         self._compiled.pop((tenant, grammar), None)
 
     def forget_costly(self) -> None:
-        """To be called when one was compiled."""
+        """Stop keeping grammars that take too much time. To be called whenever one was compiled."""
         spent_s = {key: _spent_s(compiled) for key, compiled in self._compiled.items()}
         total_s = sum(spent_s.values())
         for key, each_s in spent_s.items():
@@ -90,7 +91,7 @@ class Grammars:
                 total_s -= each_s
 
     def wait(self, compiling: Iterable[Future[OutputMatcher]]) -> None:
-        """Up to a few milliseconds, for the first of them."""
+        """Wait for the first of them, a few milliseconds at most."""
         wait(compiling, WAIT_S, FIRST_COMPLETED)
 
     def _queue(self, grammar: Grammar, tenant: str) -> "Future[OutputMatcher]":
@@ -105,7 +106,7 @@ class Grammars:
             tenant, waiting = self._waiting.popitem(last=False)
             grammar, compiled = waiting.popleft()
             if waiting:
-                self._waiting[tenant] = waiting  # behind the others
+                self._waiting[tenant] = waiting  # after the others
         if not compiled.set_running_or_notify_cancel():
             return
         try:
@@ -122,7 +123,7 @@ class Grammars:
         if matcher.is_error():
             raise grammar_refused(matcher.get_error())
         compiled = GrammarMatcher(matcher, tokenizer, GrammarUse())
-        compiled.mask()  # the first one takes longest
+        compiled.mask()  # the first mask takes longest
         if matcher.is_error():
             raise grammar_refused(matcher.get_error())
         compiled.use.spent_s = time.thread_time() - began_s
@@ -133,7 +134,7 @@ class Grammars:
 
 
 def _mask_without(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.uint8]:
-    """As of `OutputMatcher`: of all other tokens."""
+    """A mask, as in `OutputMatcher`, that allows all other tokens."""
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     allowed[:vocab_size] = 1
     allowed[[token_id for token_id in token_ids if token_id < vocab_size]] = 0
@@ -145,7 +146,7 @@ def _for_llguidance(grammar: Grammar) -> str:
     from llguidance import grammar_from
 
     if grammar.kind is GrammarKind.CHOICE:
-        # One terminal: of rules, only so many may begin at a time.
+        # One terminal, because the number of rules that may begin at once is limited.
         return f"start: TEXT\nTEXT: {' | '.join(map(json.dumps, json.loads(grammar.text)))}"
     try:
         return grammar_from(grammar.kind.value, grammar.text)
@@ -158,7 +159,7 @@ def grammar_refused(reason: str) -> EngineRequestError:
 
 
 def _spent_s(compiled: "Future[OutputMatcher]") -> float:
-    """0 as long as it is not known, or there is nothing to be kept."""
+    """0 while it is not known, or if there is no grammar to keep."""
     is_kept = compiled.done() and not compiled.cancelled() and compiled.exception() is None
     return compiled.result().use.spent_s if is_kept else 0.0
 

@@ -1,4 +1,4 @@
-"""How far an output has come in its grammar: which tokens may come next, and which must."""
+"""Follows an output through its grammar: which tokens may come next, and which must."""
 
 import gc
 import time
@@ -14,57 +14,59 @@ if TYPE_CHECKING:
 
 FREE_S = 0.1
 TOKEN_S = 0.001
-"""What a sequence's grammar may take, at first and for each token: what llguidance's limits count differs in time."""
+"""Time that a sequence's grammar may take, at first and per token: what llguidance's limits count differs in time."""
 DRAFT_SHARE = 0.5
-"""Of that, what may be used up when more is drafted: what the output needs itself must not be wanting."""
+"""Share of that time after which nothing more is drafted: the output itself must not run short of time."""
 TOO_SLOW = "it takes too long to find out what can come next"
 
 
 @dataclass(slots=True)
 class GrammarUse:
-    """Of one that was compiled: with its copies, what it took."""
+    """Time that a compiled grammar and its copies have taken."""
 
     spent_s: float = 0.0
 
 
 class OutputMatcher(Protocol):
-    """How far a sequence's output has come in what it is held to, within the time that it may take."""
+    """Follows a sequence's output through its constraint, within the time that this may take."""
 
     use: GrammarUse
 
     def copy(self) -> "OutputMatcher":
-        """Of one without output."""
+        """A copy, only to be made of a matcher without output."""
         ...
 
     @property
     def error(self) -> str:
-        """Why the output cannot go on, in one line; "" = it can."""
+        """Why the output cannot go on, in one line; "" = it can go on."""
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing follows. Where the output may go on or end, the tokens that end it can come next, too."""
+        """Whether nothing can follow. If the output may go on or end, the tokens that end it are among those that may
+        come next."""
         ...
 
     def take(self, token_id: int) -> bool:
-        """The output's next token. False: there is an `error`, also from the last mask, which allows an end alone."""
+        """Take the output's next token. False: there is an `error`, also from the last mask, which then allows only an
+        end."""
         ...
 
     def forced_tokens(self) -> list[int]:
-        """What follows whatever the model says, in the tokens that the tokenizer makes of it."""
+        """Tokens that must follow whatever the model computes, as the tokenizer splits them."""
         ...
 
     def mask(self) -> NDArray[np.uint8]:
-        """A bit for each token, the least significant first: 1 = it may come next. Not to be written to."""
+        """One bit per token, the least significant first: 1 = it may come next. Must not be written to."""
         ...
 
     def masks_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """Of what may come after each drafted token, for as many as may come themselves; none if it takes too long."""
+        """The mask after each drafted token, for as many as are allowed themselves; none if it takes too long."""
         ...
 
 
 class GrammarMatcher:
-    """Of an output that a grammar holds from its first token. See `OutputMatcher`."""
+    """For an output that a grammar constrains from its first token. See `OutputMatcher`."""
 
     def __init__(self, matcher: "LLMatcher", tokenizer: "LLTokenizer", use: "GrammarUse") -> None:
         self._matcher = matcher
@@ -112,7 +114,7 @@ class GrammarMatcher:
             self._count(began)
 
     def masks_along(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """`mask`, where it is drafted as well that the grammar begins, and `masks_after`; none if it takes too long."""
+        """`mask` and `masks_after`, for a draft in which the grammar begins; none if it takes too long."""
         return [self.mask(), *self.masks_after(draft)] if self._may_look_ahead else []
 
     def masks_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
@@ -135,12 +137,15 @@ class GrammarMatcher:
     def _mask_of(self, matcher: "LLMatcher") -> NDArray[np.uint8]:
         mask = np.zeros(self._num_mask_words, np.int32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if np.count_nonzero(mask) == 1:  # word
+        if np.count_nonzero(mask) == 1:  # a single word
             self._spell_out(mask, matcher)
         return mask.view(np.uint8)
 
     def _spell_out(self, mask: NDArray[np.int32], matcher: "LLMatcher") -> None:
-        """Of text that reads like an added token llguidance allows that token alone, which it then does not take."""
+        """For text that reads like an added token, llguidance allows only that token, and then does not take it.
+
+        Allows the first token of the spelled-out text in its place.
+        """
         place = int(np.flatnonzero(mask)[0])
         word = int(mask.view(np.uint32)[place])
         token_id = 32 * place + word.bit_length() - 1
@@ -154,7 +159,7 @@ class GrammarMatcher:
             mask.view(np.uint8)[spelled[0] // 8] = 1 << spelled[0] % 8
 
     def _count(self, began: tuple[float, bool]) -> None:
-        """began: as of `_begin`."""
+        """began: from `_begin`."""
         began_s, was_collecting = began
         spent_s = time.thread_time() - began_s
         self._spent_s += spent_s
@@ -172,17 +177,17 @@ class GrammarMatcher:
 
 
 def _begin() -> tuple[float, bool]:
-    """What the thread takes from now on is the grammar's: (thread time, whether garbage was collected before).
+    """Start counting the thread's time as the grammar's: (thread time, whether garbage collection was enabled).
 
-    None is until `_count`: that walks what everybody else made, and took 0.2 s of the engine's tests at a time, twice
-    what an output's grammar may take.
+    Collection is disabled until `_count`, because it walks what others created: in the engine's tests it took 0.2 s at
+    a time, twice what an output's grammar may take.
     """
     was_collecting = gc.isenabled()
-    if was_collecting:  # NOTE: where another thread's grammar has disabled it, that thread enables it, perhaps by now
+    if was_collecting:  # NOTE: if another thread's grammar has disabled it, that thread enables it, perhaps by now
         gc.disable()
     return time.thread_time(), was_collecting
 
 
 def first_line(reason: str) -> str:
-    """For a person: the parser's state follows in further lines."""
+    """The line for a person: the parser's state follows in further lines."""
     return reason.partition("\n")[0].strip()

@@ -1,4 +1,4 @@
-"""A grammar that begins where the reasoning ends which a model may write first."""
+"""A grammar that begins after the reasoning that a model may write first."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from loraserve.engine.request import GrammarReasoning
 
 
 class ReasoningMatcher:
-    """Nothing holds the reasoning but that it has to end before the output does. See `OutputMatcher`."""
+    """Leaves the reasoning unconstrained, except that it must end before the output does. See `OutputMatcher`."""
 
     def __init__(self, answer: GrammarMatcher, reasoning: GrammarReasoning, free_mask: NDArray[np.uint8]) -> None:
-        """free_mask: of all tokens but those that end outputs."""
+        """free_mask: allows all tokens except those that end outputs."""
         self._answer = answer
         self._reasoning = reasoning
         self._free_mask = free_mask

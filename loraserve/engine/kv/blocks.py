@@ -29,7 +29,7 @@ def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
 
 def activation_hash(parent: BlockHash, adapter_digest: str, position: int) -> BlockHash:
     """In place of `parent` for the block in which an activated adapter begins, at that position: blocks before it are
-    the base model's, whoever asks for them."""
+    the base model's, whichever adapter a request uses."""
     return sha256(b"loraserve-kv-activation" + parent + pack("<Q", position) + adapter_digest.encode()).digest()
 
 
@@ -55,12 +55,12 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` can hand out."""
+        """Blocks that `try_allocate` can hand out."""
         return len(self._free) + len(self._evictable)
 
     @property
     def num_ever_allocated(self) -> int:
-        """Ids from here on were never handed out; all others were."""
+        """Ids from this one on were never handed out; all others were."""
         return self.num_blocks - self._num_never_allocated
 
     def counts(self) -> BlockCounts:

@@ -1,4 +1,4 @@
-"""Which dtype the KV cache has where it is not the model's."""
+"""Which dtype the KV cache has if it is not the model's."""
 
 import torch
 from loraserve_kernels.kv_float8 import KV_FLOAT8

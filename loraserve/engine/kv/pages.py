@@ -1,8 +1,8 @@
-"""KV memory that is touched for the first time while nobody waits for it.
+"""Touches KV memory for the first time while no request waits for it.
 
-Measured on two cores of a Xeon VM: a decode layer's keys and values are written in 14 µs to untouched pages and in
-6.6 µs to touched ones, those of a mixed step of 190 rows in 83 and 38 µs. Touching 4 GiB took 0.5 to 10 s there, too
-long for a start.
+Measured on two cores of a Xeon VM: writing a decode layer's keys and values takes 14 µs on untouched pages and 6.6 µs
+on touched ones, those of a mixed step of 190 rows 83 and 38 µs. Touching 4 GiB took 0.5 to 10 s there, too long for a
+start.
 """
 
 import ctypes
@@ -13,32 +13,32 @@ from mmap import PAGESIZE
 from torch import Tensor
 
 SLICE_BYTES = 1 << 20
-"""Touched at once, in 0.3 to 4 ms on that machine; a message waits as long. It is of one cache: 2 MiB spread over 8
-caches took 44 ms where the system uses huge pages."""
+"""Touched at once, in 0.3 to 4 ms on that machine; a message may wait for as long. All in one cache: 2 MiB spread over
+8 caches took 44 ms on a system with huge pages."""
 AHEAD_BYTES = 512 << 20
-"""Of all caches, beyond the blocks used so far: what is never used shall not take much memory."""
+"""In all caches, beyond the blocks used so far: blocks that are never used should not take much memory."""
 _MADV_POPULATE_WRITE = 23
 
 
 class KvPages:
-    """Makes pages of the caches present and writable, a slice a call. What they hold stays as it is.
+    """Makes pages of the caches present and writable, one slice per call. Their contents do not change.
 
-    Where caches are not in host memory or the system cannot do it (Linux before 5.14, others), nothing ever happens.
+    Does nothing if the caches are not in host memory or the system cannot do it (Linux before 5.14, other systems).
     """
 
     def __init__(self, caches: Sequence[Tensor]) -> None:
-        """caches: dense, each [num_blocks, ...], or none; they are kept alive."""
+        """caches: dense, each [num_blocks, ...]; may be empty. Keeps them alive."""
         block_bytes = [cache.nbytes // len(cache) for cache in caches]
         self._caches = caches
         self._num_blocks = min(map(len, caches), default=0)
         self._num_ahead = AHEAD_BYTES // max(1, sum(block_bytes))
         self._num_slice_blocks = max(1, min(SLICE_BYTES // max(block_bytes, default=1), self._num_ahead // 4))
         self._next_slice = 0
-        """Counts all caches' slices of the first blocks, then those of the next."""
+        """Counts the slices of the first blocks in all caches, then those of the next blocks."""
         self._madvise = _madvise() if caches and all(cache.is_cpu for cache in caches) else None
 
     def touch_next(self, num_used: int) -> bool:
-        """Touch a slice behind the first `num_used` blocks. False if there was none to touch, for now."""
+        """Touch a slice after the first `num_used` blocks. False if there is none to touch for now."""
         if self._madvise is None:
             return False
         num_caches = len(self._caches)

@@ -1,4 +1,4 @@
-"""How the rows of a step are sampled, as columns of buffers that are copied to a device."""
+"""The sampling parameters of a step's rows, as columns of buffers that are copied to a device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ _UINT64_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class DeviceSampling:
-    """How a batch is sampled, on the device as of the columns' next upload."""
+    """A batch's sampling parameters, on the device after the next upload of the columns."""
 
     draws: DrawParams | None
     """None: all rows are greedy."""
     scored_rows: Tensor | None
-    """int64, the rows whose tokens' log-probabilities are asked for; None where none are."""
+    """int64: the rows that request log-probabilities; None if there are none."""
 
 
 class SamplingColumns:
-    """The columns in buffers that others own, copy and wait for."""
+    """Columns in buffers that others own, copy and wait for."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
         """buffers: of `specs`."""
         self._buffers = buffers
         self._draws: DrawParams | None = None
-        """The last ones: as long as there are as many rows, the same tensors."""
+        """The last ones: the same tensors as long as the number of rows is the same."""
 
     @staticmethod
     def specs(max_num_rows: int) -> list[BufferSpec]:
@@ -39,12 +39,12 @@ class SamplingColumns:
 
     @property
     def end_bytes(self) -> int:
-        """Of the columns, in the storage of all buffers."""
+        """End of the columns in the storage of all buffers."""
         scored_rows = self._buffers[-1]
         return scored_rows.end_bytes(len(scored_rows.array))
 
     def fill(self, rows: Sequence[SamplingRow]) -> DeviceSampling:
-        """Once what was in the buffers has been copied."""
+        """Only once the buffers' previous values have been copied."""
         draws = None if all(row.is_greedy for row in rows) else self._fill_draws(rows)
         scored = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
         scored_rows = self._buffers[-1]

@@ -1,4 +1,4 @@
-"""The edits of a batch's rows of logits as tensors, one copy to the device for all of them."""
+"""The edits of a batch's rows of logits as tensors, with one copy to the device for all of them."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -13,7 +13,7 @@ from loraserve.engine.sampling.row import SamplingRow
 from loraserve.engine.sampling.token_counts import TokenCounts
 
 _FIRST_CAPACITY = 1024
-"""Tokens that the rows of a batch list before its buffers grow."""
+"""How many tokens a batch's rows may list before its buffers grow."""
 
 
 class DeviceLogitEdits:
@@ -26,9 +26,9 @@ class DeviceLogitEdits:
         self._turns = cycle([_EditBuffers(accelerator, max_num_rows) for _ in range(2)])
 
     def upload(self, rows: Sequence[SamplingRow]) -> LogitEdits | None:
-        """On the device for what is queued from now on; None when no row has edits.
+        """The rows' edits, on the device for work queued from now on; None if no row has edits.
 
-        The tokens that are chosen with them are to be counted.
+        The caller must count the tokens that are chosen with them.
         """
         if not any(row.has_edits for row in rows):
             return None

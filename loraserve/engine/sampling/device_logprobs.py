@@ -1,4 +1,4 @@
-"""Log-probabilities computed where the logits are: of tokens chosen there, sent back with them, and of prompts."""
+"""Log-probabilities computed on the logits' device: of tokens chosen there, returned with them, and of prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from loraserve.engine.sampling.row import SamplingRow
 
 ROWS_AT_A_TIME = 32
 LOGPROBS_BYTES = 28
-"""A logit of these rows at most: in float32 twice, and a key and what it is made of."""
+"""Most memory per logit of these rows: two float32 copies, and a sort key with what it is computed from."""
 _LOW_BITS = (1 << 32) - 1
 
 
 @dataclass(slots=True)
 class QueuedLogprobs:
-    """Of some rows of a batch; on the host once the batch's tokens are."""
+    """For some rows of a batch; on the host once the batch's tokens are."""
 
     _rows: list[tuple[int, int]]
-    """(row of the batch, how many of its most likely tokens to list)."""
+    """(row of the batch, how many of the most likely tokens to list)."""
     _on_host: Tensor
-    """float64 [n, 3 + 2 C]: a chosen token's logit, log of the row's total, rank; ids and logits of the best."""
+    """float64 [n, 3 + 2 C]: the chosen token's logit, log of the row's total, rank; ids and logits of the C best."""
 
     def read(self, token_ids: Sequence[int], is_finite: Sequence[bool]) -> list[TokenLogprob | None]:
-        """Aligned with the batch's tokens: None where nothing was asked for or the row is not finite."""
+        """Aligned with the batch's tokens: None if a row requests none or is not finite."""
         outcomes: list[TokenLogprob | None] = [None] * len(token_ids)
         for (row, num_top), numbers in zip(self._rows, self._on_host.tolist(), strict=True):
             if is_finite[row]:
@@ -43,10 +43,11 @@ def queue_logprobs(
     scored_rows: Tensor,
     accelerator: Accelerator,
 ) -> QueuedLogprobs:
-    """Of the first vocab_size columns of logits [R, ...] and token_ids [R], on the device as scored_rows are, the rows
-    that ask for log-probabilities.
+    """Queue the log-probabilities of scored_rows, the rows that request them, from the first vocab_size columns of
+    logits [R, ...] and from token_ids [R]; all of these are on the device.
 
-    They are `Sampler.sample`'s but for float32 rounding: of each row alone, the best by descending logit, then by id.
+    The results are those of `Sampler.sample` except for float32 rounding: each from its row alone, the best by
+    descending logit, then by id.
     """
     asked = [(row, params.logprobs) for row, params in enumerate(each.params for each in rows)]
     wanted = [(row, min(num_top, vocab_size)) for row, num_top in asked if num_top is not None]
@@ -63,7 +64,7 @@ def queue_logprobs(
 def prompt_logprobs(
     logits: Tensor, vocab_size: int, target_token_ids: Sequence[int], num_top: int
 ) -> list[TokenLogprob]:
-    """See `Sampler.prompt_logprobs`, but for float32 rounding. Waits for them."""
+    """See `Sampler.prompt_logprobs`; the same except for float32 rounding. Waits for the results."""
     targets = upload_ids(target_token_ids, logits.device)
     num_best = min(num_top, vocab_size)
     chunks = zip(logits[:, :vocab_size].split(ROWS_AT_A_TIME), targets.split(ROWS_AT_A_TIME), strict=True)
@@ -74,7 +75,7 @@ def prompt_logprobs(
 
 
 def _score(raw: Tensor, token_ids: Tensor, num_best: int) -> Tensor:
-    """float64 [n, 3 + 2 num_best] of float32 [n, V]: see `QueuedLogprobs`. The log is NaN where a row is not finite."""
+    """float64 [n, 3 + 2 num_best] from float32 [n, V]: see `QueuedLogprobs`. The log is NaN if a row is not finite."""
     chosen = raw.gather(1, token_ids[:, None])
     peaks = raw.amax(1, keepdim=True)
     totals = (raw - peaks).exp_().sum(1, keepdim=True, dtype=torch.float64)
@@ -85,7 +86,7 @@ def _score(raw: Tensor, token_ids: Tensor, num_best: int) -> Tensor:
 
 
 def _read(numbers: Sequence[float], token_id: int, num_top: int) -> TokenLogprob:
-    """From a row of `_score`'s; NaN and none of the best where it is not finite."""
+    """From a row of `_score`; NaN and none of the best if it is not finite."""
     logit, log_total, rank, *best = numbers
     if isnan(log_total):
         return TokenLogprob(token_id, nan, 1, [])
@@ -96,7 +97,7 @@ def _read(numbers: Sequence[float], token_id: int, num_top: int) -> TokenLogprob
 
 
 def _best(raw: Tensor, num_best: int) -> Tensor:
-    """int64 [n, num_best]: ids of the largest logits, equal ones by ascending id, of which `topk` says nothing."""
+    """int64 [n, num_best]: ids of the largest logits, equal ones by ascending id, which `topk` does not guarantee."""
     bits = (raw + 0).view(torch.int32)  # + 0 makes -0 equal to 0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = torch.arange(raw.shape[1], device=raw.device)

@@ -1,4 +1,4 @@
-"""Tokens chosen where the logits are, one copy to the host for a whole batch."""
+"""Chooses tokens on the logits' device, with one copy to the host for a whole batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,52 +21,53 @@ _NOT_FINITE = -1
 
 @dataclass(slots=True)
 class QueuedTokens:
-    """A token a row, being chosen on the device and then copied to the host."""
+    """One token per row, being chosen on the device and then copied to the host."""
 
     _on_device: Tensor
-    """int64 [R], `_NOT_FINITE` for a row that is not."""
+    """int64 [R], `_NOT_FINITE` for a row that is not finite."""
     _on_host: Tensor
-    """Of the same values, in page-locked memory, once they are copied."""
+    """The same values in page-locked memory, once they are copied."""
     _copied: Event
     _logprobs: QueuedLogprobs | None = None
-    """Here with the tokens."""
+    """On the host once the tokens are."""
 
     def wait(self) -> tuple[list[int], list[bool]]:
-        """(token ids, are finite), once they are here. Before the device sampler's next but one batch is queued."""
+        """Wait for (token ids, are finite). To be called before the device sampler queues a second batch after this
+        one."""
         self._copied.synchronize()
         chosen = self._on_host.tolist()
         return [max(token_id, 0) for token_id in chosen], [token_id != _NOT_FINITE for token_id in chosen]
 
     def logprobs(self, token_ids: list[int], is_finite: list[bool]) -> list[TokenLogprob | None]:
-        """Of what `wait` returned; None where none was asked for or the row is not finite."""
+        """For what `wait` returned; None if a row requests none or is not finite."""
         return [None] * len(token_ids) if self._logprobs is None else self._logprobs.read(token_ids, is_finite)
 
     def copy_to(self, token_ids: Tensor, chosen_rows: Tensor, rows: Tensor) -> None:
-        """Queue a copy of these rows' tokens to rows of `token_ids`; of a row that is not finite, any token.
+        """Queue a copy of the tokens of `chosen_rows` to `rows` of `token_ids`; any token for a row that is not finite.
 
-        chosen_rows, rows: int64, aligned, on the device as `token_ids`. Waits for nothing.
+        chosen_rows, rows: int64, aligned, on the device of `token_ids`. Waits for nothing.
         """
         token_ids.index_copy_(0, rows, self._on_device.index_select(0, chosen_rows).clamp_(min=0))
 
 
 class DeviceSampler:
-    """Tokens and log-probabilities are those of `SamplesOnHost`, but for rounding."""
+    """Tokens and log-probabilities are those of `SamplesOnHost`, except for rounding."""
 
     def __init__(self, backend: SamplesOnDevice, accelerator: Accelerator, vocab_size: int, max_num_rows: int) -> None:
         self._backend = backend
         self._accelerator = accelerator
         self._vocab_size = vocab_size
-        # NOTE: two, for a batch that is queued while the one before runs: the tokens of that one are still to come, and
-        # what was copied behind its forward pass could not be overwritten without a wait for it.
+        # NOTE: two, because a batch is queued while the one before runs: that one's tokens have not arrived yet, and
+        # buffers copied after its forward pass could only be overwritten after waiting for it.
         self._turns = cycle([_Buffers(accelerator, max_num_rows) for _ in range(2)])
         self._edits = DeviceLogitEdits(accelerator, vocab_size, max_num_rows)
 
     def queue(
         self, logits: Tensor, rows: Sequence[SamplingRow], sampling: DeviceSampling | None = None
     ) -> QueuedTokens:
-        """Of logits [R, at least vocab_size]. Waits for no batch but the last but one.
+        """Choose tokens from logits [R, at least vocab_size]. Waits for no batch except the second to last.
 
-        sampling: of the rows, where it is on the device already.
+        sampling: of the rows, if it is on the device already.
         """
         buffers = next(self._turns)
         if sampling is None:
@@ -90,7 +91,7 @@ class DeviceSampler:
 
 
 class _Buffers:
-    """What one batch needs in page-locked memory."""
+    """Page-locked memory for one batch."""
 
     def __init__(self, accelerator: Accelerator, max_num_rows: int) -> None:
         self._storage = StepBuffers(SamplingColumns.specs(max_num_rows), accelerator)
@@ -98,7 +99,7 @@ class _Buffers:
         self.chosen = accelerator.host_buffer(max_num_rows * torch.int64.itemsize).view(torch.int64)
 
     def upload(self, rows: Sequence[SamplingRow]) -> DeviceSampling:
-        """How they are sampled, on the device for what is queued from now on."""
+        """The rows' sampling parameters, on the device for work queued from now on."""
         self._storage.wait()
         sampling = self._columns.fill(rows)
         if sampling.draws is not None or sampling.scored_rows is not None:

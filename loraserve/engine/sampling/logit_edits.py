@@ -1,7 +1,7 @@
 """What changes logits before a token is chosen: allowed tokens, bias, the minimum length, penalties.
 
-The order is vLLM's: allowed_token_ids, logit_bias, min_tokens, penalties. Ids outside the vocabulary are passed over:
-whether a request may name them is decided where requests enter.
+The order is vLLM's: allowed_token_ids, logit_bias, min_tokens, penalties. Ids outside the vocabulary are ignored:
+whether a request may name them is checked where requests enter.
 """
 
 from loraserve_kernels.edited_draw import EditedDraw
@@ -11,7 +11,7 @@ from loraserve.engine.sampling.row import EditState, PenaltyState, SamplingRow
 
 
 def listed_tokens(row: SamplingRow, vocab_size: int) -> ListedTokens:
-    """The row's allowed tokens, biases and bans, made anew only when its sequence gets long enough to stop."""
+    """The row's allowed tokens, biases and bans, listed again only when its sequence becomes long enough to stop."""
     state, is_below = row.edit_state, row.is_below_min_tokens
     if state is None:
         state = row.edit_state = EditState(_list(row, vocab_size), is_below)
@@ -27,7 +27,7 @@ def _list(row: SamplingRow, vocab_size: int) -> ListedTokens:
 
 
 def edited_draw(row_id: int, row: SamplingRow, vocab_size: int) -> EditedDraw:
-    """How the row's token is chosen, of that row of logits."""
+    """How the row's token is chosen, from row `row_id` of the logits."""
     params = row.params
     return EditedDraw(
         row.draw_from(row_id),

@@ -1,4 +1,4 @@
-"""What the sampler must know of a sequence, and the token counts its penalties need."""
+"""The sampler's input for a sequence, and the token counts that its penalties need."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -35,7 +35,7 @@ class PenaltyState:
         self._num_output_tokens = len(output_token_ids)
 
     def copy(self) -> "PenaltyState":
-        """To be led on by other tokens."""
+        """A copy that can continue with other tokens."""
         state = copy(self)
         state.counted = CountedTokens(
             self.counted.token_ids.copy(), self.counted.counts.copy(), self.counted.num_tokens
@@ -63,29 +63,29 @@ class PenaltyState:
 
 @dataclass(slots=True, eq=False)
 class CountPlace:
-    """The row of a device's token counts that a sequence has, until it is another's."""
+    """A sequence's row of a device's token counts, until another sequence takes it."""
 
     count_row: int
     num_output_tokens: int
-    """Counted there, or to be counted by what is queued."""
+    """Tokens counted there, or to be counted by work that is queued."""
 
 
 @dataclass(slots=True)
 class EditState:
-    """What is kept of a sequence's edits from step to step."""
+    """A sequence's edits, kept from step to step."""
 
     listed: ListedTokens
     is_below_min_tokens: bool
-    """What `listed` holds for."""
+    """The value that `listed` is valid for."""
     place: CountPlace | None = None
     """On a device."""
 
 
 @dataclass(slots=True)
 class SamplingRow:
-    """What the sampler must know of the sequence behind one row of logits.
+    """The sampler's input for the sequence of one row of logits.
 
-    Kept from step to step: the engine moves `position` and `output_token_ids` on.
+    Kept from step to step: the engine updates `position` and `output_token_ids`.
     """
 
     params: SamplingParams
@@ -95,29 +95,29 @@ class SamplingRow:
     """Absolute position of the token being chosen; (seed, position) determines its noise."""
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
-    """Presence and frequency penalties count these only; the repetition penalty the prompt's too. May be empty when the
-    request has neither penalties nor min_tokens."""
+    """Presence and frequency penalties count only these; the repetition penalty counts the prompt's too. May be empty
+    if the request has neither penalties nor min_tokens."""
     eos_token_ids: tuple[int, ...]
     penalty_state: PenaltyState | None = None
-    """Kept for speed by the sampler on the host, which makes it."""
+    """Created and kept, for speed, by the sampler on the host."""
     num_unknown_tokens: int = 0
-    """Outputs beyond `output_token_ids`, which a device has still to tell."""
+    """Output tokens after `output_token_ids` that a device has not returned yet."""
     edit_state: EditState | None = field(default=None, compare=False, repr=False)
     is_greedy: bool = field(init=False)
-    """Below vLLM's smallest temperature, 1e-5."""
+    """The temperature is below vLLM's smallest, 1e-5."""
     has_penalties: bool = field(init=False)
     needs_outputs: bool = field(init=False)
-    """Else `output_token_ids` may stay empty."""
+    """If not, `output_token_ids` may stay empty."""
     takes_argmax: bool = field(init=False)
-    """Whatever the outputs are, the token is its largest logit, unless that is banned."""
+    """Whatever the outputs are, the token has the row's largest logit, unless that token is banned."""
     takes_best: bool = field(init=False)
-    """As well, and none is ever banned, nor a log-probability asked for."""
+    """`takes_argmax`, no token is ever banned, and no log-probability is requested."""
     draws_freely: bool = field(init=False)
-    """As `takes_argmax`, but that the token is drawn from the logits as they are."""
+    """As `takes_argmax`, but the token is drawn from the logits as they are."""
     is_always_edited: bool = field(init=False)
-    """Its logits are, whatever the outputs are."""
+    """Its logits are edited, whatever the outputs are."""
     all_stop_token_ids: frozenset[int] = field(init=False)
-    """EOS and the request's own; banned below min_tokens, EOS with `ignore_eos` too, as in vLLM."""
+    """EOS and the request's own; banned below min_tokens, EOS even with `ignore_eos`, as in vLLM."""
 
     def __post_init__(self) -> None:
         params = self.params
@@ -132,7 +132,7 @@ class SamplingRow:
         self.draws_freely = not self.is_greedy and is_plain
 
     def after(self, token_ids: Sequence[int]) -> "SamplingRow":
-        """As it would be if the sequence went on with these."""
+        """The row if the sequence continued with these tokens."""
         row = replace(self, position=self.position + len(token_ids))
         if row.needs_outputs:
             row.output_token_ids = [*self.output_token_ids, *token_ids]
@@ -148,11 +148,11 @@ class SamplingRow:
         return self.num_output_tokens < self.params.min_tokens
 
     def has_bans(self, best_id: int) -> bool:
-        """Whether min_tokens bans a token that could be chosen: of greedy rows only the largest logit's."""
+        """Whether min_tokens bans a token that could be chosen: for greedy rows, only the largest logit's."""
         return self.is_below_min_tokens and (not self.is_greedy or best_id in self.all_stop_token_ids)
 
     def draw_from(self, row: int) -> Draw:
-        """How its token is drawn, of that row of logits."""
+        """How its token is drawn, from this row of the logits."""
         params = self.params
         return Draw(row, params.temperature, params.top_k, params.top_p, params.min_p, self.seed, self.position)
 
@@ -162,7 +162,7 @@ class SamplingRow:
 
 
 def rows_after(row: SamplingRow, draft: Sequence[int]) -> list[SamplingRow]:
-    """Of the tokens after each drafted one, each chosen as if those before it were the sequence's."""
+    """Rows for the token after each drafted one, as if the drafted tokens up to there were the sequence's."""
     if row.takes_argmax and not row.needs_outputs:
         return [row] * len(draft)
     return [row.after(draft[: i + 1]) for i in range(len(draft))]

@@ -1,4 +1,4 @@
-"""One engine step's logits to one token per row."""
+"""From one engine step's logits to one token per row."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,33 +22,34 @@ class Sampled:
 
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]
-    """None where the row asked for none or is not finite."""
+    """None if the row requests none or is not finite."""
     is_finite: list[bool]
-    """False: the row has NaN, +inf or nothing but -inf, or allows no token there is; its token is undefined."""
+    """False: the row has NaN, +inf or nothing but -inf, or allows no token that exists; its token is undefined."""
 
     @classmethod
     def of_best(cls, best: BestTokens) -> "Sampled":
-        """Of rows that take these, and ask for nothing else."""
+        """For rows that take these tokens and request nothing else."""
         token_ids, is_finite = best
         return cls(token_ids, [None] * len(token_ids), is_finite)
 
     @classmethod
     def collect(cls, queued: QueuedTokens) -> "Sampled":
-        """Waits for them."""
+        """Waits for the tokens."""
         token_ids, is_finite = queued.wait()
         return cls(token_ids, queued.logprobs(token_ids, is_finite), is_finite)
 
 
 class Sampler:
-    """Chooses tokens as vLLM's v1 sampler does, except where noise and ties are concerned.
+    """Chooses tokens as vLLM's v1 sampler does, except for noise and ties.
 
-    A row's result depends on its own logits and `SamplingRow` only, bit for bit: not on the batch, not on its place in
-    it. Its noise is a function of (seed, position). Equal logits go by ascending token id, so top_k keeps exactly k.
+    A row's result depends only on its own logits and `SamplingRow`, bit for bit: not on the batch or its place in it.
+    Its noise is a function of (seed, position). Equal logits are ordered by ascending token id, so top_k keeps exactly
+    k.
 
     Order: raw logprobs; allowed_token_ids, logit_bias, min_tokens, penalties (`logit_edits`); greedy stops here;
-    temperature, min_p, top_k, top_p, draw: the backend's, see `loraserve_kernels.sampling`.
+    temperature, min_p, top_k, top_p, draw: by the backend, see `loraserve_kernels.sampling`.
 
-    A row whose edits leave every logit -inf gets the allowed token with the largest raw logit, bans or not.
+    A row whose edits leave every logit -inf gets the allowed token with the largest raw logit, even if it is banned.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Sampler:
     ) -> None:
         """Logits have `logits_size` columns; those from `vocab_size` on are padding and never read.
 
-        device: where logits are on a GPU that can sample; else `host` is asked.
+        device: used if logits are on a GPU that can sample; else `host` is.
         """
         assert 0 < vocab_size <= logits_size, f"vocab_size {vocab_size} with {logits_size} columns of logits"
         self.vocab_size = vocab_size
@@ -65,9 +66,9 @@ class Sampler:
         self._device = device
 
     def draws_of(self, rows: Iterable[tuple[int, SamplingRow]]) -> list[Draw]:
-        """What `sample` will draw, for a model that can do so with its forward pass; rows with their row of its logits.
+        """What `sample` will draw, for a model that can draw in its forward pass. rows: each with its logits' row.
 
-        None where it draws from edited logits, or tokens are chosen on a device.
+        Empty if a token is drawn from edited logits, or if tokens are chosen on a device.
         """
         if self._device is not None:
             return []
@@ -87,9 +88,9 @@ class Sampler:
         best: BestTokens | None = None,
         drawn: list[int] | None = None,
     ) -> Sampled:
-        """`logits` [R, logits_size], float32, bfloat16 or float16, not written to.
+        """logits: [R, logits_size], float32, bfloat16 or float16, not written to.
 
-        best: what `argmax` gives for them, where that is known. drawn: tokens of `draws_of`, where they are.
+        best: the result of `argmax` for them, if known. drawn: the tokens for `draws_of`, if known.
         """
         self._check(logits, len(rows))
         if not rows:
@@ -106,9 +107,9 @@ class Sampler:
     def try_queue(
         self, logits: Tensor, rows: Sequence[SamplingRow], sampling: DeviceSampling | None = None
     ) -> QueuedTokens | None:
-        """`sample` without waiting for it; None where tokens are not chosen on a device.
+        """`sample` without waiting for it; None if tokens are not chosen on a device.
 
-        sampling: of the rows, where it is on the device already.
+        sampling: of the rows, if it is on the device already.
         """
         if self._device is None:
             return None
@@ -124,7 +125,7 @@ class Sampler:
     def _draw_beside(
         self, best_ids: list[int], logits: Tensor, rows: Sequence[SamplingRow], drawn: list[int] | None
     ) -> list[int]:
-        """Each row's token: its best one where it takes that."""
+        """Each row's token: its best one if it takes that, else a drawn one."""
         row_ids = [index for index, row in enumerate(rows) if not row.takes_argmax]
         if not row_ids:
             return best_ids
@@ -138,7 +139,7 @@ class Sampler:
     def _draw_edited(
         self, logits: Tensor, rows: Sequence[SamplingRow], best_ids: list[int], are_finite: list[bool]
     ) -> tuple[list[int], list[bool]]:
-        """The tokens, and whether they are defined: one call for rows that are drawn, one for those that are edited."""
+        """(The tokens, whether they are defined). One call for rows that are only drawn, one for edited rows."""
         token_ids, is_finite = list(best_ids), list(are_finite)
         finite = [(index, row) for index, row in enumerate(rows) if are_finite[index]]
         drawn = [row.draw_from(index) for index, row in finite if not row.is_greedy and not row.has_edits]
@@ -153,7 +154,7 @@ class Sampler:
     def prompt_logprobs(self, logits: Tensor, target_token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """Each row's raw logprob of its target and its `num_top` most likely tokens; NaN and none for a row not finite.
 
-        `logits` [P, logits_size]: row i predicts `target_token_ids[i]`, which is in the vocabulary.
+        logits: [P, logits_size]; row i predicts `target_token_ids[i]`, which is in the vocabulary.
         """
         self._check(logits, len(target_token_ids))
         if not target_token_ids:

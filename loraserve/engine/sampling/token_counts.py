@@ -1,4 +1,4 @@
-"""How often each sequence with penalties has each token, counted where the tokens are chosen."""
+"""How often each sequence with penalties has each token, counted on the device that chooses the tokens."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,20 +10,21 @@ from loraserve.engine.sampling.row import CountPlace, SamplingRow
 
 
 class TokenCounts:
-    """A row of device memory for each. None is given back: who needs one takes the row that was used longest ago."""
+    """One row of device memory per sequence. None is returned: a sequence that needs one takes the least recently
+    used."""
 
-    # NOTE: a row that changes hands is filled behind the batches that are queued, so they still find and count theirs.
+    # NOTE: a row that changes hands is filled after the queued batches, so these still find and count their own tokens.
 
     def __init__(self, device: torch.device, vocab_size: int, num_rows: int) -> None:
-        """num_rows: as many as a batch can have."""
+        """num_rows: the most that a batch can have."""
         self.tensor = torch.zeros((num_rows, vocab_size), dtype=torch.int32, device=device)
         """`LogitEdits.token_counts`."""
         self._places: OrderedDict[int, CountPlace | None] = OrderedDict.fromkeys(range(num_rows))  # oldest use first
 
     def count_rows(self, rows: Sequence[SamplingRow]) -> list[int]:
-        """Where the outputs before each row's next token are counted; -1 without penalties. Waits for nothing.
+        """The row that counts the outputs before each row's next token; -1 without penalties. Waits for nothing.
 
-        Whoever asks counts the tokens that are chosen there, see `SamplesOnDevice.count_tokens`.
+        The caller must count the tokens that are chosen; see `SamplesOnDevice.count_tokens`.
         """
         penalised = [row for row in rows if row.has_penalties]
         for row in penalised:

@@ -1,8 +1,9 @@
-"""Drafts what a sequence says next, for a step to check several tokens at once.
+"""Drafts a sequence's next tokens, so that one step can check several at once.
 
-From what the request predicts, and else from what was told or said before: where a sequence's last tokens stand earlier
-in it, what followed them there is likely to follow again, as in summaries, edited code and extracted fields. The model
-itself chooses every token; a drafted one that it does not choose has cost a row of a step.
+A draft comes from the request's prediction, or else from the sequence's own prompt and output: if its last tokens occur
+earlier in it, the tokens that followed them there are likely to follow again, as in summaries, edited code and
+extracted fields. The model itself chooses every token; a drafted token that it does not choose has cost a row of a
+step.
 """
 
 from collections.abc import Sequence as Seq
@@ -10,40 +11,42 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 MIN_MATCH = 2
-"""Last tokens that must stand earlier, too."""
+"""Number of last tokens that must occur earlier for a match."""
 MAX_MATCH = 8
-"""No longer match is looked for."""
+"""Longest match to search for, in tokens."""
 MAX_LOOKUP = 16_384
-"""Tokens back that one is looked for: where all of them are the same, 0.6 ms (Zen 4)."""
+"""How many tokens back to search for a match. If all of them are the same, the search takes 0.6 ms (Zen 4)."""
 FIRST_LENGTH = 4
 MAX_WAIT = 16
-"""Tokens that a sequence waits at most, after drafts of which nothing was right, before it is given another one."""
+"""After drafts without a correct token, a sequence waits for at most this many tokens before its next draft."""
 
 
 class Draft:
-    """A sequence's drafts: each a token longer than the one before was right; twice as long if all of that was."""
+    """A sequence's drafts. Each is one token longer than the correct part of the one before, or twice as long if all of
+    that one was correct."""
 
     def __init__(self, max_length: int, num_prompt_tokens: int, predicted_token_ids: Seq[int] = ()) -> None:
-        """predicted_token_ids: what the request says that its output will be, more or less."""
+        """predicted_token_ids: the request's approximate prediction of the output."""
         self._max_length = max_length
         self._prediction = Prediction(predicted_token_ids, num_prompt_tokens)
         self._said = np.empty(0, np.int32)
-        """Prompt and output, with room for more."""
+        """Prompt and output, with spare capacity."""
         self._num_said = 0
         self._length = min(FIRST_LENGTH, max_length)
         self._last: list[int] = []
-        """That was computed and is not judged yet."""
+        """The last draft that was computed and has not been judged yet."""
         self._drafted_at = 0
-        """Tokens before the last draft."""
+        """Number of tokens before the last draft."""
         self._num_misses = 0
-        """Drafts in a row of which nothing was right."""
+        """Consecutive drafts without a correct token."""
         self._is_trusted = False
-        """All of the last one was right."""
+        """All of the last draft was correct."""
 
     def next(self, token_ids: Seq[int], max_length: int, max_trusted_length: int) -> tuple[list[int], bool]:
-        """(What may follow `token_ids`, which only ever grow; whether the request predicts it).
+        """Returns (tokens that may follow `token_ids`, whether they come from the request's prediction).
 
-        At most `max_length` tokens, or none; max_trusted_length: in its place where all of the last draft was right.
+        At most `max_length` tokens, or `max_trusted_length` if all of the last draft was correct; may be empty.
+        `token_ids` may only grow from call to call.
         """
         self._judge_last(token_ids)
         length = min(self._length, max_trusted_length if self._is_trusted else max_length)
@@ -55,7 +58,8 @@ class Draft:
         return (predicted, True) if predicted else (self._look_up(token_ids, length), False)
 
     def note_computed(self, draft: list[int], num_tokens: int) -> None:
-        """The next step computes this, which `next` gave or began with, behind so many tokens."""
+        """Record that the next step computes `draft`, all or the beginning of what `next` returned, after `num_tokens`
+        tokens."""
         self._last, self._drafted_at = draft, num_tokens
 
     def _judge_last(self, token_ids: Seq[int]) -> None:
@@ -68,7 +72,7 @@ class Draft:
         self._last = []
 
     def _is_waiting(self, num_tokens: int, is_found: bool) -> bool:
-        """is_found: what comes next was found in the prediction, which is reason for one more try at once."""
+        """is_found: the prediction contains the next tokens, which justifies one more try at once."""
         num_misses = self._num_misses - is_found
         return num_misses > 0 and num_tokens < self._drafted_at + min(1 << num_misses, MAX_WAIT)
 
@@ -77,7 +81,7 @@ class Draft:
         start = find_continuation(said, said[-MAX_MATCH:], len(said))
         if start is None:
             return []
-        # What repeats itself goes on to repeat itself.
+        # If the continuation reaches the end of the text, assume that the text keeps repeating it.
         return said[start + np.arange(length) % (len(said) - start)].tolist()
 
     def _catch_up(self, token_ids: Seq[int]) -> np.ndarray:
@@ -91,23 +95,24 @@ class Draft:
 
 
 class Prediction:
-    """What an output is said to be beforehand, and how far the output has come in it."""
+    """A request's prediction of an output, and how far the output has progressed in it."""
 
     def __init__(self, token_ids: Seq[int], num_prompt_tokens: int) -> None:
         self._token_ids = list(token_ids)
         self._array = np.array(token_ids, np.int32)
         self._place = 0
-        """Of what comes next."""
+        """Index of the predicted token that should come next."""
         self._num_tokens = num_prompt_tokens
-        """As the last call found them."""
+        """Number of tokens in the last call."""
         self._left_at: int | None = None
-        """Tokens when the output left it; None while it is followed."""
+        """Number of tokens when the output left the prediction; None while it follows it."""
 
     def after(self, token_ids: Seq[int], length: int) -> tuple[list[int], bool]:
-        """(Up to `length` tokens that come next in it after `token_ids`, prompt and output; whether that is known).
+        """Returns (up to `length` predicted tokens after `token_ids`, prompt and output; whether the output follows the
+        prediction).
 
-        Where the output has just left it, the token is guessed to stand in place of another. Where that was not so,
-        nothing comes next until two tokens in a row are found in it again.
+        If the output has just left the prediction, its token is assumed to replace a predicted one. If that was wrong,
+        nothing is returned until two tokens in a row are found in the prediction again.
         """
         if not self._token_ids:
             return [], False
@@ -128,13 +133,13 @@ class Prediction:
         return left, is_found and bool(left)
 
     def _look_further(self, token_ids: Seq[int], num_other: int) -> None:
-        """num_other: last tokens that are not what was to come next."""
+        """num_other: how many of the last tokens differ from the predicted ones."""
         if self._left_at is None:
             self._left_at = len(token_ids) - num_other
         num_since = len(token_ids) - self._left_at
         left_from = self._place - (num_since - num_other)
         end = np.array(token_ids[-min(num_since, MAX_MATCH) :], np.int32)
-        # What is found again most likely lies behind what was left.
+        # The output most likely resumes after the point where it left the prediction.
         found = find_continuation(self._array, end, left_from + MIN_MATCH)
         if found is None:
             self._place += num_other
@@ -143,8 +148,8 @@ class Prediction:
 
 
 def find_continuation(text: np.ndarray, end: np.ndarray, place: int) -> int | None:
-    """Where in `text` goes on what stands there as it stands in the last tokens of `end`: of the longest matches the
-    first whose continuation is at `place` or behind it, else the last. None without a match of `MIN_MATCH` tokens."""
+    """Index in `text` after its longest match with the last tokens of `end`: of several longest matches, the first
+    whose continuation is at or after `place`, else the last. None without a match of `MIN_MATCH` tokens."""
     places = np.flatnonzero(text[:-1] == end[-1]) + 1
     length = 1
     while len(places) and length < len(end):
@@ -159,7 +164,7 @@ def find_continuation(text: np.ndarray, end: np.ndarray, place: int) -> int | No
 
 
 def _num_common(tokens: Seq[int], others: Seq[int]) -> int:
-    """How many they begin with alike."""
+    """Length of the common prefix."""
     for i, (token, other) in enumerate(zip(tokens, others, strict=False)):
         if token != other:
             return i

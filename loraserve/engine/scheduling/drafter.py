@@ -1,4 +1,4 @@
-"""Gives steps that only decode, and few sequences, drafts of what these say next."""
+"""Adds drafts of the next tokens to small steps that only decode."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -10,33 +10,33 @@ from loraserve.engine.scheduling.plan import ScheduledSequence
 from loraserve.engine.scheduling.scheduler import Scheduler
 
 TRUSTED_ROWS = 2
-"""Rows of a step, as a multiple of those that are free, that are worth what they cost where the last draft was right.
-Measured with AVX-512, 100 M parameters, 8 rows free: 8 sequences with a right token each, 16 rows, are 1.4 times as
-fast, 4 sequences with three each 2.9 times, with one each (8 rows) 1.8 times. 16 sequences are 1.3 times as fast by
-32 rows, and 0.6 times where these are wrong."""
+"""Most rows of a step, as a multiple of the free rows, that are worth their cost if the last draft was correct.
+Measured with AVX-512, 100 M parameters and 8 free rows: 8 sequences with one correct token each (16 rows) are 1.4 times
+as fast, 4 sequences with three each 2.9 times, with one each (8 rows) 1.8 times. With 32 rows, 16 sequences are 1.3
+times as fast, and 0.6 times if the drafts are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeRows:
-    """What a decode step computes in about the time that it takes to read what it has to read."""
+    """The rows that a decode step computes in about the time that its memory reads take anyway."""
 
     num_rows: int
-    """In all, of short contexts."""
+    """In total, with short contexts."""
     context_of_a_row: float
     """Tokens of context whose attention takes as long as the rest of a row."""
 
     def weight(self, context_len: int) -> float:
-        """Rows of a short context that one of this context is as long as."""
+        """How many rows with a short context take as long as one row with this context."""
         return 1 + context_len / self.context_of_a_row
 
 
 class Drafter:
-    """Speculative decoding: tokens are chosen as without it, several in one step where a draft was right."""
+    """Speculative decoding: chooses the same tokens as without it, several in one step if a draft was correct."""
 
     def __init__(
         self, scheduler: Scheduler, endings: Endings, *, max_length: int, free_rows: FreeRows, max_num_rows: int
     ) -> None:
-        """max_length: of a draft. max_num_rows: of any step."""
+        """max_length: longest draft. max_num_rows: most rows in any step."""
         self._scheduler = scheduler
         self._endings = endings
         self._max_length = max_length
@@ -44,13 +44,14 @@ class Drafter:
         self._max_num_rows = max_num_rows
         self._num_steps = 0
         self.num_tokens = 0
-        """Drafted."""
+        """Total tokens drafted."""
 
     def add_drafts(self, scheduled: Seq[ScheduledSequence]) -> None:
-        """Make items of a step longer if all of them only go on.
+        """Lengthen the items of a step by drafts if every item only decodes.
 
-        Rows that are free are dealt evenly. More, which others would wait for, are dealt only in steps of one tenant:
-        to sequences whose last draft was right, and one to any, in turn, so that there are some.
+        Free rows are divided evenly. Other sequences would wait for any further rows, so only steps of a single tenant
+        get them: for sequences whose last draft was correct, and one row for any sequence, in turn, so that drafts can
+        become correct.
         """
         num_rows = sum(item.num_rows for item in scheduled)
         num_free = self._free_rows.num_rows
@@ -75,7 +76,7 @@ class Drafter:
             free, trusted = free - weight * num_drafted, trusted - weight * num_drafted
 
     def _add_draft(self, item: ScheduledSequence, max_length: int, max_trusted_length: int) -> int:
-        """Returns how long it is. The lengths are as `Draft.next` has them."""
+        """Returns the draft's length. For the limits, see `Draft.next`."""
         sequence = item.sequence
         if sequence.draft is None:
             predicted = sequence.request.predicted_token_ids
@@ -96,5 +97,5 @@ class Drafter:
 
 
 def _goes_on(item: ScheduledSequence) -> bool:
-    """Whether its next token is chosen, and is not the first one."""
+    """Whether the step chooses a token for it that is not its first one."""
     return item.num_sampled_rows == 1 and item.sequence.state.is_forked

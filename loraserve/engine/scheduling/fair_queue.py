@@ -1,10 +1,11 @@
 """Waiting requests, one first-in-first-out queue for each tenant, ordered between tenants by service received.
 
 Virtual token counters (Sheng et al., OSDI 2024, "Fairness in Serving Large Language Models"): each tenant's counter
-grows by the tokens computed for it; the tenant with the smallest counter goes first. A tenant with nothing waiting has
-all it asked for, so what others get meanwhile earns it no credit: when it waits again it starts no lower than the
-smallest counter of those that wait, or, if none does, than the largest of all. And no lower than where it left, so that
-finishing its work pays no debt: tenants that come and go cannot starve one that waits.
+grows by the tokens computed for it; the tenant with the smallest counter goes first. A tenant with nothing waiting
+lacks nothing, so it earns no credit while others are served: when it waits again, its counter starts no lower than the
+smallest counter among waiting tenants or, if none waits, the largest among tenants with live sequences. Nor does it
+start lower than where it stopped, so finishing its work clears no debt: tenants that come and go cannot starve one that
+waits.
 """
 
 from collections import deque
@@ -28,9 +29,9 @@ class FairQueue:
         return self._num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In the order to be tried: each time the least-served tenant's next, of equals the one that waits longest.
+        """In the order to try them: always the least-served tenant's next; among equals, the longest-waiting tenant's.
 
-        Charges between two items count, and what was yielded may be removed.
+        Charges made between two items count, and yielded sequences may be removed.
         """
         order = [(self._served[tenant], place, tenant) for place, tenant in enumerate(self._waiting)]
         heapify(order)
@@ -49,7 +50,7 @@ class FairQueue:
                 yield sequence
 
     def in_any_order(self) -> Iterator[Sequence]:
-        """All that wait, for less than their order takes."""
+        """All waiting sequences, without the cost of ordering them."""
         return chain.from_iterable(self._waiting.values())
 
     def arrive(self, tenant: str) -> None:
@@ -65,14 +66,14 @@ class FairQueue:
             self._forget_idle()
 
     def charge(self, tenant: str, num_tokens: float) -> None:
-        """num_tokens: divided by the tenant's weight."""
+        """num_tokens: already divided by the tenant's weight."""
         self._served[tenant] += num_tokens
 
     def served(self, tenant: str) -> float:
         return self._served[tenant]
 
     def has_waiting_before(self, tenant: str) -> bool:
-        """Whether another tenant waits that was not served more."""
+        """Whether another tenant is waiting that was not served more."""
         return any(name != tenant and self._served[name] <= self._served[tenant] for name in self._waiting)
 
     def append(self, sequence: Sequence) -> None:
@@ -97,7 +98,7 @@ class FairQueue:
             del self._waiting[tenant]
 
     def _least_of_new(self) -> float:
-        """Where a tenant starts that had nothing waiting."""
+        """Lower bound for the counter of a tenant that had nothing waiting."""
         if self._waiting:
             return min(self._served[name] for name in self._waiting)
         return max((self._served[name] for name in self._num_live), default=0.0)

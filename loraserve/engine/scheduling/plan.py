@@ -12,23 +12,24 @@ from loraserve.engine.scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """Compute `num_rows` tokens from `sequence.num_computed_tokens` on."""
+    """Compute `num_rows` tokens, starting at `sequence.num_computed_tokens`."""
 
     sequence: Sequence
     num_rows: int
     num_sampled_rows: int
-    """Of the last rows: 1 when a token is to be sampled, more for prompt logprobs and drafts, 0 in the middle of a
-    prompt."""
+    """How many of the last rows are sampled: 1 when a token is to be sampled, more for prompt logprobs and drafts, 0 in
+    the middle of a prompt."""
     num_pooled_rows: int = 0
-    """Of the last rows: of a prompt that is pooled, those whose hidden states count."""
+    """How many of the last rows have hidden states that count, if the prompt is pooled."""
     num_base_rows: int = 0
-    """Of the first rows: those that the sequence's adapter, an activated LoRA, does not reach."""
+    """How many of the first rows the sequence's adapter, an activated LoRA, does not affect."""
     draft: Seq[int] = ()
-    """Tokens of the last rows that are not the sequence's yet: a guess, to be compared with what is chosen."""
+    """Guessed tokens of the last rows, not yet the sequence's; they are compared with the tokens that the model
+    chooses."""
     draft_masks: Seq[NDArray[np.uint8]] = ()
-    """Of what may come after each of these, where the sequence has a grammar."""
+    """The mask of the tokens that may follow each drafted token, if the sequence has a grammar."""
     is_predicted: bool = False
-    """Whether the request predicts the draft."""
+    """Whether the draft comes from the request's prediction."""
 
 
 @dataclass(slots=True)
@@ -36,8 +37,8 @@ class StepPlan:
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     """Ordered by adapter slot."""
     block_copies: list[tuple[int, int]] = field(default_factory=list)
-    """(source, destination), to be done in order before the forward pass."""
+    """(source, destination) pairs, to be copied in order before the forward pass."""
     begun: list[BegunPrompt] = field(default_factory=list)
-    """Prompts that this step is the first to compute a part of."""
+    """Prompts whose computation starts with this step."""
     failed: list[tuple[Sequence, str]] = field(default_factory=list)
     """Sequences whose adapter could not be loaded, and why; they hold nothing."""

@@ -1,7 +1,7 @@
 """Decides what each step computes.
 
-There are no prefill and decode phases: every sequence catches up its computed tokens to its tokens under one token
-budget, which covers chunked prompts, prefix hits and recompute after preemption.
+There are no prefill and decode phases: under one token budget, a step computes whatever tokens its sequences have that
+are not computed yet. This covers chunked prompts, prefix hits and recompute after preemption.
 """
 
 import time
@@ -20,20 +20,22 @@ from loraserve.engine.scheduling.sequence import RequestState, Sequence, Status
 from loraserve.engine.scheduling.sequence_blocks import SequenceBlocks
 
 MAX_BYPASSED = 64
-"""Admissions that may pass a request whose adapter does not fit; then nobody is admitted before it."""
+"""Admissions that may overtake a request whose adapter does not fit; after that, no request is admitted before it."""
 COLD_LOAD_TOKENS = 32
-"""What loading a cold adapter adds to its tenant's counter, in tokens."""
+"""Tokens that loading a cold adapter adds to its tenant's counter."""
 HIDDEN_COPY_BYTES = 1 << 20
-"""What is copied to a GPU while it computes a row of a prompt: at 50 GB/s 21 µs, at 600 TFLOP/s a row of an 8B model
-takes 27, and a smaller model has smaller adapters. Estimated. NOTE: a step that is a graph begins behind the copy, so
-that it is a bound on what others wait for there, in place of the host's launches."""
+"""Adapter bytes that are copied to a GPU while it computes one row of a prompt. Estimated: the copy takes 21 µs at 50
+GB/s, a row of an 8B model takes 27 µs at 600 TFLOP/s, and a smaller model has smaller adapters. NOTE: a step that is a
+graph begins only after the copy. There, this bounds the time that others wait for the copy, which takes the place of
+the host's launches."""
 MAX_PROMPT_LOGPROB_ROWS = 256
-"""Rows of one sequence in one step whose logits are kept for prompt logprobs: each costs a row of the vocabulary."""
+"""Most rows of a sequence in one step whose logits are kept for prompt logprobs: each takes a vocabulary-sized row."""
 LONG_PROMPT_SHARE = 2
-"""A prompt that is being computed gets no more than a step's rows divided by this while another tenant waits
-that was not served more: its short prompts would wait for the whole of a long one."""
+"""A prompt gets at most a step's rows divided by this while another tenant is waiting that was not served more:
+otherwise, that tenant's short prompts would wait for the whole of a long one."""
 MAX_CLOSED_STEPS = 16
-"""Steps after which those for whom there was no room are tried again though nobody left: whose turn it is changes."""
+"""After a failed admission, retry after at most this many steps even if no sequence finished: the fair queue's order
+may have changed."""
 
 
 class _Admission(Enum):
@@ -71,20 +73,20 @@ class Scheduler:
         self._max_loras = max_loras
         self._num_admitted = 0
         self._num_closed_steps = 0
-        """So many more steps need not look for somebody to admit, unless somebody or an adapter comes or goes."""
+        """Number of steps that need not try to admit a sequence, unless a sequence or an adapter arrives or leaves."""
 
     def has_work(self) -> bool:
         return bool(self.running) or len(self.waiting) > 0
 
     def add(self, state: RequestState) -> None:
-        """Queue the request's first choice; the others are forked from it when the prompt is computed."""
+        """Queue the request's first choice; the others are forked from it once the prompt is computed."""
         sequence = state.sequences[0]
         self.waiting.arrive(state.request.tenant)
         self.waiting.append(sequence)
         self._num_closed_steps = 0
 
     def schedule(self) -> StepPlan:
-        """NOTE: not while a step is queued whose tokens are unknown: a sequence of it may be preempted."""
+        """NOTE: not to be called while a queued step's tokens are unknown: it may preempt a sequence of that step."""
         plan = StepPlan()
         num_preempted_before = self.num_preemptions
         if not self._try_schedule_rows(self.running, plan):
@@ -97,12 +99,12 @@ class Scheduler:
         return plan
 
     def try_schedule_ahead(self, ends: Callable[[Sequence], bool]) -> StepPlan | None:
-        """What to compute behind a step that is queued and whose tokens are unknown, as if none of them ended anybody.
+        """Plan the step after a queued one whose tokens are unknown, as if none of those tokens ended a sequence.
 
-        ends: whether a sequence's next token is its last one, whatever it is. A sequence of whose tokens none is left
-        to compute gets a row for the token that it is about to get.
+        ends: whether a sequence's next token is its last one, whichever token it is. A sequence with no known token
+        left to compute gets a row for the token that it is about to get.
 
-        None, and nothing is changed, where somebody may have to be preempted.
+        Returns None and changes nothing if a sequence might have to be preempted.
         """
         going_on = [each for each in self.running if each.num_uncomputed_tokens > 0 or not ends(each)]
         plan = StepPlan()
@@ -115,7 +117,8 @@ class Scheduler:
         return plan
 
     def fork(self, parent: Sequence) -> list[Sequence]:
-        """The request's choices that are not finished: the parent itself and others, sharing all of its blocks."""
+        """Fork the unfinished choices from the parent, sharing all of its blocks. Returns the request's running
+        choices."""
         state = parent.state
         state.is_forked = True
         for index in sorted(state.unfinished - {parent.index}):
@@ -134,14 +137,14 @@ class Scheduler:
         return [sequence for sequence in state.sequences if sequence.status is Status.RUNNING]
 
     def give_up_choice(self, state: RequestState, index: int) -> None:
-        """It will not be forked, and its seat is another's."""
+        """This choice will not be forked; its seat becomes free."""
         state.unfinished.discard(index)
         self._num_closed_steps = 0
 
     def try_lengthen(self, item: ScheduledSequence, num_drafted: int) -> bool:
-        """Compute and sample so many rows more of a scheduled sequence, for tokens that it does not have yet.
+        """Compute and sample `num_drafted` more rows of a scheduled sequence, for tokens that it does not have yet.
 
-        False, and nothing is changed, where that takes blocks that those who run may soon need.
+        Returns False and changes nothing if that takes blocks that running sequences may soon need.
         """
         num_rows = item.num_rows + num_drafted
         num_missing = self._blocks.num_missing(item.sequence, num_rows)
@@ -153,12 +156,13 @@ class Scheduler:
         return True
 
     def note_accepted(self, sequence: Sequence) -> None:
-        """The first of its tokens that are not computed was drafted, so that it is computed, and charged as others."""
+        """Its first uncomputed token was drafted, so count it as computed and charge for it as for any other."""
         sequence.num_computed_tokens += 1
         self._charge_up_to(sequence, sequence.num_computed_tokens)
 
     def remember_blocks(self, sequence: Sequence) -> None:
-        """Let others find its full, computed blocks. Only once its sampled row, which depends on all, is finite."""
+        """Make its full, computed blocks findable. Only once its sampled row, which depends on all of them, is known to
+        be finite."""
         self._blocks.remember(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -173,9 +177,10 @@ class Scheduler:
         self._num_closed_steps = 0
 
     def _try_schedule_rows(self, sequences: Seq[Sequence], plan: StepPlan) -> bool:
-        """One row of each, where that is all there is to compute.
+        """Schedule one row of each sequence, if that is all they have to compute.
 
-        False, and nothing is changed, where that takes more than new blocks, or more rows than a step has.
+        Otherwise returns False and changes nothing; also if this takes more than new blocks, or more rows than a step
+        has.
         """
         if len(sequences) > self._max_num_batched_tokens:
             return False
@@ -189,14 +194,14 @@ class Scheduler:
         return True
 
     def _schedule_each(self, sequences: Seq[Sequence], plan: StepPlan) -> None:
-        """As far as a step's rows go; some may be preempted for others."""
+        """Schedule rows of each until the step is full; may preempt some sequences for others."""
         budget = self._max_num_batched_tokens
         has_seat = sum(map(_num_seats, sequences)) < self._max_num_seqs
         in_turn = len(sequences) > budget
         for sequence in sorted(sequences, key=lambda sequence: self._turn(sequence, in_turn=in_turn)):
             if budget == 0:
                 break
-            if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this loop
+            if sequence.status is not Status.RUNNING:  # preempted earlier in this loop
                 continue
             most = budget
             is_prompt = sequence.num_uncomputed_tokens > 1
@@ -205,22 +210,22 @@ class Scheduler:
             budget -= self._schedule_running(sequence, most, plan)
 
     def _turn(self, sequence: Sequence, *, in_turn: bool) -> tuple[float, float]:
-        """Decodes first, so that a long prompt never stalls them, then prompts of tenants that were served less.
+        """Sort key: decodes first, so that a long prompt never stalls them, then prompts, least-served tenants first.
 
-        in_turn: there are not even rows for all decodes.
+        in_turn: there are too few rows even for all decodes, so those with the fewest output tokens go first.
         """
         if sequence.num_uncomputed_tokens > 1:
             return 1, self.waiting.served(sequence.request.tenant)
         return 0, in_turn * sequence.num_output_tokens
 
     def _has_blocks(self, sequences: Seq[Sequence]) -> bool:
-        """Whether all of them can be scheduled and nobody is preempted, even if each got as many rows as it can."""
+        """Whether all of them can be scheduled without preemption, even if each gets as many rows as it can use."""
         budget = self._max_num_batched_tokens
         num_blocks = sum(self._blocks.num_missing(each, self._num_rows(each, budget)) for each in sequences)
         return num_blocks <= self.pool.num_available
 
     def _schedule_running(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
-        """Rows of the budget that are used; preempted sequences give theirs back (as a negative number of rows)."""
+        """Returns the rows taken from the budget, minus those of sequences preempted for it; can be negative."""
         num_rows = self._num_rows(sequence, budget)
         num_returned = 0
         while not self._blocks.try_extend(sequence, num_rows, plan.block_copies):
@@ -237,7 +242,7 @@ class Scheduler:
         return num_rows - num_returned
 
     def _admit_waiting(self, staying: Seq[Sequence], plan: StepPlan) -> None:
-        """staying: of those who run, who keep their seats."""
+        """staying: the running sequences that keep their seats."""
         if len(self.waiting) == 0:
             return
         if staying and len(staying) == len(self.running) and self._is_closed():
@@ -272,11 +277,12 @@ class Scheduler:
                     earlier.state.num_bypassed += 1
 
     def _is_closed(self) -> bool:
-        """Whether nobody who waits could be admitted now, as far as that can be told without trying."""
+        """Whether no waiting sequence could be admitted now, as far as this can be known without trying."""
         return self._num_closed_steps > 0 and (self._adapters is None or not self._adapters.has_news())
 
     def _try_admit(self, sequence: Sequence, budget: int, plan: StepPlan, *, is_alone: bool) -> _Admission:
-        """is_alone: nobody's next token would wait, beside it in a step, for an adapter that is still being copied."""
+        """is_alone: no sequence is running whose next token would wait, in the same step, for an adapter still being
+        copied."""
         if not self._can_acquire_adapter(sequence):
             return _Admission.NO_ADAPTER_ROOM  # before its prompt is hashed
         needs_every_row = _needs_prompt_logprobs(sequence) or sequence.state.wants_mean
@@ -324,7 +330,7 @@ class Scheduler:
             sequence.num_charged_tokens = end
 
     def _charge(self, request: EngineRequest, num_tokens: int) -> None:
-        """A tenant of twice the weight is served twice as much before others come first."""
+        """A tenant with twice the weight is served twice as much before others go first."""
         self.waiting.charge(request.tenant, num_tokens / request.tenant_weight)
 
     def _begin(self, state: RequestState, num_cached: int, plan: StepPlan) -> None:
@@ -337,7 +343,7 @@ class Scheduler:
         plan.begun.append(BegunPrompt(state.request.request_id, queue_s, num_cached))
 
     def _num_rows(self, sequence: Sequence, budget: int) -> int:
-        """Of its tokens that are not computed, or, ahead, of the one that it is about to get."""
+        """Rows for its uncomputed tokens or, when scheduling ahead, for the token that it is about to get."""
         num_rows = min(max(sequence.num_uncomputed_tokens, 1), budget)
         return min(num_rows, MAX_PROMPT_LOGPROB_ROWS) if _needs_prompt_logprobs(sequence) else num_rows
 
@@ -346,7 +352,7 @@ class Scheduler:
         return max(self.running, key=lambda s: (self.waiting.served(s.request.tenant), s.admitted))
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of its tenant's queue, holding nothing; its tokens are recomputed when it returns."""
+        """Return it to the head of its tenant's queue and free everything it holds; its tokens are recomputed later."""
         self.running.remove(sequence)
         self._release(sequence)
         sequence.status = Status.WAITING
@@ -371,7 +377,8 @@ class Scheduler:
             sequence.adapter_slot = -1
 
     def _can_acquire_adapter(self, sequence: Sequence) -> bool:
-        """Whether its adapter is there or fits beside the running ones. Asked of all who wait, so it takes little."""
+        """Whether its adapter is resident or fits beside those in use. Cheap, because it is called for every waiting
+        sequence."""
         digest = sequence.request.adapter_digest
         if digest is None:
             return True
@@ -381,9 +388,9 @@ class Scheduler:
         return self._adapters.can_make_room(digest)
 
     def _try_acquire_adapter(self, sequence: Sequence, max_arriving_bytes: int | None) -> int | None:
-        """-1 for the base model; None when the adapter is not there yet. Raises `AdapterError`.
+        """Returns the adapter slot: -1 for the base model, None if the adapter is not there yet. Raises `AdapterError`.
 
-        max_arriving_bytes: None too while a larger one is copied, see `AdapterMemory.try_acquire`.
+        max_arriving_bytes: also returns None while a larger adapter is being copied; see `AdapterMemory.try_acquire`.
         """
         digest = sequence.request.adapter_digest
         if digest is None:
@@ -403,7 +410,7 @@ class Scheduler:
         return adapter_slot
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when a block or an adapter reference was lost or made up."""
+        """Raises AssertionError if a block or adapter reference was lost or has no owner."""
         self.pool.check_invariants([sequence.blocks for sequence in self.running])
         for sequence in self.running:
             assert len(sequence.blocks) * self._block_size >= sequence.num_computed_tokens, (
@@ -431,7 +438,7 @@ def _num_sampled_rows(sequence: Sequence, num_rows: int) -> int:
 
 
 def _num_seats(sequence: Sequence) -> int:
-    """Running sequences to count for this one: all choices until they are forked."""
+    """Seats that this sequence takes: until its request is forked, one for each unfinished choice."""
     return 1 if sequence.state.is_forked else len(sequence.state.unfinished)
 
 

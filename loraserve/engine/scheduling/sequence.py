@@ -20,23 +20,23 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A request and its choices. The first one computes the prompt; then the others are forked from it."""
+    """A request and its choices. The first choice computes the prompt; the others are then forked from it."""
 
     request: EngineRequest
     arrival_s: float
     root_hash: BlockHash
     adapter_start: int = 0
-    """Prompt tokens before it are computed with the base model alone; above 0 only for an activated LoRA."""
+    """Prompt tokens before this position are computed with the base model alone; above 0 only for an activated LoRA."""
     sequences: list["Sequence"] = field(default_factory=list)
     unfinished: set[int] = field(init=False)
     """Indexes of the choices without a finish reason, forked or not."""
     wants_prompt_logprobs: bool = field(init=False)
     is_forked: bool = False
     is_begun: bool = False
-    """It was scheduled, and so a part of its prompt computed."""
+    """It has been scheduled at least once, so computing its prompt has begun."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     hidden_sum: Tensor | None = None
-    """float32 [hidden_size]: of the rows computed so far, where their mean is wanted."""
+    """float32 [hidden_size]: sum over the rows computed so far, for mean pooling."""
     num_bypassed: int = 0
     """How often a later request was admitted before this one because this one's adapter did not fit."""
 
@@ -46,7 +46,7 @@ class RequestState:
 
     @property
     def wants_mean(self) -> bool:
-        """Of the hidden states of all of its prompt."""
+        """Whether the answer is the mean of the hidden states of the whole prompt."""
         pooling = self.request.pooling
         return pooling is not None and pooling.pooling is Pooling.MEAN
 
@@ -68,7 +68,7 @@ class Sequence:
     """Tokens whose K and V are in the blocks."""
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
-    """Of the full blocks of `token_ids`, as far as they have been hashed."""
+    """Hashes of the full blocks of `token_ids`, as far as they have been computed."""
     num_charged_tokens: int = 0
     """Tokens already charged to the tenant; recompute after preemption is free of charge."""
     num_remembered_blocks: int = 0
@@ -80,18 +80,18 @@ class Sequence:
     admitted: int = 0
     """Order of admission; the newest is preempted first."""
     matcher: OutputMatcher | None = None
-    """Of the output, where the request has a grammar."""
+    """Follows the output; None if the request has no grammar."""
     sampling_row: SamplingRow | None = None
-    """Kept here between steps."""
+    """Reused in every step."""
     draft: Draft | None = None
-    """Once it was given one."""
+    """None until drafting is first tried."""
     num_predicted_tokens: int = 0
-    """That were drafted of it because its request predicts them."""
+    """Drafted tokens that came from the request's prediction."""
     num_accepted_tokens: int = 0
-    """Of these, the ones that it then said."""
+    """Of these, the ones that were accepted."""
     request: EngineRequest = field(init=False)
     is_pooled: bool = field(init=False)
-    """It ends with its prompt, and no token is sampled."""
+    """The sequence ends with its prompt; no token is sampled."""
 
     def __post_init__(self) -> None:
         self.request = self.state.request
@@ -110,7 +110,7 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     def row_to_sample(self, position: int, eos_token_ids: tuple[int, ...]) -> SamplingRow:
-        """What the sampler must know to choose the token at `position`. One object, whose values move on."""
+        """The sampler's input for choosing the token at `position`. Always the same object, updated in place."""
         row = self.sampling_row
         if row is None:
             params, prompt = self.request.sampling, self.request.prompt_token_ids

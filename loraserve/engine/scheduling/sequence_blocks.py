@@ -1,4 +1,4 @@
-"""The KV blocks of sequences: what their next rows need, and which full blocks others may find."""
+"""The KV blocks of sequences: those that their next rows need, and the full blocks that other sequences may find."""
 
 from collections.abc import Sequence as Seq
 
@@ -7,28 +7,29 @@ from loraserve.engine.scheduling.sequence import Sequence
 
 
 class SequenceBlocks:
-    """Keeps `blocks`, `block_hashes` and `num_remembered_blocks` of sequences that run."""
+    """Maintains `blocks`, `block_hashes` and `num_remembered_blocks` of running sequences."""
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of the sequence's tokens, at least one token short of all, so that its last row is computed."""
+        """Cached blocks for a prefix of the sequence's tokens, never for all: the last row is always computed."""
         num_full = (sequence.num_tokens - 1) // self._block_size
         self._extend_hashes(sequence, num_full)
         return self._pool.match_prefix(sequence.block_hashes[:num_full])
 
     def num_missing(self, sequence: Sequence, num_rows: int) -> int:
-        """Blocks that `try_extend` takes."""
+        """Number of blocks that `try_extend` would allocate."""
         start, size = sequence.num_computed_tokens, self._block_size
         num_new = max((start + num_rows - 1) // size + 1 - len(sequence.blocks), 0)
         return num_new + self._must_copy(sequence)
 
     def try_extend(self, sequence: Sequence, num_rows: int, copies: list[tuple[int, int]]) -> bool:
-        """Give the sequence blocks of its own for its next rows; a shared one is to be copied before it is written.
+        """Give the sequence its own blocks for its next rows; a shared block must be copied before it is written.
 
-        copies: where the (source, destination) of that is added. False, and nothing is changed, with too few blocks.
+        copies: receives the (source, destination) of such a copy. Returns False and changes nothing if there are too
+        few blocks.
         """
         num_missing = self.num_missing(sequence, num_rows)
         if num_missing == 0:
@@ -46,7 +47,8 @@ class SequenceBlocks:
         return True
 
     def try_extend_all(self, sequences: Seq[Sequence]) -> bool:
-        """`try_extend` each by one row, but False, and nothing is changed, also where a block is to be copied."""
+        """`try_extend` for one row of each sequence, but also returns False and changes nothing if a block must be
+        copied."""
         size, is_shared = self._block_size, self._pool.is_shared
         without_block: list[Sequence] = []
         for sequence in sequences:
@@ -63,19 +65,19 @@ class SequenceBlocks:
         return True
 
     def _must_copy(self, sequence: Sequence) -> bool:
-        """Whether others hold the block that its next row is written to."""
+        """Whether other sequences also reference the block that its next row is written to."""
         written = sequence.num_computed_tokens // self._block_size
         return written < len(sequence.blocks) and self._pool.is_shared(sequence.blocks[written])
 
     def share(self, parent: Sequence, child: Sequence) -> None:
-        """The child holds all that the parent holds."""
+        """Give the child a reference to every block of the parent."""
         child.blocks = list(parent.blocks)
         child.block_hashes = list(parent.block_hashes)
         child.num_remembered_blocks = parent.num_remembered_blocks
         self._pool.acquire(child.blocks)
 
     def remember(self, sequence: Sequence) -> None:
-        """From now on its full, computed blocks can be found; not the one that a token not known yet fills."""
+        """Make its full, computed blocks findable, except a block that is completed by a token not known yet."""
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self._block_size
         if num_full <= sequence.num_remembered_blocks:
             return
@@ -85,7 +87,7 @@ class SequenceBlocks:
         sequence.num_remembered_blocks = num_full
 
     def release(self, sequence: Sequence) -> None:
-        """It holds none from now on."""
+        """Release all of its blocks."""
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.num_remembered_blocks = 0

@@ -14,7 +14,7 @@ from loraserve.engine.scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class BatchShape:
-    """What decides a batch's tensors but for the values that change with every step."""
+    """Determines a batch's tensors, except for the values that change with every step."""
 
     adapter_slots: list[int]
     num_rows: list[int]
@@ -26,9 +26,9 @@ class BatchShape:
 class BatchBuilder:
     """One batch at a time: building the next one overwrites the last.
 
-    As long as the same rows are computed of as many sequences, as in decoding, the same `StepBatch` is returned with
-    new values in it: operations of torch cost more in a step than their number suggests, as its weights have driven all
-    code from the caches.
+    As long as the shape stays the same, as in decoding, the same `StepBatch` is returned with new values in it: torch
+    operations cost more in a step than their number suggests, because the model's weights have evicted all code from
+    the caches.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class BatchBuilder:
         accelerator: Accelerator | None = None,
         lists: Seq[BufferSpec] = (),
     ) -> None:
-        """accelerator: for whose device the tensors are; lists: buffers wanted beside the batch's own, in `_lists`."""
+        """accelerator: the tensors are on its device. lists: further buffers, kept in `_lists`."""
         self._block_size = block_size
         a_sequence = BufferSpec((max_num_seqs,), np.int32)
-        a_segment = BufferSpec((2 * max_num_seqs,), np.int32)  # of a sequence: rows without and with its adapter
+        a_segment = BufferSpec((2 * max_num_seqs,), np.int32)  # per sequence: rows without and with its adapter
         a_border = BufferSpec((2 * max_num_seqs + 1,), np.int32)
         a_row = BufferSpec((max_num_rows,), np.int64)
         a_table = BufferSpec((max_num_seqs, max_blocks), np.int32)
@@ -59,9 +59,10 @@ class BatchBuilder:
         self._block_table = self._buffers.buffers[-1]
         self._shape = BatchShape([], [], [], [], [])
         self._batch: StepBatch | None = None
-        """Of that shape."""
+        """The last batch, of this shape."""
         self._in_table: list[tuple[int, int]] = []
-        """Per row of the block table: `Sequence.admitted` of whose blocks it holds, and the last one of them."""
+        """Per row of the block table: `Sequence.admitted` of the sequence whose blocks it holds, and the last of these
+        blocks."""
 
     def build(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
         """`scheduled` must be ordered by adapter slot."""
@@ -69,7 +70,7 @@ class BatchBuilder:
         return self._filled(scheduled)
 
     def build_again(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
-        """As `build`, of the last batch's sequences in their order, one row of each in both: of the token after."""
+        """As `build`, for the last batch's sequences in the same order, one row each in both: for the next token."""
         batch, size, num_rows = self._batch, self._block_size, len(scheduled)
         assert batch is not None
         sequences = [item.sequence for item in scheduled]
@@ -87,7 +88,7 @@ class BatchBuilder:
         return batch
 
     def _filled(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
-        """The batch whose values are in the buffers, with what follows from its shape."""
+        """The batch whose values are in the buffers; a new one if the shape has changed."""
         shape = BatchShape(
             [item.sequence.adapter_slot for item in scheduled],
             [item.num_rows for item in scheduled],
@@ -100,9 +101,10 @@ class BatchBuilder:
         return self._batch
 
     def _fill(self, scheduled: Seq[ScheduledSequence]) -> None:
-        """What changes with every step. Lists first: a numpy array takes one element in the time of ten.
+        """Fill in the values that change with every step.
 
-        A token that is not known yet is filled in as 0.
+        Collects them in lists first: single elements of a numpy array take ten times as long. A token that is not known
+        yet is filled in as 0.
         """
         token_ids: list[int] = []
         positions: list[int] = []
@@ -138,9 +140,9 @@ class BatchBuilder:
         self._context_lens.array[: len(context_lens)] = context_lens
 
     def _fill_block_table(self, i: int, sequence: Sequence, start: int, end: int) -> tuple[int, int]:
-        """Row i, for tokens up to `end`. Returns what is then in it, for `_in_table`."""
-        # NOTE: from one batch to the next a running sequence's blocks before its first row to compute do not change.
-        # They stay as filled, so that a step costs the same however long the context is.
+        """Fill row i for tokens up to `end`. Returns its entry for `_in_table`."""
+        # NOTE: from one batch to the next, a running sequence's blocks before its first row to compute do not change.
+        # They are not filled in again, so that a step costs the same however long the context is.
         blocks, size = sequence.blocks, self._block_size
         was_here = sequence.admitted > 0 and i < len(self._in_table) and self._in_table[i][0] == sequence.admitted
         first_block, num_blocks = start // size if was_here else 0, (end - 1) // size + 1
@@ -156,7 +158,7 @@ class BatchBuilder:
         ).tolist()
 
     def _make_batch(self, shape: BatchShape) -> StepBatch:
-        """Fills what is the same in every step of this shape."""
+        """Also fills in the values that are the same in every step of this shape."""
         num_rows, num_seqs = sum(shape.num_rows), len(shape.num_rows)
         row_end = np.cumsum(shape.num_rows, dtype=np.int64)
         self._num_rows.array[:num_seqs] = shape.num_rows
@@ -188,16 +190,16 @@ class BatchBuilder:
 
 
 def _last_rows(row_end: Seq[int], counts: Seq[int]) -> list[int]:
-    """So many of each sequence's."""
+    """The last `count` rows of each sequence."""
     return [row for end, count in zip(row_end, counts, strict=True) for row in range(end - count, end)]
 
 
 def _fill_segments(
     adapter_slots: Seq[int], num_rows: Seq[int], num_base_rows: Seq[int], start: Buffer, slot: Buffer
 ) -> Segments:
-    """Of each sequence, ordered by slot; num_base_rows: the first of its rows, which are the base model's all the same.
+    """Segments of sequences ordered by slot. num_base_rows: each one's first rows, which use the base model anyway.
 
-    Neighbours of one slot are joined.
+    Neighboring rows with the same slot are one segment.
     """
     num_segments = 0
     end = 0

@@ -1,4 +1,4 @@
-"""Batches for a GPU: copied there at once, with the kernels' work lists, and padded to the size of a captured graph."""
+"""Batches for a GPU: moved in one copy, with the kernels' work lists, and padded to the size of a captured graph."""
 
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from loraserve.engine.steps.graphs import GraphSize, GraphSizes
 from loraserve.engine.steps.work_lists import WorkLists
 
 REBALANCE_STEPS = 32
-"""The attention's list is right for longer contexts too, only less and less balanced."""
+"""Steps until attention lists are rebuilt: for longer contexts they stay correct, but become less and less balanced."""
 
 
 class BatchSize(NamedTuple):
@@ -28,7 +28,7 @@ class BatchSize(NamedTuple):
 
 
 class GpuBatchBuilder(BatchBuilder):
-    """Each batch is in the device's memory for what is queued after `build`."""
+    """A batch is in device memory for everything queued after `build`."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class GpuBatchBuilder(BatchBuilder):
         self._work = work
         self._graph_sizes = graph_sizes
         self._graph: GraphSize | None = None
-        """The last batch's."""
+        """Of the last batch; None if it is not computed by a graph."""
         self._num_steps = 0
-        """Since the attention's lists were made."""
+        """Steps since the attention lists were made."""
         self._listed: list[int] = []
-        """`Sequence.admitted` of those they were made for."""
+        """`Sequence.admitted` of the sequences that the lists were made for."""
         self.sampling: DeviceSampling | None = None
-        """Of the last batch, copied with it; None where it was built without."""
+        """For the last batch, copied with it; None if it was built without `sampled`."""
 
     def build(self, scheduled: Seq[ScheduledSequence], sampled: Seq[SamplingRow] = ()) -> StepBatch:
-        """As `BatchBuilder.build`. sampled: the rows to sample, where they are known before the step."""
+        """As `BatchBuilder.build`. sampled: the rows to sample, if they are known before the step."""
         self._buffers.wait()
         self.sampling = self._columns.fill(sampled) if sampled else None
         return super().build(scheduled)
@@ -74,13 +74,14 @@ class GpuBatchBuilder(BatchBuilder):
         chosen_rows: Seq[int | None],
         sampled: Seq[SamplingRow] = (),
     ) -> StepBatch:
-        """A batch some of whose tokens the step before is still choosing.
+        """Build a batch while the step before it is still choosing some of its tokens.
 
-        chosen_rows: the row of `tokens` that each sequence's one row has its token from; None where its are known.
+        chosen_rows: for each sequence, the row of `tokens` that its only row takes its token from; None if its tokens
+        are known.
 
-        NOTE: that step may be running, and goes on reading the tensors. They get their new values in its stream, behind
-        it. The arrays are free once its own batch was copied, which happened as the step before it ended: to wait for
-        that is to wait for a step that was collected.
+        NOTE: that step may still be running and reading the tensors. They get their new values later in the same
+        stream. The host arrays may be written once that step's own batch was copied, which happened when the step
+        before it ended; so waiting for that copy only waits for a step that was already collected.
         """
         self._buffers.wait()
         unknown: list[int] = []
@@ -103,8 +104,8 @@ class GpuBatchBuilder(BatchBuilder):
     def build_again_ahead(
         self, scheduled: Seq[ScheduledSequence], tokens: QueuedTokens, sampled: Seq[SamplingRow]
     ) -> StepBatch:
-        """As `build_ahead`, of the last batch's sequences in their order, one row of each in both, whose tokens that
-        batch is choosing. Nearly all is the same, or one more."""
+        """As `build_ahead`, for the last batch's sequences in the same order, with one row each in both batches; that
+        batch is still choosing their tokens. Nearly all values stay the same or grow by one."""
         batch, num_seqs = self._batch, len(scheduled)
         assert batch is not None
         self._buffers.wait()
@@ -120,30 +121,31 @@ class GpuBatchBuilder(BatchBuilder):
         return batch
 
     def _enter_block(self, row: int, sequence: Sequence, column: int) -> None:
-        """The row is the first one of that block of its sequence."""
+        """Update the tensors for the block at `column` of the sequence's block table, whose first token is this
+        row's."""
         block = sequence.blocks[column]
         self._slot_mapping.array[row] = block * self._block_size
         self._block_table.array[row, column] = block
         self._in_table[row] = (sequence.admitted, block)
 
     def _filled(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
-        """Also on the device."""
+        """Also uploads the batch to the device."""
         previous = self._batch
         batch = super()._filled(scheduled)
         self._upload(batch, is_listed=batch is not previous)
         return batch
 
     def _upload(self, batch: StepBatch, *, is_listed: bool) -> None:
-        """is_listed: the attention's lists are those of the very batch."""
+        """is_listed: the attention lists were just made for this batch."""
         self._num_steps += 1
         if not is_listed and (self._num_steps >= REBALANCE_STEPS or self._admitted() != self._listed):
             self._list_attention(batch)
         self._buffers.upload(self._block_table.end_bytes(len(batch.context_lens)))
 
     def graph_batch(self, size: GraphSize, has_adapter: bool) -> StepBatch:
-        """A batch of that size, all of it padding, to capture a graph with.
+        """A batch of this size, all of it padding, to capture a graph with.
 
-        Its tensors are those that later batches have their values in.
+        Later batches have their values in the same tensors.
         """
         self._buffers.wait()
         self._batch = None
@@ -209,11 +211,11 @@ class GpuBatchBuilder(BatchBuilder):
             num_seqs = self._graph.num_seqs
             of_rows, of_sampled = (self._graph.num_rows, num_seqs), (num_seqs, num_seqs)
         segments.tiles = self._work.lora(start, slot, *of_rows)
-        # Also where none of these rows has an adapter: a graph reads the list.
+        # Even if none of these rows has an adapter: a graph reads the list.
         sampled.tiles = self._work.sampled_lora(sampled_start, sampled_slot, *of_sampled)
 
     def _pad(self, size: BatchSize, graph: GraphSize) -> None:
-        """Rows that belong to no sequence: nothing is written for them, and what comes out is not read."""
+        """Fill rows that belong to no sequence: no K and V are written for them, and their outputs are not read."""
         rows = slice(size.num_rows, graph.num_rows)
         self._token_ids.array[rows] = 0
         self._positions.array[rows] = 0

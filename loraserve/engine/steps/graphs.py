@@ -1,4 +1,4 @@
-"""Steps as captured graphs: one for each of some sizes, for the base model alone and with adapters."""
+"""Steps as captured graphs: for each of several sizes, one for the base model alone and one with adapters."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -12,20 +12,20 @@ from loraserve.engine.adapters.arrival import StepArrivals
 from loraserve.engine.device.accelerator import Accelerator
 
 MAX_GRAPH_ROWS = 512
-"""With more, the GPU computes for longer than the host takes to launch."""
+"""With more rows, the GPU computes for longer than the host takes to launch."""
 PROMPT_SIZES = (32, 64, 128, 192, 256, 384, MAX_GRAPH_ROWS)
-"""Fewer than of decode steps: rows are nearly free until products take longer than reading weights, some 200 on an
-H200, and each graph takes a part of the start."""
+"""Fewer sizes than for decode steps: rows are nearly free until products take longer than reading weights, at some 200
+rows on an H200, and each graph makes the start longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """What a graph computes; steps with less of it are padded."""
+    """What a graph computes; smaller steps are padded to it."""
 
     num_rows: int
     num_seqs: int
-    """Sequences, and rows to sample. In a decode step as many as rows; where there are prompts fewer, as one has more
-    rows than one."""
+    """Sequences, which is also the number of rows to sample. In a decode step the same as num_rows; less in a step with
+    prompts, because at least one sequence has more than one row."""
 
     @property
     def is_decode(self) -> bool:
@@ -33,10 +33,10 @@ class GraphSize:
 
 
 class GraphSizes:
-    """Which graphs there are, and which one a step is for: what one is for is a replay of it."""
+    """The sizes of the graphs, and which one a step uses. A step that fits a graph is always a replay of it."""
 
     def __init__(self, decode: Sequence[int], prompts: Sequence[int], max_num_seqs: int) -> None:
-        """decode, prompts: rows of steps in which each sequence has one, and of others; ascending."""
+        """decode: rows of steps in which each sequence has one row; prompts: rows of other steps. Both ascending."""
         self._decode = decode
         self._prompts = prompts
         self._max_num_seqs = max_num_seqs
@@ -46,12 +46,12 @@ class GraphSizes:
         return cls(_decode_sizes(min(max_num_rows, max_num_seqs)), _prompt_sizes(max_num_rows), max_num_seqs)
 
     def all(self) -> list[GraphSize]:
-        """The one with most rows to sample first."""
+        """All sizes, the one with most rows to sample first."""
         decode = [GraphSize(num_rows, num_rows) for num_rows in reversed(self._decode)]
         return decode + [self._with_prompts(num_rows) for num_rows in reversed(self._prompts)]
 
     def of(self, num_rows: int, num_seqs: int, num_sampled: int) -> GraphSize | None:
-        """The smallest that holds such a step; None where it is none of a graph."""
+        """The smallest size that fits such a step; None if no graph does."""
         if num_rows == num_seqs == num_sampled:
             found = _at_least(self._decode, num_rows)
             return None if found is None else GraphSize(found, found)
@@ -69,7 +69,7 @@ NO_GRAPHS = GraphSizes((), (), 0)
 
 
 def _decode_sizes(max_num_rows: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, then so close that a few rows are padded at most, up to what there can be."""
+    """1, 2, 4, 8, then so close together that at most a few rows are padding, up to the largest step there can be."""
     limit = min(max_num_rows, MAX_GRAPH_ROWS)
     sizes = [1, 2, 4, 8, *range(16, 128, 16), *range(128, 256, 32), *range(256, MAX_GRAPH_ROWS + 1, 64)]
     return (*(size for size in sizes if size < limit), limit)
@@ -86,7 +86,7 @@ def _at_least(sizes: Sequence[int], num_rows: int) -> int | None:
 
 
 class CaptureError(Exception):
-    """A step does what cannot be recorded; the message says what."""
+    """A step does something that cannot be recorded; the message says what."""
 
 
 class StepGraphs:
@@ -105,7 +105,7 @@ class StepGraphs:
         has_adapters: bool,
         progress: Callable[[int, int], None],
     ) -> None:
-        """graph_batch(size, has_adapter) gives the batch to capture. progress: (graphs done, of how many).
+        """graph_batch(size, has_adapter) returns the batch to capture. progress: called with (graphs done, total).
 
         Raises `CaptureError`.
         """
@@ -117,7 +117,7 @@ class StepGraphs:
 
     def _capture(self, forward: Callable[[StepBatch], Tensor], batch: StepBatch, key: tuple[GraphSize, bool]) -> None:
         if not self._replays:
-            # No other has more logits. A first run in full also sets up what is set up once.
+            # No other graph has more logits. The first run also does all one-time setup.
             logits = forward(batch)
             self._logits = torch.empty_like(logits)
 
@@ -133,10 +133,10 @@ class StepGraphs:
             raise CaptureError(str(cause).partition("\n")[0]) from error
 
     def try_replay(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor | None:
-        """Logits [R, vocab], valid until the next replay; None for a batch that is none of a graph, as one of whose
-        rows more than logits is wanted.
+        """Logits [R, vocab], valid until the next replay; None if no graph fits the batch, or it needs more than
+        logits.
 
-        The batch must be the builder's newest. A graph reads any layer's adapters, so all `arrivals` are waited for.
+        The batch must be the builder's newest. A graph may read any layer's adapters, so it waits for all `arrivals`.
         """
         if batch.pooled_rows is not None:
             return None
@@ -151,7 +151,7 @@ class StepGraphs:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """The end of a capture that has failed fails too, and says no more than that."""
+    """Ending a failed capture raises another error, which says only that it failed; this finds the first one."""
     while error.__context__ is not None:
         error = error.__context__
     return error

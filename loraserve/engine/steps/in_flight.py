@@ -11,18 +11,18 @@ from loraserve.engine.steps.pooling import PooledPrompt
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A sequence that has ended since gets no token."""
+    """A sequence that has ended in the meantime gets no token."""
 
     scheduled: list[ScheduledSequence]
-    """What it computes."""
+    """What the step computes."""
     sequences: list[Sequence]
-    """Who gets the tokens, in their order: each the next one, and one behind each drafted token."""
+    """The sequences that get the tokens, in order: each its next token, and one more after each drafted token."""
     items: list[ScheduledSequence]
-    """What each of these was scheduled as."""
+    """What each of these sequences was scheduled as."""
     sampled: Sampled | QueuedTokens
     pooled: list[PooledPrompt]
     takes_best: bool = False
-    """Nothing is drafted or pooled, and each token is the best of its row, with nothing beside it."""
+    """Nothing is drafted or pooled, and each token is the best of its row, without log-probabilities."""
 
     @property
     def num_rows(self) -> int:
@@ -30,7 +30,7 @@ class StepInFlight:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether what it computes is still for somebody: a prompt whose first choice was aborted is its others'."""
+        """Whether a sequence still needs it: a prompt whose first choice was aborted is needed by the other choices."""
         sequences = [*self.sequences, *(item.sequence for item in self.scheduled)]
         return any(sequence.status is Status.RUNNING for sequence in sequences)
 
@@ -40,7 +40,7 @@ class StepInFlight:
         return any(sequence.matcher is not None for sequence in self.sequences)
 
     def wait(self) -> Sampled:
-        """Its tokens, as soon as they are here."""
+        """Wait for its tokens."""
         if isinstance(self.sampled, Sampled):
             return self.sampled
         return Sampled.collect(self.sampled)

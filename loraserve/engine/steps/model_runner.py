@@ -1,4 +1,4 @@
-"""Runs steps on the model: owns the KV caches and the model's context."""
+"""Runs steps on the model; owns the KV caches and the model's context."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,7 +17,7 @@ from loraserve.models.causal_model import CausalModel
 
 
 class ModelRunner:
-    """The KV caches are allocated once and touched only as blocks are used, or by `touch_ahead` a little before."""
+    """The KV caches are allocated once and touched only as blocks are used, or shortly before by `touch_ahead`."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class ModelRunner:
         model.bind(k_caches, v_caches, table)
 
     def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
-        """Valid until the next forward.
+        """The output is valid until the next forward.
 
-        arrivals: of the batch's adapters; each layer runs after its part of them, a graph after all.
+        arrivals: of the batch's adapters; each layer runs after its part of them has arrived, a graph after all have.
         """
         if self._graphs is not None:
             logits = self._graphs.try_replay(batch, arrivals)
@@ -57,12 +57,12 @@ class ModelRunner:
         graph_batch: Callable[[GraphSize, bool], StepBatch],
         progress: Callable[[int, int], None],
     ) -> None:
-        """From now on steps of their sizes are replays of these graphs; see `StepGraphs.capture`."""
+        """Capture graphs, which steps of their sizes replay from now on; see `StepGraphs.capture`."""
         graphs.capture(lambda batch: self._model.forward(batch).logits, graph_batch, self._has_adapters, progress)
         self._graphs = graphs
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """(source, destination) pairs, as if one after the other, in every layer. Waits for no device."""
+        """Copy (source, destination) pairs in every layer, as if one after another. Waits for no device."""
         origins: dict[int, int] = {}
         for source, destination in copies:
             origins[destination] = origins.get(source, source)
@@ -84,5 +84,6 @@ class ModelRunner:
                 cache[list(blocks)] = 0
 
     def touch_ahead(self, num_used_blocks: int) -> bool:
-        """Use a moment of idle time to touch memory behind the first blocks; False if there is no more to touch now."""
+        """Touch some memory after the first `num_used_blocks` blocks in idle time; False if none is left to touch
+        now."""
         return self._pages.touch_next(num_used_blocks)

@@ -1,4 +1,4 @@
-"""From the hidden states of prompts to one vector each, or a number for each label of a classifier."""
+"""From the hidden states of each prompt to one vector, or to a number for each label of a classifier."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[LabelActivation, Callable[[Tensor], Tensor]] = {
 class PooledPrompt(NamedTuple):
     sequence: Sequence
     vector: bytes
-    """float32 [dimensions], of a classifier [num_labels]."""
+    """float32 [dimensions], or [num_labels] from a classifier."""
     is_finite: bool
 
 
@@ -35,9 +35,9 @@ class Heads(Protocol):
 
 @torch.inference_mode()
 def pool(scheduled: Seq[ScheduledSequence], hidden: Tensor, heads: Heads | None = None) -> list[PooledPrompt]:
-    """The prompts that end with a step, before its rows are noted as computed. Waits for the device.
+    """Pool the prompts that end with a step, before its rows are recorded as computed. Waits for the device.
 
-    hidden: [P, hidden_size], of the step's pooled rows. heads: of the classifiers among the adapters.
+    hidden: [P, hidden_size], the step's pooled rows. heads: of the classifiers among the adapters.
     """
     vectors: list[tuple[Sequence, PoolingParams, Tensor]] = []
     end_row = 0
@@ -59,7 +59,7 @@ def pool(scheduled: Seq[ScheduledSequence], hidden: Tensor, heads: Heads | None 
     pooled: list[PooledPrompt] = []
     for sequence, params, vector in vectors:
         answer = numbers.get(sequence, vector).cpu()
-        # Of the whole vector, whatever becomes of it: its blocks are found by others.
+        # Check the whole vector, even if only part of it is returned: other requests can find its blocks.
         is_finite = bool(vector.isfinite().all() and answer.isfinite().all())
         pooled.append(PooledPrompt(sequence, _shortened(answer, params).numpy().astype("<f4").tobytes(), is_finite))
     return pooled
@@ -68,7 +68,8 @@ def pool(scheduled: Seq[ScheduledSequence], hidden: Tensor, heads: Heads | None 
 def _numbers_of_labels(
     vectors: Seq[tuple[Sequence, PoolingParams, Tensor]], heads: Heads | None
 ) -> dict[Sequence, Tensor]:
-    """Of those that ask for them. A head is read once for all of its vectors: the largest take longer than a step."""
+    """For prompts that request labels. Each head is read once for all of its vectors: the largest take longer than a
+    step."""
     of_head: dict[str, list[tuple[Sequence, LabelActivation, Tensor]]] = defaultdict(list)
     for sequence, params, vector in vectors:
         digest = sequence.request.adapter_digest

@@ -1,4 +1,4 @@
-"""From a plan to a step that is queued: its batch, the forward pass, the choice of its tokens."""
+"""From a plan to a queued step: its batch, the forward pass, the choice of its tokens."""
 
 from collections.abc import Sequence as Seq
 
@@ -27,17 +27,18 @@ _NO_COPIES = "who had a row in the last step has its last block alone"
 
 
 class StepQueue:
-    """Where tokens are chosen on a device, a step is queued while the one before runs.
+    """Queues a step while the one before it runs, if tokens are chosen on a device.
 
-    Tokens that are its input never leave the device. A sequence that turns out to have ended has a row computed for
-    nothing. A step of the last one's sequences, one row of each, is built on that one, on the host as on a device.
+    Tokens that are its input then never leave the device. If a sequence turns out to have ended, one row was computed
+    for nothing. A step with the last step's sequences, one row each, reuses that step's batch, on the host as well as
+    on a device.
     """
 
-    # NOTE: such a row reads and writes blocks, and reads an adapter, that are free by then. A block's next rows are
-    # queued later, and so run later; no kernel reads a block where none were written. The copy of another adapter waits
-    # for an event that was recorded when the last reference was released, behind the row. And no prefix is found that
-    # the row has written to: a block becomes findable when the tokens that fill it were collected, and the row is of
-    # the token after them.
+    # NOTE: the extra row of an ended sequence reads and writes blocks, and reads an adapter, that may be free by then.
+    # A block's next rows are queued later, and so run later; no kernel reads a block where nothing was written. The
+    # copy of another adapter waits for an event that was recorded, after the row, when the last reference was released.
+    # And no findable block was written by the row: a block becomes findable once the tokens that fill it were
+    # collected, and the row is for the token after them.
 
     def __init__(
         self,
@@ -56,15 +57,15 @@ class StepQueue:
         self._sampler = sampler
         self._eos = eos_token_ids
         self._last: StepInFlight | None = None
-        """The last step, where steps are not queued ahead and no grammar awaits its tokens."""
+        """The last step, if steps are not queued ahead and no grammar needs its tokens."""
         self.num_prompt_tokens = 0
-        """Computed."""
+        """Prompt tokens computed."""
 
     def queue(self, plan: StepPlan, before: StepInFlight | None = None) -> StepInFlight:
-        """Not empty. Its rows are noted as computed. Waits for it where tokens are not chosen on a device.
+        """Queue a non-empty plan and count its rows as computed. Waits for the step unless a device chooses its tokens.
 
-        before: the last step queued, when it is not collected; its tokens must be chosen on a device. Neither is
-        waited for, but where log-probabilities of prompts are asked for, or vectors.
+        before: the last step queued, if it is not collected yet; its tokens must be chosen on a device. Neither step is
+        waited for, unless log-probabilities of prompts or vectors are requested.
         """
         if before is not None and _goes_on(before, plan):
             return self._queue_again_ahead(plan, before)
@@ -77,7 +78,7 @@ class StepQueue:
         return step
 
     def forget(self) -> None:
-        """Nobody runs any more: the last step's sequences, and all they hold, need not be kept."""
+        """To be called when no sequence runs: drops the last step's sequences and all that they hold."""
         self._last = None
 
     def _queue(self, plan: StepPlan, before: StepInFlight | None) -> StepInFlight:
@@ -126,8 +127,8 @@ class StepQueue:
 
     def _queue_again(self, plan: StepPlan, last: StepInFlight) -> StepInFlight:
         """`queue` for a plan that `_goes_on` from a step whose tokens are known."""
-        # NOTE: a model's weights drive all code and objects from the caches, and what runs between two steps takes
-        # about three times as long as it otherwise would. Code that was not needed yet is dear, above all numpy's.
+        # NOTE: a model's weights evict all code and objects from the caches, so what runs between two steps takes about
+        # three times as long as it otherwise would. Code that the step has not run yet is expensive, above all numpy's.
         assert not plan.block_copies, _NO_COPIES
         sequences = last.sequences
         rows = [] if last.takes_best else self._rows_after(sequences)
@@ -145,11 +146,11 @@ class StepQueue:
         return StepInFlight(plan.scheduled, sequences, plan.scheduled, sampled, [], last.takes_best)
 
     def _rows_after(self, sequences: Seq[Sequence]) -> list[SamplingRow]:
-        """To sample, once one row more of each is computed."""
+        """The rows to sample once one more row of each sequence is computed."""
         return [each.row_to_sample(each.num_computed_tokens + 1, self._eos) for each in sequences]
 
     def _queue_again_ahead(self, plan: StepPlan, before: StepInFlight) -> StepInFlight:
-        """`queue` for a plan that `_goes_on` from a step that chooses its tokens."""
+        """`queue` for a plan that `_goes_on` from a step that is still choosing its tokens."""
         assert isinstance(self._builder, GpuBatchBuilder)
         assert isinstance(before.sampled, QueuedTokens)
         assert not plan.block_copies, _NO_COPIES
@@ -172,7 +173,7 @@ class StepQueue:
     def _build(
         self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None, sampled: Seq[SamplingRow]
     ) -> StepBatch:
-        """sampled: what is known of the rows to sample; a device gets it with the batch."""
+        """sampled: the rows to sample, as far as known; a device gets them with the batch."""
         if not isinstance(self._builder, GpuBatchBuilder):
             assert before is None, "tokens are chosen on a device that batches are not built for"
             return self._builder.build(scheduled)
@@ -185,8 +186,8 @@ class StepQueue:
         return self._builder.build_ahead(scheduled, before.sampled, chosen_rows, sampled)
 
     def _rows_known_before(self, scheduled: Seq[ScheduledSequence]) -> list[tuple[int, SamplingRow]]:
-        """What to sample, with its row of the logits. None where the step's sequences are not known before it: a prompt
-        is about to fork."""
+        """The rows to sample, each with its row of the logits. Empty if the step's sequences are not known before it: a
+        prompt is about to fork."""
         known: list[tuple[int, SamplingRow]] = []
         end_row = 0
         for item in scheduled:
@@ -203,10 +204,7 @@ class StepQueue:
         return known
 
     def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int) -> list[Sequence]:
-        """Note what was computed; returns the sequences to sample from the item's last row.
-
-        start_row: the item's first row of the logits.
-        """
+        """Record what was computed; returns the sequences to sample from the item's last row."""
         sequence, state = item.sequence, item.sequence.state
         if sequence.num_output_tokens == 0 and sequence.num_uncomputed_tokens > 0:
             self.num_prompt_tokens += item.num_rows
@@ -232,11 +230,11 @@ class StepQueue:
 
 
 def _goes_on(before: StepInFlight, plan: StepPlan) -> bool:
-    """Whether the plan is of `before`'s sequences in their order, one row of each in both: of the token that `before`
-    chooses.
+    """Whether the plan has `before`'s sequences in the same order, with one row each in both: for the token that
+    `before` chooses.
 
-    NOTE: their blocks and adapter slots are the same but for blocks that were added. Who is preempted by a plan is not
-    in it, others are, and so the next plan is of more than this one.
+    NOTE: their blocks and adapter slots are then the same, except for added blocks. A plan that preempts a sequence
+    does not contain it but contains others, so a later plan with it has more sequences than that plan.
     """
     if not len(plan.scheduled) == len(before.scheduled) == len(before.sequences):
         return False

@@ -1,4 +1,4 @@
-"""The work lists of the GPU's kernels, filled on the host in a step's buffers."""
+"""Work lists for the GPU kernels, filled on the host in a step's buffers."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,10 @@ from loraserve.engine.steps.graphs import GraphSize
 
 
 class WorkLists:
-    """Lists in buffers of the given specs. The length of each follows from the batch's shape alone."""
+    """Lists in buffers of `specs`. The length of each list follows from the batch's shape alone."""
 
     def __init__(self, max_num_rows: int, max_num_seqs: int, max_context: int, num_splits: int) -> None:
-        """num_splits: of `attention_work.splits_for_device`."""
+        """num_splits: from `attention_work.splits_for_device`."""
         self._max_context = max_context
         self._num_splits = num_splits
         num_decode = decode_capacity(max_num_seqs, max_context, num_splits)
@@ -37,11 +37,12 @@ class WorkLists:
         self.specs = [BufferSpec(shape, np.int32) for shape in shapes]
 
     def use(self, buffers: Sequence[Buffer]) -> None:
-        """The buffers of the specs."""
+        """buffers: as in `specs`."""
         self._decode, self._append, self._prefill, self._tiles, self._sampled_tiles = buffers
 
     def attention(self, context_lens: np.ndarray, num_rows: np.ndarray, graph: GraphSize | None) -> AttentionWork:
-        """Of sequences as in `StepBatch`; graph: whose place they take, as long as any of its steps may need."""
+        """context_lens, num_rows: per sequence, as in `StepBatch`. graph: makes the lists as long as any step of this
+        graph may need."""
         max_context, num_splits = self._max_context, self._num_splits
         if graph is None:
             appended, prefilled = rows_of_lists(num_rows)
@@ -65,14 +66,14 @@ class WorkLists:
         )
 
     def lora(self, start: np.ndarray, adapter_slot: np.ndarray, num_rows: int, max_segments: int) -> Tensor:
-        """`Segments.tiles` of the batch's rows, as many as max_segments segments may need.
+        """`Segments.tiles` for the batch's rows, as many as max_segments segments may need.
 
-        num_rows: of the tensors the kernels will get, for a padded batch more than the segments'.
+        num_rows: of the tensors that the kernels will get; for a padded batch, more than the segments'.
         """
         return _fill_tiles(self._tiles, start, adapter_slot, num_rows, max_segments)
 
     def sampled_lora(self, start: np.ndarray, adapter_slot: np.ndarray, num_rows: int, max_segments: int) -> Tensor:
-        """The same of the sampled rows."""
+        """The same for the sampled rows."""
         return _fill_tiles(self._sampled_tiles, start, adapter_slot, num_rows, max_segments)
 
 
