@@ -5,28 +5,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BaseModule:
-    """One linear of the base model, the embedding of its tokens, or one weight that a module has without a linear: of
-    all experts of a layer, or of a router. By the name it has in transformers before any fusion."""
+    """A linear of the base model, its token embedding, or a bare weight, which belongs to no linear: that of all
+    experts of a layer, or of a router. Named as in transformers before any fusion."""
 
     name: str
-    """As in `model.named_modules()`, e.g. "model.layers.0.self_attn.q_proj", or of a bare weight as in
+    """As in `model.named_modules()`, e.g. "model.layers.0.self_attn.q_proj", or for a bare weight as in
     `model.named_parameters()`, e.g. "model.layers.0.mlp.experts.down_proj"."""
     in_features: int
-    """Of the embedding the number of tokens."""
+    """For the embedding, the number of tokens."""
     out_features: int
     weight_sha256: str | None = None
     """Of the weight's bytes in `BaseLayout.dtype`; given for the embedding and `lm_head`, whose base weights PEFT saves
     with their LoRA."""
     num_matrices: int | None = None
-    """Of that shape, in a bare weight: one for each expert, one of a router. None = a linear or the embedding."""
+    """Matrices of that shape in a bare weight: one per expert, one for a router. None = a linear or the embedding."""
     expert_linears: tuple[str, ...] = ()
-    """The linears of each expert that this weight has one after the other: gate_proj and up_proj, up_proj or down_proj.
-    Empty where their outputs take turns, or it is no weight of experts."""
+    """The linears of each expert that this weight concatenates: gate_proj and up_proj, up_proj or down_proj. Empty if
+    their outputs are interleaved, or if it is not a weight of experts."""
     bias_sha256: str | None = None
-    """As `weight_sha256`; where that is given and the linear has a bias."""
+    """As `weight_sha256`; given if that is and the linear has a bias."""
     is_embedding: bool = False
     is_tied: bool = False
-    """Of `lm_head`: PEFT trains it with the embedding, as their weights are one, or said to be."""
+    """For `lm_head`: PEFT trains it with the embedding, because their weights are one, or the config says so."""
 
     @property
     def is_linear(self) -> bool:
@@ -52,8 +52,8 @@ class BaseModule:
 
 @dataclass(frozen=True, slots=True)
 class BaseLayout:
-    """The base model's linears in groups that share an input, such as q|k|v, and embedding and bare weights, each its
-    own group. Sent by the engine when it is ready."""
+    """The base model's linears in groups that share an input, such as q|k|v; the embedding and each bare weight are
+    groups of their own. Sent by the engine when it is ready."""
 
     fingerprint: str
     """sha256 over groups, dtype and the packed format's version: a packed adapter fits iff it matches."""
@@ -63,18 +63,18 @@ class BaseLayout:
     other_modules: tuple[str, ...]
     """Names of all modules that are not in a group (norms, layers, …), for target patterns."""
     embedding_modules: tuple[str, ...] = ()
-    """Names among `other_modules` that are embeddings of another kind: LoRA on them is refused by name."""
+    """Names among `other_modules` of embeddings that cannot have adapters: LoRA on them is refused by name."""
     unreached_linears: tuple[str, ...] = ()
-    """Names among `other_modules` that are linears which text never reaches, as those of a tower for images: LoRA on
-    them changes no answer, and is left out."""
+    """Names among `other_modules` of linears that text never reaches, such as those of an image tower: LoRA on them
+    changes no answer, and is left out."""
     vocab_size: int | None = None
-    """Token ids are below it; None = it is not known."""
+    """Token ids are below it; None = unknown."""
     hidden_size: int | None = None
-    """Of the states behind the last layer, which a classifier's head reads; None = it is not known."""
+    """Size of the states after the last layer, which a classifier's head reads; None = unknown."""
     is_headless: bool = False
-    """Without what comes behind the last layer, by the names that its parts have then: see `headless`."""
+    """Excludes what follows the last layer; names are those of the model without its head: see `headless`."""
 
     @property
     def shown_as(self) -> str:
-        """In messages."""
+        """Its name in messages."""
         return "the base model without its head" if self.is_headless else "the base model"

@@ -1,5 +1,5 @@
-"""The chat template that training saved beside an adapter: not used, as templates are programs. An adapter's config may
-name one of the operator's; without that it has the base's."""
+"""Chat templates that training saved beside adapters. They are not used, because templates are programs: an adapter's
+config may name one of the operator's templates, and otherwise the base's is used."""
 
 import json
 from dataclasses import replace
@@ -14,15 +14,15 @@ from loraserve_adapters.limits import DEFAULT_LIMITS
 TEMPLATE_NAME = "chat_template.jinja"
 TOKENIZER_NAME = "tokenizer_config.json"
 MAX_BYTES = 8 << 20
-"""Gemma's tokenizer_config.json, with a thousand unused tokens, has one."""
+"""Gemma's tokenizer_config.json, with a thousand unused tokens, takes 1 MiB."""
 _LIMITS = replace(DEFAULT_LIMITS, follow_symlinks=True)
 
 
 def other_chat_template(folder: Path, served: str | None) -> str | None:
-    """Name of the file in which the folder has a chat template that renders otherwise than `served` may.
+    """Name of the file in the folder whose chat template may render differently from `served`, if there is one.
 
-    None where its config names the one that it wants. For folders that the operator names. What cannot be read is no
-    template.
+    None if the adapter's config names the template that it wants. For folders that the operator names. Files that
+    cannot be read count as having no template.
     """
     if _fields(_read(folder, CONFIG_NAME)).get("chat_template"):
         return None
@@ -35,7 +35,7 @@ def other_chat_template(folder: Path, served: str | None) -> str | None:
 
 
 def _of_tokenizer(config: str | None) -> str | None:
-    """Of several named templates, the default one."""
+    """A tokenizer config's template; the default one of several named ones."""
     template = _fields(config).get("chat_template")
     if isinstance(template, list):
         named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
@@ -44,7 +44,7 @@ def _of_tokenizer(config: str | None) -> str | None:
 
 
 def _fields(config: str | None) -> dict[str, Any]:
-    """Empty where it is no JSON object."""
+    """Empty if it is not a JSON object."""
     try:
         fields: Any = json.loads(config or "{}")
     except (ValueError, RecursionError):

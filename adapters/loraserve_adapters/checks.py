@@ -1,4 +1,4 @@
-"""What was looked at in an adapter, and what came of it: all of it, not only the first thing that is wrong."""
+"""What was checked in an adapter, with all outcomes, not only the first failure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from loraserve_adapters.remedies import remedy_for
 T = TypeVar("T")
 
 MAX_FAILURES_SHOWN = 100
-"""Of one check; the rest is counted."""
+"""Per check; the rest is only counted."""
 
 
 class CheckStatus(StrEnum):
@@ -29,7 +29,7 @@ class Check:
     status: CheckStatus
     message: str
     code: str | None = None
-    """Stable: why it failed or warns, such as "rank_mismatch"; None where it passed."""
+    """Stable: why it failed or warns, such as "rank_mismatch"; None if it passed."""
     file: str | None = None
     key: str | None = None
     """The config's field or the tensor's name."""
@@ -59,7 +59,7 @@ class Checks:
             self._checks.append(_from_error(name, CheckStatus.FAIL, error))
 
     def attempt(self, name: str, check: Callable[[], T]) -> T | None:
-        """What `check` returns; None where it refuses, which is then recorded under `name`."""
+        """The result of `check`, or None if it raises `AdapterError`, which is then recorded under `name`."""
         try:
             return check()
         except AdapterError as error:

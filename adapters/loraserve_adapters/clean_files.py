@@ -1,7 +1,7 @@
 """The two files of an adapter reduced to what its digest covers, so that equal content is equal whoever sent it.
 
-Author, paths, training settings and metadata are left out, tensors are in one order: content is kept once for all
-tenants, and what one of them wrote beside it, or how, must not be shown to another.
+Author, paths, training settings and metadata are left out, and tensors are in a fixed order. Content is stored once for
+all tenants, so nothing else that a tenant wrote, nor the way it was written, may be shown to another.
 """
 
 import json
@@ -14,13 +14,13 @@ from loraserve_adapters.safetensors_file import LENGTH_BYTES, WEIGHTS_NAME, Tens
 
 _COPY_BYTES = 4 * 1024 * 1024
 _METADATA = {"format": "pt"}
-"""What PEFT writes."""
+"""As PEFT writes it."""
 _DTYPES = ("F32", "BF16", "F16")
-"""In the order in which safetensors writes tensors of several."""
+"""In the order in which safetensors writes tensors of different dtypes."""
 
 
 def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
-    """An `adapter_config.json` that PEFT reads, of the same digest. The task type follows from the tensors' names."""
+    """An `adapter_config.json` that PEFT reads, with the same digest. The task type follows from the tensors' names."""
     fields = {
         "peft_type": "LORA",
         "task_type": SEQ_CLS if config.is_classifier else FEATURE_EXTRACTION if is_headless else CAUSAL_LM,
@@ -59,12 +59,12 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
 
 
 def has_clean_weights(first_bytes: bytes, tensors: Iterable[TensorEntry]) -> bool:
-    """Whether a file is what `write_clean_weights` makes of it, as PEFT's are. first_bytes: up to the header's end."""
+    """Whether a file is what `write_clean_weights` would write, as PEFT's are. first_bytes: up to the header's end."""
     return first_bytes == _header(_ordered(tensors))
 
 
 def write_clean_weights(source: int, target: int, tensors: Iterable[TensorEntry]) -> None:
-    """Copies tensors of a weights file as safetensors writes them. source, target: descriptors."""
+    """Copies tensors of a weights file in the form that safetensors writes. source, target: file descriptors."""
     ordered = _ordered(tensors)
     _write(target, _header(ordered))
     for entry in ordered:

@@ -1,7 +1,8 @@
-"""Strict reading of PEFT's `adapter_config.json`: every field is honoured, has no effect, or is refused by name.
+"""Strict reading of PEFT's `adapter_config.json`: every field is honored, has no effect, or is refused by name.
 
-The fields are those of `LoraConfig` in PEFT 0.21, older PEFT's included. A newer one writes its new fields for every
-adapter, so those whose value asks for nothing are named in a warning. Nothing in it is ever imported or evaluated.
+The fields are those of `LoraConfig` in PEFT 0.21 and earlier. Newer versions write their new fields for every adapter,
+so an unknown field whose value requests nothing is only named in a warning. Nothing in the file is ever imported or
+evaluated.
 """
 
 from collections.abc import Callable
@@ -32,47 +33,47 @@ class AdapterConfig:
     lora_alpha: float
     use_rslora: bool
     target_modules: tuple[str, ...] | str
-    """Names or dotted suffixes of names; a string is a pattern for the whole name, or `ALL_LINEAR`. Empty only where
+    """Names or dotted suffixes of names; a string is a pattern for the whole name, or `ALL_LINEAR`. Empty only if
     there are `target_parameters`."""
     exclude_modules: tuple[str, ...] | str
     layers_to_transform: tuple[int, ...]
     """Empty = all layers."""
     layers_pattern: tuple[str, ...]
-    """Empty too where all layers are meant: it has no effect then."""
+    """Also empty if all layers are selected, because it has no effect then."""
     rank_pattern: tuple[tuple[str, int], ...]
     """In the file's order: the first pattern that matches a module wins."""
     alpha_pattern: tuple[tuple[str, float], ...]
     lora_bias: bool = False
-    """B has a bias, which is scaled as its product is."""
+    """B has a bias, which is scaled like its product."""
     use_dora: bool = False
-    """Each output of a targeted linear has a magnitude, which its weights, base and product of A and B together, are
-    scaled to."""
+    """Each output of a targeted linear has a magnitude, to which its weights (the base's plus the product of A and B)
+    are scaled."""
     invocation_token_ids: tuple[int, ...] = ()
-    """Of an activated LoRA: it changes nothing before the last place of a prompt where these tokens are. Empty = it is
-    none, and all tokens are computed with it."""
+    """For an activated LoRA, which changes nothing before the last occurrence of these tokens in a prompt. Empty = not
+    activated: all tokens are computed with it."""
     trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Tokens whose rows of a table, embedding or `lm_head`, are the adapter's own: the table's name or the end of it,
-    which is empty where the config says nothing but ids: of the embedding."""
+    """(table, ids) of tokens whose rows of a table, embedding or `lm_head`, are the adapter's own. table: its name or a
+    dotted suffix of it; empty, which means the embedding, if the config has only ids."""
     ensures_weight_tying: bool = False
-    """Of a base whose `lm_head` is tied to the embedding, LoRA on one is LoRA on the other."""
+    """If the base's `lm_head` is tied to the embedding, LoRA on one is LoRA on the other."""
     target_parameters: tuple[str, ...] = ()
     """Names or dotted suffixes of names of bare weights; those named are targeted in all layers."""
     is_classifier: bool = False
-    """Its tensors have a head of their own, in place of the base's."""
+    """Its tensors include a head, which replaces the base's."""
     labels: tuple[str, ...] = ()
-    """Of a classifier, in the order of its head's outputs; empty = they have no names."""
+    """Label names of a classifier, in the order of its head's outputs; empty = no names."""
     problem_type: str | None = None
-    """One of `PROBLEM_TYPES`: what the outputs of a classifier mean. None = one of its labels is right, or, where there
-    is one alone, it is or is not."""
+    """One of `PROBLEM_TYPES`: what the outputs of a classifier mean. None = one of its labels is right or, if there
+    is only one, it applies or not."""
     score_template: str | None = None
-    """Of a classifier with one label that ranks documents: the text that it is asked with, in which {query} and
-    {document} stand for those. None = one after the other, as its tokenizer puts pairs."""
+    """For a classifier with one label that ranks documents: its input text, with the placeholders {query} and
+    {document}. None = both in sequence, as its tokenizer formats pairs."""
     chat_template: str | None = None
-    """What the server calls the template that its chats are rendered with; None = the base model's."""
+    """The server's name for the template that renders its chats; None = the base model's template."""
     base_model_name: str | None = None
     """As the author wrote it; never trusted, never opened."""
     task_type: str | None = field(default=None, compare=False)
-    """No part of the computation: says whether tensors may have the names of `headless`."""
+    """Not part of the computation; decides whether tensors may have the names that `headless` describes."""
 
 
 def read_config(folder: Path, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
@@ -90,7 +91,7 @@ def read_config_bytes(folder: Path, limits: Limits = DEFAULT_LIMITS) -> bytes:
 
 
 def parse_config(data: bytes, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
-    """Raises only `AdapterError`: the first thing that is wrong."""
+    """Raises only `AdapterError`, for the first problem."""
     checks = Checks()
     config = check_config(data, limits, checks)
     checks.raise_first()
@@ -99,7 +100,7 @@ def parse_config(data: bytes, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
 
 
 def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig | None:
-    """Records every field that is not accepted; None where one of them decides the computation."""
+    """Records every field that is not accepted; None if one of them decides the computation."""
     fields = checks.attempt("config.json", lambda: _parse(data, limits))
     if fields is None:
         return None
@@ -144,7 +145,7 @@ def _check_size(size: int, limits: Limits) -> None:
 
 
 def _check_option(name: str, value: Any) -> None:
-    """Refuses what is not plain LoRA, or not known. The values of honoured fields are judged by `_build`."""
+    """Refuses options other than plain LoRA, and unknown ones. `_build` checks the values of honored fields."""
     if name == "peft_type":
         if value != "LORA":
             raise values.unsupported(name, value, "LORA", "other kinds of adapters are not supported")
@@ -163,7 +164,7 @@ def _check_option(name: str, value: Any) -> None:
 
 
 def _is_ignored(name: str, value: Any) -> bool:
-    """A field of nobody's, with a value that asks for nothing."""
+    """Whether a field is unknown and its value requests nothing."""
     is_known = name in _HONOURED or name in _WITHOUT_EFFECT or name in _NEUTRAL
     return not is_known and any(_same(value, nothing) for nothing in _NOTHING)
 
@@ -176,7 +177,7 @@ def _ignored(names: list[str]) -> AdapterError:
 
 
 def _own_class(auto_mapping: Any) -> AdapterError | None:
-    """Of one trained on a class that is none of transformers': it may compute otherwise."""
+    """A warning for an adapter trained on a class from outside transformers, which may compute differently."""
     library = auto_mapping.get("parent_library") if isinstance(auto_mapping, dict) else None
     if not isinstance(library, str) or library.partition(".")[0] == "transformers":
         return None
@@ -185,10 +186,10 @@ def _own_class(auto_mapping: Any) -> AdapterError | None:
 
 
 def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterConfig | None:
-    """None where a value is refused; all refusals are recorded."""
+    """None if a value is refused; all refusals are recorded."""
 
     def value(name: str, parse: Callable[[str, Any], T], refused: T, default: Any = None) -> T:
-        """`refused` stands for a value that is, so that the others are still looked at."""
+        """Returns `refused` in place of a refused value, so that the others are still checked."""
         parsed = checks.attempt("config.values", lambda: parse(name, fields.get(name, default)))
         return refused if parsed is None else parsed
 
@@ -250,7 +251,7 @@ def _check_parameters(config: AdapterConfig) -> None:
 
 
 def _check_invocation(config: AdapterConfig) -> None:
-    """Where PEFT would compute all tokens with it, or none."""
+    """Refuses combinations with which PEFT would compute all tokens with the adapter, or none."""
     name = "alora_invocation_tokens"
     if config.invocation_token_ids and config.target_parameters:
         raise values.refused("invalid_field", "cannot be combined with target_parameters", name)
@@ -313,8 +314,8 @@ _HONOURED = frozenset(
         "alpha_pattern",
         "init_lora_weights",
         "modules_to_save",
-        # Not PEFT's, which ignores them: what chats are rendered with; what a classifier's labels are called, how they
-        # are meant, and asked for.
+        # Not PEFT's, which ignores them: the template of chats; names and meaning of a classifier's labels, and a
+        # reranker's template.
         "chat_template",
         "id2label",
         "label2id",
@@ -327,7 +328,7 @@ _WITHOUT_EFFECT: dict[str, tuple[type, ...]] = {
     # Training only.
     "lora_dropout": (int, float),
     "inference_mode": (bool,),
-    # How training started; matter only where init_lora_weights names them, and then that is refused.
+    # How training was initialized; they matter only if init_lora_weights names them, which is then refused.
     "loftq_config": (dict,),
     "eva_config": (dict,),
     "corda_config": (dict,),
@@ -368,7 +369,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
 _NOTHING = (None, False, {}, [])
 
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""How A and B started; the base weights stay as they are (MiCA only freezes B: its forward is plain LoRA)."""
+"""How A and B were initialized; the base weights stay as they are (MiCA only freezes B: its forward is plain LoRA)."""
 
 _INITS_THAT_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 

@@ -1,4 +1,4 @@
-"""What values the fields of `adapter_config.json` may have. Parsers take a field's name and its value."""
+"""Parsers for the values that fields of `adapter_config.json` may have. Each takes a field's name and its value."""
 
 import re
 import unicodedata
@@ -11,17 +11,17 @@ from loraserve_adapters.limits import Limits
 CONFIG_NAME = "adapter_config.json"
 SEQ_CLS = "SEQ_CLS"
 HEAD = "score"
-"""What transformers calls the head of its `…ForSequenceClassification` with a decoder."""
+"""transformers' name for the head of a `…ForSequenceClassification` with a decoder."""
 SAVED_WITH_HEAD = ("classifier", HEAD)
-"""What PEFT names where it saves the head, whichever of the two the model has."""
+"""Modules that PEFT lists if it saves the head, whichever of the two the model has."""
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
-"""As in a config of transformers."""
+"""As in transformers' configs."""
 TEMPLATE_NAME_RULE = "1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PLACEHOLDERS = ("{query}", "{document}")
 """Of a `score_template`."""
 _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""What makes text read in another direction than it is in."""
+"""Characters that change the direction in which text is shown."""
 _SPACES = {ord(character): " " for character in "\n\r\t"}
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def rank_of(limits: Limits) -> Callable[[str, Any], int]:
 
 
 def alpha(name: str, value: Any) -> float:
-    # Beyond 1e30 the scaling would leave float32.
+    # Far above 1e30, the scaling would overflow float32.
     if type(value) not in (int, float) or not abs(value) <= 1e30:
         raise invalid(name, value, "a finite number")
     return float(value)
@@ -128,7 +128,7 @@ def invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
 
 
 def trained_tokens_of(limits: Limits) -> Callable[[str, Any], tuple[tuple[str, tuple[int, ...]], ...]]:
-    """Of each table its name, "" for the embedding where there is just a list, and the ids; in the order of names."""
+    """(table, ids) pairs, sorted by the tables' names; the name is "" for a bare list, which means the embedding."""
 
     def parse(name: str, value: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
         tables = {"": value} if isinstance(value, list) else {} if value is None else value
@@ -158,7 +158,7 @@ def _token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
 
 
 def saves_head_of(task_type: Any) -> Callable[[str, Any], bool]:
-    """Whether modules_to_save, and the task type, are those of a classifier."""
+    """Whether modules_to_save and the task type are those of a classifier."""
 
     def parse(name: str, value: Any) -> bool:
         saved = [] if value is None else value

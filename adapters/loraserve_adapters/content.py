@@ -1,4 +1,4 @@
-"""The one pass over an adapter's values: hashed, checked and, where wanted, written in the packed form."""
+"""The one pass over an adapter's values: they are hashed, checked and optionally written in the packed form."""
 
 import hashlib
 from typing import Protocol
@@ -16,10 +16,10 @@ from loraserve_adapters.source_module import BaseCopy
 
 
 class ValueSink(Protocol):
-    """Takes the values of all LoRA tensors, of a classifier's head and of tokens' rows, block by block."""
+    """Takes the values of all LoRA tensors, of a classifier's head and of trained tokens' rows, block by block."""
 
     def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
-        """block: rows of the entry from `first_row`, finite, in the layout's dtype, magnitudes and heads in float32. A
+        """block: rows of the entry from `first_row`, finite, in the layout's dtype (magnitudes and heads: float32). A
         1-D entry is one row."""
         ...
 
@@ -32,7 +32,7 @@ def read_content(
     *,
     sink: ValueSink | None = None,
 ) -> list[HashedTensor]:
-    """Holds about 20 MB, however large the adapter. Records what is not finite, here or in the base's dtype."""
+    """Takes about 20 MB, however large the adapter. Records values that are not finite, here or in the base's dtype."""
     hashed: list[HashedTensor] = []
     has_effect = adapter.head is not None or len(adapter.trained_rows) > 0
     if adapter.head is not None:
@@ -42,7 +42,7 @@ def read_content(
     for part in (part for module in adapter.modules for part in module.parts):
         is_zero: dict[str, bool] = {}
         for entry in part.entries:
-            # Of a factor near 1, bfloat16 would keep seven bits behind the point.
+            # bfloat16 would keep only seven fraction bits of a factor near 1.
             dtype = "float32" if entry is part.magnitude else layout.dtype
             tensor, is_zero[entry.name] = _read_tensor(weights, entry, dtype, checks, sink)
             hashed.append(tensor)
@@ -114,7 +114,7 @@ def _read_base_copy(weights: SafetensorsFile, copy: BaseCopy, dtype: str, checks
 
 
 def _other_rows(copy: TensorEntry, original: TensorEntry) -> AdapterError:
-    """Of a tied `lm_head`, which PEFT leaves out when it loads the adapter."""
+    """For the copy of a tied `lm_head`'s rows, which PEFT ignores when it loads the adapter."""
     reason = f"differs from {shown_name(original.name)}, which are the rows of the tied lm_head too"
     message = f"{WEIGHTS_NAME}: {shown_name(copy.name)}: {reason}"
     return AdapterError("unexpected_tensor", message, file=WEIGHTS_NAME, key=copy.name)

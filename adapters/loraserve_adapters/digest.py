@@ -1,6 +1,6 @@
-"""The name of an adapter is its content: sha256 over what the config means and what the tensors hold.
+"""The digest that identifies an adapter's content: sha256 over the config's meaning and the tensors' bytes.
 
-Neither the order of tensors in the file, nor metadata, nor config fields without effect at inference change it.
+It does not depend on the order of tensors in the file, on metadata, or on config fields without effect at inference.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def adapter_digest(config: AdapterConfig, tensors: Iterable[HashedTensor]) -> st
 def canonical_config(config: AdapterConfig) -> bytes:
     """JSON with sorted keys of the fields that decide the computation, with PEFT's defaults filled in.
 
-    A list of targets is a set, so sorted; patterns keep their order, for the first match wins; alphas are floats.
+    A list of targets is a set, so sorted; patterns keep their order, because the first match wins; alphas are floats.
     """
     fields = {
         "alpha_pattern": config.alpha_pattern,

@@ -3,13 +3,13 @@
 import numpy as np
 
 STORAGE = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
-"""By the name a base model's dtype has: what the packed bytes are read as."""
+"""By the name of a base model's dtype: what packed bytes are read as."""
 
 FROM_SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def raw_bytes(values: np.ndarray) -> memoryview:
-    """The bytes in row-major order, as hashes and files take them; no copy where `values` is contiguous."""
+    """The bytes in row-major order, as hashes and files take them; no copy if `values` is contiguous."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 

@@ -50,6 +50,6 @@ def shown(value: object) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A name from a tenant's file: as it is where it is plain, else quoted and cut as by `shown`."""
+    """A name from a tenant's file: unchanged if it is plain, else quoted and cut as by `shown`."""
     is_plain = len(name) <= _MAX_SHOWN_CHARACTERS and name.isascii() and name.isprintable() and '"' not in name
     return name if is_plain else shown(name)

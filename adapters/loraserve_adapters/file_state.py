@@ -1,4 +1,4 @@
-"""Whether a file is still the one that was read, without reading it."""
+"""Detects, without reading a file, whether it is still the one that was read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,25 +8,25 @@ SETTLED_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """As the file system tells: another one once the file was replaced or written to."""
+    """What the file system reports about a file; differs once the file was replaced or written to."""
 
     device_number: int
     inode_number: int
     size_bytes: int
     modified_ns: int
     changed_ns: int
-    """Unlike the time of modification, nobody can set it."""
+    """Unlike the modification time, it cannot be set."""
 
     def was_settled(self, now_ns: int) -> bool:
-        """now_ns: since the epoch, from before the state was asked for. Whether any write since then changes it.
+        """Whether any write after `now_ns` changes the state: a second write within one clock tick would not.
 
-        A write within one tick of the clock after another leaves the state as it is.
+        now_ns: since the epoch, taken before the state was read.
         """
         return now_ns - max(self.modified_ns, self.changed_ns) > SETTLED_NS
 
 
 def file_state(path: Path) -> FileState | None:
-    """Links are followed. None where there is no such file."""
+    """Follows links. None if there is no such file."""
     try:
         found = path.stat()
     except OSError:

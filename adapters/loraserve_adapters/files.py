@@ -1,4 +1,4 @@
-"""Opening files of an adapter folder that may have been made to hurt us."""
+"""Opens files of an adapter folder that may be malicious."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from loraserve_adapters.limits import Limits
 def open_regular(folder: Path, name: str, limits: Limits) -> Iterator[tuple[int, int]]:
     """Yields (file descriptor, size in bytes) of a regular file in `folder`, closed on exit.
 
-    Never blocks on a FIFO or device, and follows no symbolic link but as `limits` say.
+    Never blocks on a FIFO or device, and follows symbolic links only as `limits` allow.
     """
     descriptor = _open(folder, name, limits)
     try:
@@ -45,9 +45,9 @@ def _open(folder: Path, name: str, limits: Limits) -> int:
 
 
 def _open_linked(folder: Path, name: str, roots: tuple[str, ...]) -> int:
-    """Opens the file at the link's end by going down to it from a root; where the link led is only how it is found.
+    """Opens the link's target by descending to it from a root; following the link only tells which path to open.
 
-    Where else a link leads, and whether there is something, is not told.
+    The error does not reveal where a link leads outside of the roots, nor whether anything is there.
     """
     path = Path(os.path.realpath(folder / name))
     for root in roots:
@@ -59,10 +59,10 @@ def _open_linked(folder: Path, name: str, roots: tuple[str, ...]) -> int:
 
 
 def open_below(root: str, parts: tuple[str, ...], flags: int) -> int:
-    """Opens, to be read, what is there; no parts = the root itself. Raises OSError, also where there is a link.
+    """Opens a path below the root for reading; no parts = the root itself. Raises OSError, also if a part is a link.
 
-    NOTE: each part is opened within the one before and is no link, so nobody who can write below the root leads out of
-    it, whatever they exchange meanwhile.
+    NOTE: each part is opened within the one before and is not a link. So whoever can write below the root cannot lead
+    out of it, whatever they replace during the call.
     """
     no_link = os.O_NOFOLLOW | os.O_CLOEXEC
     enter = no_link | os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
@@ -78,7 +78,7 @@ def open_below(root: str, parts: tuple[str, ...], flags: int) -> int:
 
 
 def read_exactly(descriptor: int, target: memoryview, offset: int, name: str) -> None:
-    """Fills `target` from `offset` of the file; a file that became shorter meanwhile is refused."""
+    """Fills `target` from `offset` of the file; a file that became too short is refused."""
     position = 0
     while position < len(target):
         count = os.preadv(descriptor, [target[position:]], offset + position)

@@ -1,8 +1,8 @@
 """The linears that a bare weight was made of: in transformers 4 each expert had its own, and the router was one.
 
-Adapters from then have an A and a B for each, by its name. Where the base holds one weight for all experts of a layer,
-with gate and up in one, these are put together: the ranks of gate and up follow each other, and in B each has zeros
-where the other's outputs are.
+Adapters from then have an A and a B for each linear, under its name. If the base has one weight for all experts of a
+layer, with gate and up in one, the linears' matrices are combined: the ranks of gate and up follow each other, and in B
+each has zeros where the other's outputs are.
 """
 
 from collections.abc import Iterator
@@ -16,22 +16,22 @@ _MIXTRAL_BLOCK = "block_sparse_moe"
 
 @dataclass(frozen=True, slots=True)
 class FormerLinear:
-    """One linear, or one of each expert."""
+    """One linear, or the same linear of each expert."""
 
     name: str
-    """The module's, with {} for the expert's number."""
+    """The module's name, with {} for the expert's number."""
     first_output: int
-    """Of the weight's that it became a part of."""
+    """Among the outputs of the weight that it became a part of."""
     out_features: int
 
     def of_expert(self, expert: int) -> str:
-        """The module's name; of a router whatever the number."""
+        """The module's name; for a router it does not depend on the number."""
         return self.name.format(expert)
 
 
 def former_linears(module: BaseModule) -> Iterator[list[FormerLinear]]:
-    """In order of the weight's outputs, by each of the names that they may have had: today's, Mixtral's, and those
-    below Mixtral's name for the block. Of a linear there are none."""
+    """In order of the weight's outputs, once for each set of names that they may have had: today's, Mixtral's, and
+    Mixtral's below its name for the block. Yields nothing for a linear."""
     if module.num_matrices is None:
         return
     container = module.name.rpartition(".")[0]

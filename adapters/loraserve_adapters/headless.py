@@ -1,7 +1,8 @@
-"""Adapters of the model without its head: those trained for embeddings, as `AutoModel` loads it, and classifiers.
+"""Adapters of the model without its head: classifiers, and embedding adapters trained on what `AutoModel` loads.
 
-Of `AutoModel` PEFT calls `layers.0…` what the whole model calls `model.layers.0…`, in tensors as in the config's names
-and patterns. Only the tensors tell which of the two it was: FEATURE_EXTRACTION, and no task type, go with both.
+With `AutoModel`, PEFT writes `layers.0…` for `model.layers.0…` of the whole model, both in tensor names and in the
+config's names and patterns. Only the tensors show which of the two was trained: FEATURE_EXTRACTION, or no task type,
+occurs with both.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,10 +14,10 @@ from loraserve_adapters.source_module import KEY_PREFIX
 
 
 def body_name(layout: BaseLayout) -> str | None:
-    """Of the module that is the model without its head, such as "model" or "transformer"; None where there is none.
+    """Name of the module that is the model without its head, such as "model" or "transformer"; None if there is none.
 
-    It holds what is computed first; so it is in the 161 of transformers 5.24's causal models, of 181 that a default
-    config builds, whose `AutoModel` is a part of them.
+    It is the module that contains what is computed first. That holds for all 161 causal models of transformers 5.24, of
+    181 that a default config builds, whose `AutoModel` is a part of them.
     """
     first = next((module.name for group in layout.groups for module in group), "")
     body, dot, _ = first.partition(".")
@@ -24,7 +25,7 @@ def body_name(layout: BaseLayout) -> str | None:
 
 
 def is_headless(config: AdapterConfig, tensor_names: Iterable[str], layout: BaseLayout) -> bool:
-    """Whether there are names of the model without its head, and none below that of the body."""
+    """Whether some tensors have names of the model without its head, and none is below the body's name."""
     body = body_name(layout)
     if body is None or config.task_type == CAUSAL_LM or config.is_classifier:
         return False
@@ -35,23 +36,23 @@ def is_headless(config: AdapterConfig, tensor_names: Iterable[str], layout: Base
 
 
 def without_head(layout: BaseLayout) -> BaseLayout:
-    """What is in the body, by the names that it has there. The fingerprint stays that of the whole model."""
+    """The layout of the body, with the names that it has by itself. The fingerprint stays that of the whole model."""
     prefix = f"{body_name(layout)}."
     return _body(layout, prefix, lambda name: name.removeprefix(prefix), is_headless=True)
 
 
 def without_lm_head(layout: BaseLayout) -> BaseLayout:
-    """What a classifier has of the whole model, by the names that it has there: the body."""
+    """The layout of the body, which is what a classifier uses, with its names in the whole model."""
     return _body(layout, f"{body_name(layout)}.", lambda name: name, is_headless=False)
 
 
 def with_whole_name(module: BaseModule, layout: BaseLayout) -> BaseModule:
-    """layout: of the whole model."""
+    """The module with its name in the whole model. layout: of the whole model."""
     return replace(module, name=f"{body_name(layout)}.{module.name}")
 
 
 def _body(layout: BaseLayout, prefix: str, renamed: Callable[[str], str], *, is_headless: bool) -> BaseLayout:
-    """What has names with the prefix."""
+    """The layout of modules whose names have the prefix."""
 
     def inner(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(renamed(name) for name in names if name.startswith(prefix))

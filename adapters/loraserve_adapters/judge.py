@@ -1,4 +1,4 @@
-"""What can be said of an adapter from its config and the header of its weights: all but the tensors' values."""
+"""Judges an adapter by its config and the header of its weights: everything but the tensors' values."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ class JudgedAdapter:
     """In the layout's order."""
     base_copies: tuple[BaseCopy, ...]
     head: TensorEntry | None = None
-    """[num_labels, hidden_size]; of a classifier only."""
+    """[num_labels, hidden_size]; for a classifier only."""
     trained_rows: tuple[TrainedRows, ...] = ()
     """In the layout's order; two may have the same tensor."""
     is_headless: bool = False
@@ -56,14 +56,14 @@ class JudgedAdapter:
 
     @property
     def entries(self) -> list[TensorEntry]:
-        """All but copies, each once."""
+        """All tensors but copies, each once."""
         found = [entry for module in self.modules for entry in module.entries]
         found += [] if self.head is None else [self.head]
         return [*found, *{rows.entry.name: rows.entry for rows in self.trained_rows}.values()]
 
     @property
     def row_copies(self) -> list[tuple[TensorEntry, TensorEntry]]:
-        """Of tokens' rows, and what they are copies of."""
+        """(copy, original) of trained tokens' rows."""
         return [(rows.copy, rows.entry) for rows in self.trained_rows if rows.copy is not None]
 
 
@@ -75,9 +75,9 @@ def judge_config(
     base_names: Iterable[str] = (),
     chat_templates: Collection[str] | None = None,
 ) -> AdapterConfig | None:
-    """All but what it targets; None where that is refused.
+    """Judges everything in the config but its targets; None if that is refused.
 
-    base_names: what the served model is called. chat_templates: the names that adapters may choose from; None = any.
+    base_names: names of the served model. chat_templates: the names that adapters may choose from; None = any.
     """
     config = check_config(data, limits, checks)
     if config is not None:
@@ -97,7 +97,7 @@ def judge(
     base_names: Iterable[str] = (),
     chat_templates: Collection[str] | None = None,
 ) -> JudgedAdapter | None:
-    """None where something is refused, which `checks` then holds; reads nothing else.
+    """None if something is refused, which `checks` then has; reads nothing else.
 
     first_bytes: of the weights file, at least up to the end of its header. weights_size: of the whole file, in bytes.
     base_names, chat_templates: see `judge_config`.
@@ -118,7 +118,7 @@ def judge_tensors(
     *,
     limits: Limits = DEFAULT_LIMITS,
 ) -> JudgedAdapter | None:
-    """What the config targets, and whether there are tensors for just that. tensors: None where there is no header."""
+    """Judges what the config targets, and that tensors match it exactly. tensors: None if there is no valid header."""
     if config.is_classifier:
         layout = without_lm_head(layout)
     if not is_headless(config, tensors or (), layout):
@@ -130,7 +130,7 @@ def judge_tensors(
 
 
 def _with_whole_names(judged: JudgedAdapter, layout: BaseLayout) -> JudgedAdapter:
-    """Of modules; tensors keep theirs. layout: of the whole model."""
+    """Gives modules their names in the whole model; tensors keep theirs. layout: of the whole model."""
 
     def renamed(part: T) -> T:
         return replace(part, module=with_whole_name(part.module, layout))
@@ -170,8 +170,8 @@ def _match(
     checks: Checks,
     limits: Limits,
 ) -> JudgedAdapter | None:
-    """Gives every targeted module its tensors, those that text never reaches aside, whose tensors are left out; the
-    rest may only be copies of the base's tensors that we can check."""
+    """Gives every targeted module its tensors. Those of modules that text never reaches are left out; the rest may only
+    be copies of the base's tensors that we can check."""
     checks.passed("weights.header", f"the tensors cover {WEIGHTS_NAME} without gap or overlap")
     has_third = {_BIAS: config.lora_bias, _MAGNITUDE: config.use_dora}
     of_linears = (*_OF_LINEARS, *(kind for kind, has in has_third.items() if has))
@@ -200,7 +200,7 @@ def _match(
     taken = take_former_linears(selection.former, config, rest, missing)
     modules += taken
     checks.attempt("config.values", lambda: check_former_linears(taken, selection.former, config, limits))
-    # What is there under a wrong name tells more than what is therefore missing.
+    # First, because a tensor under a wrong name says more than the one that is missing for that reason.
     base_copies = _base_copies(rest, of_linears, layout, checks)
     for name in missing:
         said = f"has {FIELD} for" if name.endswith(ROWS) else "targets"
@@ -237,7 +237,7 @@ def _match(
 def _take_trained_rows(
     selection: Selection, rest: dict[str, TensorEntry], missing: list[str]
 ) -> tuple[TrainedRows, ...]:
-    """Takes them from the rest, and adds the names of those that are not there."""
+    """Takes the trained rows out of `rest`, and adds to `missing` the names of those not there."""
     names = {tokens.owner: f"{KEY_PREFIX}{tokens.owner}.{ROWS}" for tokens in selection.trained_tokens}
     found = {owner: entry for owner, name in names.items() if (entry := rest.pop(name, None)) is not None}
     missing += [name for owner, name in names.items() if owner not in found]
@@ -272,7 +272,7 @@ def _shown_targets(selection: Selection) -> str:
 
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
-    """A warning at most: see `base_names`."""
+    """Warns at most, because a model has many names: see `base_names`."""
     served = {model_in(name): name for name in base_names}
     if author_name is None or not served:
         return
@@ -325,7 +325,7 @@ def _base_copies(
 
 
 def _served_tensors(members: Iterable[BaseModule]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """(shape, sha256) of those that may be copied, by their names in the base model."""
+    """(shape, sha256) of the base's tensors that a file may have copies of, by their names in the base model."""
     tensors: dict[str, tuple[tuple[int, ...], str]] = {}
     for module in members:
         if module.weight_sha256:
@@ -336,8 +336,8 @@ def _served_tensors(members: Iterable[BaseModule]) -> dict[str, tuple[tuple[int,
 
 
 def _name_in_base(tensor_name: str) -> str | None:
-    """PEFT saves the weight of a targeted `lm_head` or embedding as `….base_layer.weight`, of one with trained tokens
-    as `….token_adapter.base_layer.weight`, of others as `….weight`; a bias likewise."""
+    """PEFT saves the weight of a targeted `lm_head` or embedding as `….base_layer.weight`, that of one with trained
+    tokens as `….token_adapter.base_layer.weight`, that of others as `….weight`; a bias likewise."""
     if not tensor_name.startswith(KEY_PREFIX):
         return None
     owner, _, kind = tensor_name.removeprefix(KEY_PREFIX).rpartition(".")
@@ -352,7 +352,7 @@ def _unexpected(
     *,
     with_hint: bool,
 ) -> AdapterError:
-    """known: what PEFT calls the tensors of modules that can have some. of_linears: those of linears, by the config."""
+    """known: by module, the tensor names that PEFT gives it. of_linears: those of linears under this config."""
     name = entry.name
     if not name.startswith(KEY_PREFIX):
         return refused("unexpected_tensor", name, f"expected a name that starts with {KEY_PREFIX}")
@@ -394,7 +394,7 @@ def _unexpected(
 
 
 def _name_in_served_class(module: str, kind: str, entry: TensorEntry, layout: BaseLayout) -> str | None:
-    """What the base calls the linear of the same layer, name and size, where that is below another prefix."""
+    """The base's name for the linear of the same layer, name and size, if that is below another prefix."""
     _, layers, tail = module.rpartition("layers.")
     linears = (known for group in layout.groups for known in group)
     found = [known for known in linears if known.name.endswith(f".{layers}{tail}")]

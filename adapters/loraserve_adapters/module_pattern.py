@@ -1,7 +1,7 @@
 """Matches tenants' regular expressions against module names in bounded time, without the `re` engine.
 
 `re` backtracks: `(a+)+b` takes exponential time on a name it does not match. Here a pattern is parsed by `re`'s own
-parser, so it means what PEFT means by it, and evaluated from its end to its start on *sets* of positions, held as the
+parser, so it means what it means in PEFT, and evaluated from its end to its start on *sets* of positions, held as the
 bits of an int: each node maps the positions where it may end to those where it may start. No path is walked twice.
 Accepted: literals, `.`, classes, groups, alternatives, greedy and lazy repeats, anchors, `\\b`, lookahead. Refused by
 name: backreferences, lookbehind, conditionals, atomic groups, possessive repeats and flags.
@@ -17,7 +17,7 @@ from typing import Any
 from loraserve_adapters.config import CONFIG_NAME
 from loraserve_adapters.errors import AdapterError, shown
 
-# Imported by name, as the standard library's type stubs do not have them.
+# Imported by name, because the standard library's type stubs lack them.
 sre = import_module("re._constants")
 sre_parser = import_module("re._parser")
 
@@ -174,13 +174,13 @@ class _Compiler:
         accepts = _character_test(operator, argument)
         if accepts is None:
             raise _unsupported(self._field, self._source, f"constructs like {str(operator).lower()}")
-        # A class of 500 characters is tried once for each character that names are made of.
+        # Cached: a class of 500 characters is evaluated only once for each character that occurs in names.
         accepts = functools.cache(accepts)
         return lambda subject, ends: ends >> 1 & subject.where_any(accepts)
 
 
 def _anything(subject: Subject, ends: int) -> int:
-    """`.*`, for names have no line breaks: everything up to the last end."""
+    """`.*`: everything up to the last end, because names have no line breaks."""
     return (1 << ends.bit_length()) - 1
 
 

@@ -1,4 +1,4 @@
-"""From a verified PEFT folder to the packed form, cached on disk."""
+"""Converts a verified PEFT folder into the packed form, cached on disk."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from loraserve_adapters.trained_tokens import TrainedRows
 def load_and_pack(
     folder: Path, layout: BaseLayout, cache_dir: Path, *, limits: Limits = DEFAULT_LIMITS
 ) -> PackedAdapter:
-    """Verifies the folder and returns its packed form as a mapping of a file in `cache_dir`, written if need be.
+    """Verifies the folder and returns its packed form, mapped from a file in `cache_dir` that is written if needed.
 
-    Raises `AdapterError` where the adapter is refused, `OSError` where `cache_dir` cannot be written.
+    Raises `AdapterError` if the adapter is refused, `OSError` if `cache_dir` cannot be written.
     """
     source = read_adapter(folder, layout, limits)
     path = cache_dir / packed_file_name(source.digest, layout)
@@ -39,7 +39,7 @@ def load_and_pack(
 
 
 def _read_cached(path: Path, digest: str, layout: BaseLayout) -> PackedAdapter | None:
-    """None where there is no file, or one that is damaged and so must be written again."""
+    """None if there is no file, or only a damaged one that must be written again."""
     try:
         packed = read_packed(path, layout_fingerprint=layout.fingerprint)
     except AdapterError:
@@ -48,7 +48,7 @@ def _read_cached(path: Path, digest: str, layout: BaseLayout) -> PackedAdapter |
 
 
 def pack(source: SourceAdapter, layout: BaseLayout, path: Path, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Reads the tensors again, 4 MiB at a time, into a new file; refuses what changed since `read_adapter`."""
+    """Reads the tensors again, 4 MiB at a time, into a new file; refuses one that changed since `read_adapter`."""
     checks = Checks()
     with open_weights(source.folder, limits) as weights, new_packed_file(path) as descriptor:
         writer = PackedAdapterWriter(descriptor, source.judged, layout)
@@ -62,17 +62,17 @@ def pack(source: SourceAdapter, layout: BaseLayout, path: Path, limits: Limits =
 
 @dataclass(frozen=True, slots=True)
 class _PlaceOfB:
-    """Where B goes, transposed, in elements."""
+    """Where a B goes, transposed; in elements."""
 
     start: int
     row_stride: int
-    """The weight's outputs, of which B may have a part."""
+    """Outputs of the weight, of which this B may have only a part."""
     num_experts: int
-    """Whose columns take turns."""
+    """Experts whose columns are interleaved in this B."""
 
 
 class PackedAdapterWriter:
-    """Puts each tensor's rows where the packed form wants them, in the base's dtype; holds one block at a time."""
+    """Writes each tensor's rows where the packed form has them, in the base's dtype; holds one block at a time."""
 
     def __init__(self, descriptor: int, adapter: JudgedAdapter, layout: BaseLayout) -> None:
         modules = {module.target.module.name: module for module in adapter.modules}
@@ -108,7 +108,7 @@ class PackedAdapterWriter:
         self._dtype = layout.dtype
         self._item_bytes = STORAGE[layout.dtype].itemsize
         self._as_is: dict[str, tuple[int, ...]] = {}
-        """First elements of each A, bias, row of magnitudes and head; tokens' rows may go to two places."""
+        """First elements of tensors written untransposed: A, bias, magnitudes, head, and tokens' rows, maybe twice."""
         self._transposed: dict[str, _PlaceOfB] = {}
         for index, module in enumerate(present):
             if module is None:
@@ -132,8 +132,8 @@ class PackedAdapterWriter:
             self._place_rows(rows, *(places if members[index].is_embedding else places[::-1]))
 
     def _place_rows(self, rows: TrainedRows, selector: int, start: int) -> None:
-        """selector, start: first elements of what tells the tokens apart, [num_tokens, rows of the table], which is
-        written now, and of the rows, [num_tokens, hidden_size]."""
+        """Writes the selector, whose rows have a 1 for their token. selector, start: first elements of the selector,
+        [num_tokens, rows of the table], and of the trained rows, [num_tokens, hidden_size]."""
         tokens, one = rows.tokens, raw_bytes(convert(np.ones(1, np.float32), "float32", self._dtype))
         for row, token_id in enumerate(tokens.token_ids):
             self._file.write((selector + row * tokens.module.weight_shape[0] + token_id) * self._item_bytes, one)
@@ -156,16 +156,16 @@ class PackedAdapterWriter:
 
     @property
     def size_bytes(self) -> int:
-        """Of the payload."""
+        """Size of the payload."""
         return self._size_bytes
 
     def finish(self, digest: str) -> None:
-        """The file is complete and synced."""
+        """Afterwards the file is complete and synced."""
         self._file.finish(digest)
 
 
 def largest_selectors_bytes(layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> int:
-    """What tells tokens apart whose rows are trained, of all tables together: see `packed`."""
+    """Largest size of the selectors of trained tokens, of all tables together: see `packed`."""
     tables = (module for group in layout.groups for module in group if module.is_of_vocabulary)
     num_rows = sum(module.weight_shape[0] for module in tables)
     return limits.max_trained_tokens * num_rows * STORAGE[layout.dtype].itemsize

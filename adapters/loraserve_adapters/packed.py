@@ -1,17 +1,20 @@
 """The packed form of an adapter: one contiguous buffer and a table, the same bytes in every tier.
 
-Layout: for each group that the adapter touches, the A matrices of its present members, adjacent, `[rank, in_features]`
-row-major; then for each present member B as `[rank, out_features]` (transposed from PEFT's `[out_features, rank]`),
-and where the adapter has biases, the member's bias `[out_features]`; where it is DoRA, the member's magnitudes and as
-many zeros, `[2, out_features]`, in float32 whatever the dtype of the others. Last comes the head of a classifier,
-`[num_labels, hidden_size]`, in float32 too. Of experts, A and B of all are adjacent:
-`[num_experts * rank, in_features]` and `[num_experts * rank, out_features]`, those of an expert side by side.
+The buffer has, for each group that the adapter touches:
+
+- the A matrices of the group's present members, adjacent, each `[rank, in_features]` row-major;
+- then for each present member B as `[rank, out_features]` (transposed from PEFT's `[out_features, rank]`); its bias
+  `[out_features]`, if the adapter has biases; for DoRA, its magnitudes and as many zeros, `[2, out_features]`, in
+  float32 whatever the dtype of the others.
+
+A classifier's head comes last, `[num_labels, hidden_size]`, also in float32. For experts, A and B of all experts are
+`[num_experts * rank, in_features]` and `[num_experts * rank, out_features]`, with the rows of each expert adjacent.
 Every group's A, every member's B, bias and magnitudes, and the head start at a multiple of 256 bytes. Scaling is not
 applied to any of them.
 
-Rows of tokens that were trained are LoRA of as many ranks, of scaling 1: what tells the tokens apart, with a 1 in each
-row, is A of an embedding and B of `lm_head`, and the other one is the new rows, of which the base's have to be taken
-away.
+Rows of trained tokens are LoRA with a rank for each token and a scaling of 1. One matrix, A for an embedding and B for
+`lm_head`, is the selector, which has a 1 in each row for its token. The other has the new rows, from which the base's
+still have to be subtracted.
 """
 
 from dataclasses import dataclass, field
@@ -23,20 +26,20 @@ ALIGNMENT_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class PackedHead:
-    """Where the head of a classifier is."""
+    """Where a classifier's head is."""
 
     offset: int
-    """As those of `PackedTable`."""
+    """In elements, like the offsets of `PackedTable`."""
     num_labels: int
     hidden_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """Whose rows of a table are the adapter's."""
+    """Tokens whose rows of a table are the adapter's."""
 
     member: int
-    """The embedding or `lm_head`."""
+    """That of the embedding or `lm_head`."""
     token_ids: tuple[int, ...]
 
 
@@ -48,7 +51,7 @@ class PackedTable:
     dtype: str
     max_lora_rank: int
     offset_a: np.ndarray
-    """int64 [G]: element offset from the start of the payload; -1 where the group is absent."""
+    """int64 [G]: element offset from the start of the payload; -1 if the group is absent."""
     offset_b: np.ndarray
     """int64 [M]: likewise."""
     offset_bias: np.ndarray
@@ -60,14 +63,14 @@ class PackedTable:
     scaling: np.ndarray
     """float32 [M]: lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
     invocation_token_ids: tuple[int, ...] = field(default=(), kw_only=True)
-    """Of an activated LoRA, as in `AdapterConfig`."""
+    """For an activated LoRA, as in `AdapterConfig`."""
     head: PackedHead | None = field(default=None, kw_only=True)
-    """Of a classifier."""
+    """For a classifier only."""
     trained_tokens: tuple[PackedTokens, ...] = field(default=(), kw_only=True)
 
     @property
     def is_finished_by_base(self) -> bool:
-        """Whether some of its values are found with the base model's, once it is in the arena."""
+        """Whether some of its values must be computed with the base model's, once it is in the arena."""
         return bool(self.trained_tokens) or bool((self.offset_magnitude >= 0).any())
 
 

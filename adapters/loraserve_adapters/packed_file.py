@@ -25,11 +25,11 @@ from loraserve_adapters.sync_file import sync_file, sync_folder
 
 FORMAT_VERSION = 2
 MAGNITUDES_VERSION = 3
-"""In the prefix of files with magnitudes: readers that do not know these refuse it, and would compute plain LoRA."""
+"""In the prefix of files with magnitudes, so that older readers refuse them instead of computing plain LoRA."""
 HEAD_VERSION = 4
-"""Likewise with the head of a classifier, with or without magnitudes; to others it would be an adapter for text."""
+"""Likewise with a classifier's head, with or without magnitudes: older readers would take it for a text adapter."""
 TOKENS_VERSION = 5
-"""Likewise with rows of tokens, with or without the others; to others they would be added to the base's."""
+"""Likewise with tokens' rows, with or without the others: older readers would add the rows to the base's."""
 NEWEST_VERSION = TOKENS_VERSION
 PAGE_BYTES = 4096
 
@@ -41,7 +41,7 @@ _NO_SHA256 = "0" * 64
 
 
 def layout_fingerprint(groups: Sequence[Sequence[BaseModule]], dtype: str) -> str:
-    """What `BaseLayout.fingerprint` must be: equal iff adapters packed for one base fit the other."""
+    """The value of `BaseLayout.fingerprint`: equal iff adapters packed for one base fit the other."""
     table = [
         [
             [member.name, member.in_features, member.out_features, member.weight_sha256]
@@ -83,7 +83,7 @@ class PackedFileWriter:
             position += os.pwrite(self._descriptor, data[position:], self._start + offset_bytes + position)
 
     def finish(self, digest: str) -> None:
-        """The file is complete and synced. Reads the payload once more, for its sha256."""
+        """Afterwards the file is complete and synced. Reads the payload again, for its sha256."""
         header = _header_bytes(self._table, digest, self._size_bytes, self._payload_sha256())
         version = MAGNITUDES_VERSION if _has_magnitudes(self._table) else FORMAT_VERSION
         version = version if self._table.head is None else HEAD_VERSION
@@ -133,7 +133,7 @@ def write_packed(packed: PackedAdapter, path: Path) -> None:
 def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | None = None) -> PackedAdapter:
     """The payload is a read-only mapping of the file. Raises only `AdapterError`.
 
-    verify: also compare the payload with its sha256 (reads all of it). layout_fingerprint: refuse another layout's.
+    verify: also compare the payload with its sha256 (reads all of it). layout_fingerprint: refuse other layouts' files.
     """
     try:
         with open(path, "rb") as file:
@@ -143,7 +143,7 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
                 raise AdapterError("layout_mismatch", f"{path.name} was packed for another base model", file=path.name)
             if payload_start + size_bytes != file_size:
                 raise _damaged(path, f"{file_size} bytes, expected {payload_start + size_bytes}")
-            # NOTE: of the open file: by now there may be another one of this name, or none.
+            # NOTE: maps the open file, not the path: by now there may be another file of this name, or none.
             payload = np.memmap(file, np.uint8, "r", payload_start, (size_bytes,))
     except OSError as error:
         raise AdapterError("missing_file", f"{path.name} cannot be read: {error.strerror}", file=path.name) from None

@@ -14,11 +14,10 @@ from loraserve_adapters.targets import FormerLinearTarget, Target, refuse_what_t
 
 
 def with_owners_by_shape(targets: Sequence[Target], tensors: Mapping[str, TensorEntry]) -> Iterator[Target]:
-    """The targets; where tensors of two weights of the same experts have each other's shapes, each with the other's
-    owner.
+    """The targets; if tensors of two weights of the same experts have each other's shapes, the two swap owners.
 
-    PEFT wraps them in the order in which the module has its parameters, and that changes once an adapter of one of them
-    has been used and taken off: the next one that the same process trains has them the other way round.
+    PEFT wraps weights in the order of their module's parameters, which changes once an adapter of one of them has been
+    used and removed: the next adapter that the same process trains has them the other way round.
     """
     others = {target.owner: target for target in targets}
     for target in targets:
@@ -41,10 +40,10 @@ FormerLinears = Sequence[tuple[BaseModule, Sequence[FormerLinearTarget]]]
 def take_former_linears(
     former: FormerLinears, config: AdapterConfig, rest: dict[str, TensorEntry], missing: list[str]
 ) -> list[SourceModule]:
-    """Takes the tensors of experts' linears, and of routers, out of `rest`, and adds to `missing` what is not there.
+    """Takes the tensors of experts' linears, and of routers, out of `rest`, and adds to `missing` those not there.
 
-    Where one layer has tensors for such a linear, all have that are targeted; where none has, the config may mean
-    linears of today. A router's name is nothing else's.
+    If one layer has tensors for such a linear, all targeted layers must. If none has, the config may mean today's
+    linears of that name. A router's name means nothing else.
     """
     taken: dict[str, SourceModule] = {}
     for module, linears in former:
@@ -63,14 +62,14 @@ def take_former_linears(
 
 
 def _kind(name: str) -> str:
-    """The same of all layers."""
+    """The name with numbers replaced, the same for all layers."""
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def _take(
     module: BaseModule, linears: Sequence[FormerLinearTarget], rest: dict[str, TensorEntry], missing: list[str]
 ) -> SourceModule | None:
-    """None where there are none of them at all."""
+    """None if there is not one of the tensors."""
     assert module.num_matrices is not None
     parts: list[SourcePart] = []
     absent: list[str] = []
@@ -93,7 +92,7 @@ def _take(
 def check_former_linears(
     taken: Sequence[SourceModule], former: FormerLinears, config: AdapterConfig, limits: Limits
 ) -> None:
-    """What holds for those that have tensors only since they are one weight."""
+    """Checks of linears that have tensors, which apply only because the linears are one weight now."""
     owners = {source.target.owner for source in taken}
     used = [(module, linears) for module, linears in former if linears[0].linear.name in owners]
     for _, linears in used:

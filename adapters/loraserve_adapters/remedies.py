@@ -1,4 +1,4 @@
-"""What the owner of a refused adapter can do about it, by the refusal's code."""
+"""What the owner of a refused adapter can do, by the refusal's code."""
 
 _SAVE_AGAIN = "Save the adapter again with PEFT's save_pretrained and upload both files unchanged."
 

@@ -183,7 +183,7 @@ def open_weights_descriptor(folder: Path, limits: Limits = DEFAULT_LIMITS) -> It
 def read_first_bytes(
     descriptor: int, file_size: int, limits: Limits = DEFAULT_LIMITS, *, num_available: int | None = None
 ) -> bytes:
-    """What `parse_header` needs of an open file. Raises only `AdapterError`.
+    """The first bytes of an open file that `parse_header` needs. Raises only `AdapterError`.
 
     num_available: bytes of a file that is still arriving; None = all of them.
     """

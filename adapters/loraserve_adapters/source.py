@@ -19,18 +19,18 @@ from loraserve_adapters.source_module import SourceModule
 
 @dataclass(frozen=True, slots=True)
 class AdapterSummary:
-    """What a listing shows of an adapter."""
+    """What a listing shows about an adapter."""
 
     lora_ranks: tuple[int, ...]
     """The different ranks, ascending."""
     target_modules: tuple[str, ...]
-    """Last parts of the targeted modules' names, in the layout's order, e.g. ("q_proj", "v_proj"); of experts the
+    """Last parts of the targeted modules' names, in the layout's order, e.g. ("q_proj", "v_proj"); for experts the
     weight's, e.g. "gate_up_proj"."""
     num_parameters: int
     dtypes: tuple[str, ...]
-    """Of its tensors, e.g. ("bfloat16",)."""
+    """Dtypes of its tensors, e.g. ("bfloat16",)."""
     num_labels: int = 0
-    """Of a classifier; 0 = it is none."""
+    """0 = not a classifier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def check_adapter(
     limits: Limits = DEFAULT_LIMITS,
     base_names: Iterable[str] = (),
 ) -> SourceAdapter | None:
-    """Records every check; None where one failed. Values are only read where config and header are accepted."""
+    """Records every check; None if one failed. Values are only read if config and header are accepted."""
     data = checks.attempt("config.json", lambda: read_config_bytes(folder, limits))
     config = None if data is None else judge_config(data, checks, limits=limits, base_names=base_names)
     with ExitStack() as stack:
@@ -96,5 +96,5 @@ def summarise(adapter: JudgedAdapter) -> AdapterSummary:
 
 
 def _last_part(module: BaseModule) -> str:
-    """Of a router's weight the router's name."""
+    """For a router's weight, the router's name."""
     return module.name.removesuffix(".weight").rpartition(".")[2]

@@ -6,27 +6,27 @@ from loraserve_adapters.safetensors_file import TensorEntry
 from loraserve_adapters.targets import Target
 
 KEY_PREFIX = "base_model.model."
-"""Of all their names, as PEFT writes them."""
+"""Prefix of all their names, as PEFT writes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """Tensors of one name: all of a module, or of an expert's linear that became a part of it."""
+    """Tensors under one name: all those of a module, or those of an expert's linear that became a part of it."""
 
     lora_a: TensorEntry
-    """[rank, in_features]; of all experts [num_experts * rank, in_features], those of an expert adjacent."""
+    """[rank, in_features]; of all experts [num_experts * rank, in_features], rows of an expert adjacent."""
     lora_b: TensorEntry
-    """[out_features, rank]; of all experts [out_features, rank * num_experts], those of a rank adjacent."""
+    """[out_features, rank]; of all experts [out_features, rank * num_experts], columns of a rank adjacent."""
     bias: TensorEntry | None
     """[out_features]; with `lora_bias` only."""
     magnitude: TensorEntry | None
-    """[out_features]; of DoRA only."""
+    """[out_features]; with DoRA only."""
     lora_rank: int
     out_features: int
     expert: int | None = None
-    """None = all that the module has."""
+    """None = all tensors of the module."""
     first_rank: int = 0
-    """Among the expert's."""
+    """Among the expert's ranks."""
     first_output: int = 0
 
     @property
@@ -46,7 +46,7 @@ class SourceModule:
 
 @dataclass(frozen=True, slots=True)
 class BaseCopy:
-    """A tensor of the base model beside the adapter's: accepted only if it turns out to be equal to the served one."""
+    """A tensor of the base model beside the adapter's; accepted only if it equals the served one."""
 
     entry: TensorEntry
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""JSON of tenants: UTF-8, no duplicate keys, no NaN, bounded nesting; anything else is an `AdapterError`."""
+"""Parses tenants' JSON: UTF-8, no duplicate keys, no NaN, bounded nesting; anything else is an `AdapterError`."""
 
 import json
 from typing import Any, NoReturn
@@ -9,7 +9,7 @@ from loraserve_adapters.errors import AdapterError, shown
 def parse_object(
     data: bytes, *, file: str, code: str, max_nesting: int, max_objects: int = 1_000_000
 ) -> dict[str, Any]:
-    """The object that `data` holds. `code` is the error's code, but for duplicate keys ("duplicate_key")."""
+    """The object in `data`. code: the error's, except "duplicate_key", and "too_large" for too many objects."""
     num_objects = 0
 
     def refuse(reason: str, error_code: str = code, key: str | None = None) -> NoReturn:
@@ -49,7 +49,7 @@ def _exceeds_nesting(data: bytes, limit: int) -> bool:
     if data.count(b"{") + data.count(b"[") <= limit:
         return False
     depth = 0
-    # Between quotes that no backslash escapes lies a string: every second piece.
+    # What lies between quotes that no backslash escapes is a string: every second piece.
     pieces = data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
     for piece in pieces[::2]:
         for byte in piece:

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 _F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-"""macOS alone has it."""
+"""Only macOS has it."""
 
 
 def sync_file(descriptor: int, *, data_only: bool = False) -> None:
-    """What was written to it survives a power cut. data_only: its time stamps may not.
+    """Data written so far survives a power cut. data_only: time stamps may not.
 
-    `fsync` of macOS leaves it in the drive's cache, which is emptied here where the file system can.
+    On macOS, `fsync` leaves data in the drive's cache; this flushes that too if the file system can.
     """
     if _F_FULLFSYNC is not None:
         try:

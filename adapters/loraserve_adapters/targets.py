@@ -28,7 +28,7 @@ class Target:
     scaling: float
     """lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
     owner: str
-    """The module whose name its tensors have in PEFT's files."""
+    """The module under whose name PEFT's files have its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Selection:
     targets: tuple[Target, ...]
     """In the layout's order."""
     former: tuple[tuple[BaseModule, tuple[FormerLinearTarget, ...]], ...] = ()
-    """Bare weights that are not among `targets`, with those linears that they were made of, by one of their names,
-    which are targeted if the adapter has tensors for them: linears of today may have such names too."""
+    """Bare weights that are not among `targets`, with the targeted linears that they were made of, under one of their
+    possible names. They count only if the adapter has tensors for them: today's linears may have such names too."""
     unreached: tuple[str, ...] = ()
     """Names among `BaseLayout.unreached_linears` that are targeted too."""
     trained_tokens: tuple[TrainedTokens, ...] = ()
@@ -54,8 +54,8 @@ class Selection:
 def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> Selection:
     """The modules that get LoRA.
 
-    Refuses a target that can have no adapter, an entry of `target_modules` that matches nothing, and a result without
-    modules.
+    Refuses a target that cannot have an adapter, an entry of `layers_to_transform` that no targeted module is in, and a
+    result without modules.
     """
     budget = StepBudget(limits.max_pattern_steps)
     selector = _Selector(config)
@@ -128,7 +128,7 @@ def _check_tying(config: AdapterConfig, layout: BaseLayout, targets: Iterable[Ta
 def refuse_what_tells_experts_apart(
     targets: Iterable[tuple[FormerLinear, int]], config: AdapterConfig, limits: Limits
 ) -> None:
-    """Patterns that give one expert of a layer another rank or alpha than the others, which are one weight.
+    """Refuses patterns that give one expert of a layer another rank or alpha than the others: they are one weight.
 
     targets: (linears that have tensors, number of experts).
     """
@@ -155,8 +155,8 @@ def _with_owners(targets: Sequence[Target]) -> Iterator[Target]:
 
 
 def unused_entries(config: AdapterConfig, layout: BaseLayout) -> list[tuple[str, str]]:
-    """(field, entry) of `target_modules` and `target_parameters` that name nothing of the base, as PEFT tolerates
-    them."""
+    """(field, entry) for each entry of `target_modules` and `target_parameters` that names nothing in the base. PEFT
+    tolerates them."""
     members = [module for group in layout.groups for module in group]
     modules = [module.name for module in members if module.num_matrices is None]
     parameters = [module.name for module in members if module.num_matrices is not None]
@@ -183,10 +183,10 @@ def close_names(name: str, layout: BaseLayout) -> str:
 
 
 class _Selector:
-    """Tells for each module name whether the config targets it; remembers which layers it saw.
+    """Decides for each module name whether the config targets it; remembers which layers it saw.
 
-    As in PEFT, an entry of `target_modules` that names no module is harmless beside one that does: what the adapter
-    holds tensors for is checked against what is targeted.
+    As in PEFT, an entry of `target_modules` that names no module is harmless beside one that does: the adapter's
+    tensors are checked against the modules that are targeted.
     """
 
     def __init__(self, config: AdapterConfig) -> None:
@@ -201,7 +201,7 @@ class _Selector:
         entry = self._targets.matching_entry(subject)
         if entry is None or self._excluded.matching_entry(subject) is not None:
             return False
-        # An entry that is the whole name is taken whatever its layer.
+        # An entry that is the whole name applies whatever its layer.
         if not self._layers or entry == subject.name:
             return True
         number = self._layer_number(subject.name)
@@ -210,7 +210,7 @@ class _Selector:
         return number in self._layers
 
     def targets_parameter(self, subject: Subject) -> bool:
-        """Whatever its layer, and whether or not it is excluded, as in PEFT."""
+        """Ignores layer selection and exclusions, as PEFT does."""
         return self._parameters.matching_entry(subject) is not None
 
     def _layer_number(self, name: str) -> int | None:
@@ -266,7 +266,7 @@ class _PatternTable(Generic[T]):
 
 
 def _suffix_matcher(pattern: str, field: str) -> Callable[[Subject], bool]:
-    """Full names, as EVA writes by the hundred, take a plain comparison; the rest a `ModulePattern`."""
+    """Full names, which EVA writes by the hundred, are compared as text; other patterns use a `ModulePattern`."""
     if not re.fullmatch(r"(?:[A-Za-z0-9_.]|\\\.)+", pattern):
         return ModulePattern(rf"(.*\.)?({pattern})$", field).matches_start
     plain = pattern.replace("\\.", "\0")
@@ -286,7 +286,7 @@ def _ends_with(name: str, plain: str) -> bool:
 
 
 def _layer_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Finds the first layer number of a name. Linear enough for `re`: literals between one lazy run and digits."""
+    """Each finds the first layer number of a name. Linear enough for `re`: literals between one lazy run and digits."""
     for pattern in patterns:
         if not re.fullmatch(r"[A-Za-z0-9_.]+", pattern):
             raise _refused("unsupported_pattern", "layers_pattern", f"{shown(pattern)}, expected a name such as layers")

@@ -1,4 +1,4 @@
-"""Whether tensors have the shapes and dtypes that config and base model give them."""
+"""Checks that tensors have the shapes and dtypes that follow from the config and the base model."""
 
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.checks import Checks
@@ -45,7 +45,7 @@ def check_dtype(entry: TensorEntry) -> None:
 
 
 def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, lora_rank: int) -> None:
-    """rank_axis: of the expected shape's two; -1 = none."""
+    """rank_axis: the axis of the expected shape that counts ranks; -1 = none."""
     if entry.shape == expected:
         return
     code = "shape_mismatch"
@@ -61,7 +61,7 @@ def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, 
 
 
 def count_labels(head: TensorEntry, config: AdapterConfig, layout: BaseLayout, limits: Limits) -> int:
-    """Raises `AdapterError` where the head does not fit the base model, the limits or the names of its labels."""
+    """The head's labels. Raises `AdapterError` if the head does not fit the base model, the limits or the config."""
     num_labels, hidden_size = head.shape if len(head.shape) == 2 else (0, 0)
     if num_labels == 0 or hidden_size != (layout.hidden_size or hidden_size):
         found, expected = shown(list(head.shape)), f"[number of labels, {layout.hidden_size or 'hidden size'}]"

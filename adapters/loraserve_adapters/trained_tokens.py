@@ -1,7 +1,7 @@
 """Tokens whose rows of a table, the embedding or `lm_head`, are the adapter's own: PEFT's `trainable_token_indices`.
 
-Follows `set_additional_trainable_modules` of PEFT 0.21: an `lm_head` that is tied to the embedding has its rows as
-well, unless the config gives it others.
+Follows `set_additional_trainable_modules` of PEFT 0.21: an `lm_head` that is tied to the embedding gets the same rows,
+unless the config gives it others.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from loraserve_adapters.safetensors_file import TensorEntry
 
 FIELD = "trainable_token_indices"
 ROWS = "token_adapter.trainable_tokens_delta"
-"""What PEFT calls their tensor: [num_tokens, hidden_size], the rows themselves, whatever the name says."""
+"""PEFT's name for their tensor: [num_tokens, hidden_size], the rows themselves, although the name says delta."""
 _WITHOUT = f"Train the adapter without {FIELD}."
 
 
@@ -24,7 +24,7 @@ class TrainedTokens:
     """The table: the embedding or `lm_head`."""
     token_ids: tuple[int, ...]
     owner: str
-    """The module whose name their tensor has: the embedding too of an `lm_head` that is tied to it."""
+    """The module under whose name their tensor is saved: the embedding, if a tied `lm_head` gets its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class TrainedRows:
     entry: TensorEntry
     """[num_tokens, hidden_size]"""
     copy: TensorEntry | None = None
-    """The same once more, as PEFT saves them of a tied `lm_head` if it saves the base's tables as well."""
+    """A second copy, which PEFT saves for a tied `lm_head` if it saves the base's tables as well."""
 
 
 def resolve_trained_tokens(
     config: AdapterConfig, layout: BaseLayout, targeted: Iterable[BaseModule]
 ) -> tuple[TrainedTokens, ...]:
-    """Of the embedding, of `lm_head`, or of both. targeted: what has LoRA. Raises `AdapterError`."""
+    """Those of the embedding, of `lm_head`, or of both. targeted: modules with LoRA. Raises `AdapterError`."""
     if not config.trained_tokens:
         return ()
     members = [module for group in layout.groups for module in group]

@@ -1,4 +1,4 @@
-"""Work that goes on as long as the server runs."""
+"""Background work that runs as long as the server."""
 
 import asyncio
 import logging
@@ -11,17 +11,17 @@ logger = logging.getLogger(__name__)
 
 
 class Background:
-    """Called on the event loop. What fails unexpectedly is logged and begun again."""
+    """Called on the event loop. Work that fails unexpectedly is logged and restarted."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
     def run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Until `stop`; work that returns is over."""
+        """Run until `stop`; work that returns is not restarted."""
         self._tasks.append(asyncio.create_task(_persist(name, work), name=name))
 
     def every(self, name: str, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
-        """First after one interval."""
+        """The first call comes after one interval."""
 
         async def repeat() -> None:
             while True:
@@ -35,7 +35,7 @@ class Background:
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Until all have ended. They are cancelled again as long as they go on: a library may catch one by mistake."""
+    """Return once all tasks have ended. Cancellation is repeated until then: a library may swallow one by mistake."""
     pending = set(tasks)
     while pending:
         for task in pending:

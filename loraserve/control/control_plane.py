@@ -1,4 +1,4 @@
-"""Everything between HTTP and the engine that knows of tenants: what an app is made of, besides its runtime."""
+"""The tenant-aware layer between HTTP and the engine. An app consists of this and a runtime."""
 
 import asyncio
 import os
@@ -54,9 +54,9 @@ SYNC_USAGE_EVERY_S = 1.0
 SETTLE_EVERY_S = 2.0
 EXPIRE_UPLOADS_EVERY_S = 60.0
 STALE_OUTPUT_S = 3600.0
-"""More than `Ingest` gives a job."""
+"""Longer than `Ingest` allows a job to run."""
 STALE_FORM_S = 24 * 3600.0
-"""A form's second file may take hours to come."""
+"""The second file of a form may arrive hours later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ControlPlane:
     """Called on the event loop. Build it with `build_control`; `start` it before the first request."""
 
     process: str
-    """Id of this process and start."""
+    """Id of this process, unique to each start."""
     live: LiveStore
     catalog: Catalog
     authenticator: Authenticator
@@ -114,7 +114,7 @@ class ControlPlane:
         background.every("removing documents of what is gone", SWEEP_EVERY_S, self.retirement.sweep)
 
     async def close(self) -> None:
-        """Once nothing runs any more."""
+        """Call once no request runs any more."""
         await self.uploads.close()
         await self.admission.close()
         await self.background.stop()
@@ -132,12 +132,12 @@ class ControlPlane:
         await asyncio.to_thread(self.usage_log.sync)
 
     async def _remove_leftovers(self) -> None:
-        """Not only at the start, which right after a kill finds everything too young."""
+        """Called at the start and periodically: right after a kill, leftovers are still too young to be removed."""
         await asyncio.to_thread(_remove_leftovers, self.declared.settings.data_dir)
 
 
 def _remove_leftovers(data_dir: Path) -> None:
-    """What `Ingest.pack` and forms on their way left when their server was killed."""
+    """Remove what `Ingest.pack` and half-received forms left behind when their server was killed."""
     remove_old_folders(packed_folder(data_dir), ".*-*", STALE_OUTPUT_S)
     remove_old_folders(data_dir / SPOOL, "*", STALE_FORM_S)
 
@@ -148,7 +148,7 @@ def build_control(
     adapter_limits: Limits = DEFAULT_LIMITS,
     certified_engine: EngineConfig | None = None,
 ) -> ControlPlane:
-    """`engine` must be ready. certified_engine: what it was started with, if adapters are to get certificates."""
+    """`engine` must be ready. certified_engine: its configuration, if adapters are to get certificates; else None."""
     settings, catalog = declared.settings, declared.catalog
     process = f"{os.getpid()}-{secrets.token_hex(4)}"
     packed_dir = packed_folder(settings.data_dir)
@@ -268,10 +268,10 @@ def _certifier(declared: Declared, engine: EngineClient, ingest: Ingest, certifi
         packed_path=ingest.packed_path,
         pack=ingest.pack,
         base_fingerprint=lambda: engine.model.layout.fingerprint,
-        # Where it runs, not what was asked for: `auto` may have been a GPU, and its adapters are not measured on a CPU.
+        # The actual device, not the requested one: `auto` may mean a GPU, whose adapters must not be measured on a CPU.
         engine=replace(certified_engine, device=engine.model.device),
     )
 
 
 def _no_certificate(digest: str) -> None:
-    """Nobody asked for one."""
+    """Certificates are not enabled."""

@@ -8,7 +8,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """As RFC 4180 has it, with a line of names first. No text is taken for a formula."""
+    """RFC 4180, with a header line. No spreadsheet interprets a text as a formula."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(names)
@@ -18,5 +18,5 @@ def csv_text(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _inert(cell: object) -> object:
-    """Spreadsheets take a text that begins so for a formula."""
+    """Spreadsheets interpret a text that begins with one of `FORMULA` as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell

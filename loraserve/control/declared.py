@@ -1,4 +1,4 @@
-"""Everything declared, and Redis: what a server has before it has an engine."""
+"""All declared documents and Redis: the part of a server that exists before its engine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,21 +25,21 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str
     redis_prefix: str = DEFAULT_PREFIX
     redis_timeout_s: float = CALL_S
-    """Of one call."""
+    """Timeout of one call."""
     redis_grace_s: float = 60.0
-    """How long requests go on without Redis; 0 = not at all."""
+    """How long requests are served without Redis; 0 = not at all."""
     base_names: list[str]
-    """What the base model is called."""
+    """Names of the base model."""
     adapter_chat_templates: list[str] = []
-    """Names that adapters may choose from."""
+    """Names of chat templates that adapters may choose from."""
     flag_keys: list[str] = []
     """API keys without a document."""
     keep_versions: int | None = None
-    """Of an adapter, as far as nothing leads to older ones; None = all."""
+    """Newest versions kept per adapter, besides older ones that an alias still refers to; None = all."""
     max_queued: int = 256
-    """Sequences that wait for the engine."""
+    """Sequences that may wait for the engine."""
     max_queued_per_tenant: int | None = None
-    """Where a tenant has no limit of its own; None = see `QueueLimits`."""
+    """For tenants without a limit of their own; None = see `QueueLimits`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Declared:
 
 
 async def open_declared(settings: ControlSettings) -> Declared:
-    """With all documents in memory, Redis level with them, and the tenants that every server has.
+    """Load all documents into memory, bring Redis up to date with them and create the built-in tenants.
 
     Raises `LiveUnavailableError`, `LiveSchemaError`.
     """

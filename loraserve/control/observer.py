@@ -1,4 +1,4 @@
-"""What a server tells of itself and of what was done: built once, beside what it looks at."""
+"""Everything that reports on the server and on past actions. Built once, next to the parts it observes."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ from loraserve.store.usage_files import remove_old_logs
 SHIP_EVERY_S = 1.0
 SWEEP_LOST_EVERY_S = 5.0
 RETENTION_AFTER_S = 60.0
-"""Not while everything starts."""
+"""Delay after the start, to stay out of the way of start-up."""
 RETENTION_EVERY_S = 24 * 3600.0
 
 
@@ -66,13 +66,13 @@ class Observer:
         background.run("measuring the disk", self.metrics.run)
 
     def watch(self, runtime: Runtime) -> None:
-        """From here on there is something to tell."""
+        """Report on this runtime from now on."""
         self.snapshots.watch(runtime)
         self.sampling.watch(runtime)
         runtime.metrics.add(self.metrics)
 
     async def close(self) -> None:
-        """After the background work was stopped."""
+        """Call after the background work was stopped."""
         await self.refusals.close()
         with contextlib.suppress(LiveUnavailableError):
             await self.snapshots.withdraw()

@@ -24,8 +24,8 @@ class Page(Generic[T]):
 def page_of(items: Sequence[T], id_of: Callable[[T], str], *, limit: int, cursor: str | None) -> Page[T]:
     """The items after the one that `cursor` names, at most `limit`. Raises `ServingError`.
 
-    items: in the order of the list. A cursor holds the id of its page's last item; when that item is gone meanwhile,
-    the cursor is refused rather than guessed at.
+    items: in the order of the list. A cursor holds the id of its page's last item; if that item no longer exists, the
+    cursor is refused.
     """
     if not 1 <= limit <= MAX_PAGE:
         raise invalid_value("limit", f"is {limit}; it must be 1 to {MAX_PAGE}.")

@@ -1,4 +1,4 @@
-"""Answers that many ask for at once, kept for a moment."""
+"""A short-lived cache for answers that many callers request at once."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ CLEAN_ABOVE = 1024
 
 
 class TimedCache(Generic[K, V]):
-    """Called on the event loop. Whoever asks while an answer is on its way waits for it; failures are not kept."""
+    """Called on the event loop. Callers of a key that is being loaded share that load; failures are not kept."""
 
     def __init__(
         self, keep_s: float, load: Callable[[K], Awaitable[V]], *, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""Locks by key, which exist only while someone holds them or waits for them."""
+"""Per-key locks that exist only while they are held or waited for."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def take(self, key: str) -> AsyncGenerator[None]:
-        """Holders of one key come one after another, in order of arrival."""
+        """Callers with the same key take turns, in order of arrival."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         self._num_users[key] = self._num_users.get(key, 0) + 1
         try:

@@ -1,9 +1,9 @@
-"""What a client is told while Redis is gone or full, or knows more than the disk."""
+"""Errors while Redis is unreachable or full, or has newer revisions than the disk."""
 
 from loraserve.serving.errors import ErrorCode, ServingError
 
 RETRY_AFTER_S = 2
-"""The breaker tries once a second and the reconciliation takes up to a few."""
+"""The breaker retries once a second, and the reconciliation takes up to a few seconds."""
 
 
 def live_unavailable() -> ServingError:
@@ -15,7 +15,7 @@ def live_unavailable() -> ServingError:
 
 
 def not_newest(what: str) -> ServingError:
-    """what: the document or documents that Redis knows a newer revision of."""
+    """what: the document or documents of which Redis has a newer revision."""
     message = (
         f"The server's data directory does not have the newest revision of {what}. Retry in a few seconds; should it "
         "stay so, it is an older copy, and the server's log says what to do."

@@ -1,4 +1,4 @@
-"""Whether a request may start now, and its one terminal state: a script each, so that nothing can come in between."""
+"""Whether a request may start now, and its single final state: one script each, so both are atomic."""
 
 from typing import Any
 
@@ -43,9 +43,9 @@ class LiveAdmission:
         self._decoder = msgspec.json.Decoder(EndedRequest)
 
     async def admit(self, call: AdmitCall) -> AdmitReply:
-        """All or nothing; the same call twice takes once. Its lease is renewed until `finish`.
+        """All or nothing; repeating the same call takes nothing more. The lease is renewed until `finish`.
 
-        Raises LiveUnavailableError; after that, or when cancelled, call `finish` with was_admitted=False.
+        Raises LiveUnavailableError; after that, or if cancelled, call `finish` with was_admitted=False.
         """
         view = self._view.accepted
         if view is None:
@@ -65,7 +65,7 @@ class LiveAdmission:
         return outcome
 
     async def finish(self, call: FinishCall) -> FinishReply:
-        """The first state is the one that stays. Frees the leases in any case. Raises LiveUnavailableError."""
+        """Only the first call sets the state. Always frees the leases. Raises LiveUnavailableError."""
         lease = call.lease
         await self._leases.drop(lease.request_id)
         names = self._names
@@ -123,7 +123,7 @@ def _number(limit: int | None) -> int:
 
 
 def _checked(reply: list[Any], request_id: str) -> list[Any]:
-    """Without the request id that it must begin with."""
+    """Checks that the reply begins with the request id, and strips it."""
     if reply[0] != request_id.encode():
         raise LiveUnavailableError(f"Redis answered about request {reply[0]!r} instead of {request_id}")
     return reply[1:]

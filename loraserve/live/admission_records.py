@@ -1,4 +1,4 @@
-"""What admission is asked and answers."""
+"""Calls and replies of admission."""
 
 from enum import StrEnum
 
@@ -13,7 +13,7 @@ class Scope(StrEnum):
     TENANT = "tenant"
     KEY = "key"
     ADAPTER = "adapter"
-    """Only of a stale revision; adapters have no limits."""
+    """Only in `Stale`; adapters have no limits."""
 
 
 class Measure(StrEnum):
@@ -23,7 +23,7 @@ class Measure(StrEnum):
 
 
 class Used(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision that the decision to serve was based on."""
+    """A revision on which the decision to serve was based."""
 
     id: str
     rev: int
@@ -34,25 +34,25 @@ class AdmitCall(msgspec.Struct, frozen=True, kw_only=True):
     tenant_rev: int
     tenant_limits: Limits = Limits()
     key_rev: int | None = None
-    """Set exactly when `lease.key_id` is."""
+    """Set if and only if `lease.key_id` is."""
     key_limits: Limits = Limits()
     adapter: Used | None = None
     """None: the base model."""
     reserve_tokens: int
-    """More than a whole bucket holds is let in when the bucket is full, and leaves a debt."""
+    """If larger than the whole bucket, it is admitted when the bucket is full, and leaves a debt."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
-    """A minute."""
+    """Per minute."""
     remaining: int
     reset_ms: int
-    """Until full again, if nothing else takes from it."""
+    """Until the bucket is full again, if nothing else takes from it."""
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="ok"):
     requests: Budget | None
-    """The tighter of key and tenant; None = neither has a limit."""
+    """The tighter budget of key and tenant; None = neither has a limit."""
     tokens: Budget | None
 
 
@@ -63,11 +63,11 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True, tag="limit"):
     measure: Measure
     limit: int
     retry_ms: int | None
-    """None: never, the limit is 0."""
+    """None: never, because the limit is 0."""
 
 
 class Stale(msgspec.Struct, frozen=True, kw_only=True, tag="stale"):
-    """Nothing was taken; a newer revision of each of these exists, or none is known."""
+    """Nothing was taken; for each of these, Redis has another revision, or none."""
 
     scopes: list[Scope]
 
@@ -89,10 +89,10 @@ class FinishCall(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     request: EndedRequest
     unused_tokens: int = 0
-    """Reserved less used; negative if more was used than reserved."""
+    """Reserved minus used; negative if more was used than reserved."""
     was_admitted: bool = True
-    """False: no answer to `admit` was seen, so settle only where the lease is there: it did take effect, or the lease
-    was renewed since."""
+    """False: `admit` was not answered, so settle only if the lease exists, which means that `admit` took effect or the
+    lease was renewed since."""
     tenant_limits: Limits = Limits()
     key_limits: Limits = Limits()
 
@@ -100,4 +100,4 @@ class FinishCall(msgspec.Struct, frozen=True, kw_only=True):
 class FinishReply(msgspec.Struct, frozen=True, kw_only=True):
     was_first: bool
     request: EndedRequest
-    """The one that counts: the first."""
+    """The end state that counts: the first one reported."""

@@ -1,4 +1,4 @@
-"""The private server's file on a full disk, without which the server goes on: all that it holds can be built again."""
+"""Lets the private server go on without its append-only file on a full disk: all of its data can be rebuilt."""
 
 import asyncio
 import logging
@@ -7,14 +7,14 @@ from pathlib import Path
 
 WATCH_EVERY_S = 1.0
 AGAIN_AFTER_S = 60.0
-"""How long it does without its file before it tries again."""
+"""How long the server runs without its file before it is turned on again."""
 ASK_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class AppendOnlyFile:
-    """NOTE: a server that cannot write its file takes no changes at all, so that no request would be admitted."""
+    """NOTE: a server that cannot write its file refuses all changes, so no request would be admitted."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -22,13 +22,13 @@ class AppendOnlyFile:
         self._off_since_s: float | None = None
 
     async def watch(self) -> None:
-        """Call it often, of the one process that runs the server. Raises `OSError` where the server does not answer."""
+        """Call it often, in the process that runs the server. Raises `OSError` if the server does not answer."""
         now_s = time.monotonic()
         if now_s - self._watched_s < WATCH_EVERY_S:
             return
         self._watched_s = now_s
         state = await ask(self._socket, "INFO persistence")
-        # Not only of a server that was told to write it: one that is started anew does so by itself.
+        # Checked even after the file was turned off here: a restarted server turns it on again by itself.
         if b"aof_enabled:1" in state and b"aof_last_write_status:err" in state:
             await ask(self._socket, "CONFIG SET appendonly no")
             self._off_since_s = now_s
@@ -39,7 +39,7 @@ class AppendOnlyFile:
 
 
 async def ask(socket: Path, command: str) -> bytes:
-    """The reply's text, which may be of an error. Raises `OSError` where there is none in time."""
+    """The reply's text, which may be an error. Raises `OSError` if there is no reply in time."""
     async with asyncio.timeout(ASK_S):
         reader, writer = await asyncio.open_unix_connection(socket)
         try:

@@ -1,4 +1,4 @@
-"""Management acts, logins and refusals of the last weeks; document changes come in by themselves."""
+"""Management actions, logins and refusals of the last weeks; `LiveDocuments.put` adds document changes by itself."""
 
 import msgspec
 
@@ -13,9 +13,9 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time."""
     actor: str
     action: str
-    """Such as "alias.move" or "login.refused"."""
+    """For example "alias.move" or "login.refused"."""
     tenant: str
-    """Whose; "*" = of the whole server."""
+    """The tenant concerned; "*" = the whole server."""
     request_id: str = ""
     kind: str = ""
     id: str = ""
@@ -42,7 +42,7 @@ class LiveAudit:
         )
 
     async def read(self, limit: int, before: str | None = None) -> list[AuditRecord]:
-        """Newest first, of all tenants; `before` is the last position of the page before."""
+        """Newest first, of all tenants. before: the last position of the previous page."""
         end = "+" if before is None else f"({before}"
         entries = await self._connection.call("XREVRANGE", self._names.audit(), end, "-", "COUNT", limit)
         return [

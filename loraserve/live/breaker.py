@@ -1,4 +1,4 @@
-"""Keeps callers from waiting for a Redis that does not answer."""
+"""Prevents callers from waiting for a Redis that does not answer."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ PROBE_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Breaker:
-    """Closed: everybody may call. Open: one caller a second may, and closes it by succeeding."""
+    """Closed: every caller may proceed. Open: one caller per second may, and closes the breaker by succeeding."""
 
     clock: Callable[[], float] = time.monotonic
     down_since: float | None = None
@@ -18,7 +18,7 @@ class Breaker:
     _next_probe_at: float = field(default=0.0)
 
     def seconds_to_wait(self) -> float:
-        """0: go ahead; an open breaker says so to one caller a second."""
+        """0: go ahead; an open breaker returns it to one caller per second."""
         if self.down_since is None:
             return 0.0
         now = self.clock()

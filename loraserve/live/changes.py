@@ -1,4 +1,4 @@
-"""The feed of document changes, on a socket of its own because it waits there."""
+"""The feed of document changes, on its own socket because reads block."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from loraserve.live.server_link import NotPrimaryError, ServerLink
 from loraserve.store.records import DocumentKind
 
 NUM_CHANGES = 10_000
-"""Kept, about: who is further behind compares all documents."""
+"""Approximate number kept; a reader further behind compares all documents."""
 CHANGES_AT_ONCE = 500
 
 
@@ -24,7 +24,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeFeed:
-    """For one task."""
+    """For use by one task."""
 
     def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
         self._connection = connection
@@ -33,7 +33,7 @@ class ChangeFeed:
         self._run_id: str | None = None
 
     async def latest(self) -> str:
-        """Position of the newest change. Take it before reading documents, so that none is missed.
+        """Position of the newest change. Call it before reading documents, so that no change is missed.
 
         Raises LiveUnavailableError.
         """
@@ -41,9 +41,9 @@ class ChangeFeed:
         return entries[0][0].decode() if entries else "0-0"
 
     async def read(self, after: str, wait_s: float = 1.0) -> list[Change]:
-        """Waits up to `wait_s` for the first one; empty if there is none.
+        """Waits up to `wait_s` for the first change; empty if there is none.
 
-        Raises LiveUnavailableError, and LiveRestartedError once when it finds another server process.
+        Raises LiveUnavailableError, and LiveRestartedError once per change of the server process.
         """
         if self._link is None:
             self._link = self._connection.new_link()

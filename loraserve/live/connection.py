@@ -1,4 +1,4 @@
-"""All talk with Redis that waits for an answer: 16 sockets, a second a call, and a breaker."""
+"""Calls to Redis: up to 16 sockets, one second per call, and a breaker."""
 
 import asyncio
 import logging
@@ -18,42 +18,42 @@ from loraserve.live.server_link import Address, Arg, Command, NotPrimaryError, S
 CALL_S = 1.0
 NUM_LINKS = 16
 MOVES_FOLLOWED = 2
-"""From one node of a cluster to the next, of one call."""
+"""Redirections between nodes of a cluster that one call follows."""
 REFUSAL_SAID_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)
 
 
 class LiveConnection:
-    """Replies are bytes, ints, lists and None, as RESP2 has them.
+    """Replies are bytes, ints, lists and None, as in RESP2.
 
-    Raises LiveUrlError. Calls raise LiveUnavailableError when Redis does not answer in time. Who is cancelled or too
-    late never leaves a reply to another.
+    Raises LiveUrlError. Calls raise LiveUnavailableError if Redis does not answer in time. A call that is cancelled or
+    times out never leaves its reply to another call.
     """
 
     def __init__(self, url: str, *, timeout_s: float = CALL_S, max_links: int = NUM_LINKS) -> None:
         self._timeout_s = timeout_s
-        # Only read for what the URL says. Its sockets are not used through it: its `release` can be cancelled, which
-        # loses the socket's place for good.
+        # Only parses the URL. Its pool is not used: `release` can be cancelled, which loses the socket's place in the
+        # pool for good.
         self._factory = _factory(url, timeout_s)
         self._moved_to: Address | None = None
-        """The node of the cluster with the one slot of all our keys; None = whoever is at the URL's address."""
+        """The cluster node with the single slot of all our keys; None = the server at the URL's address."""
         self._places = asyncio.Semaphore(max_links)
         self._idle: list[ServerLink] = []
         self._breaker = Breaker()
         self.run_id = ""
-        """Of the server process that answered last."""
+        """Run id of the server process that answered last."""
         self.up_since: float | None = None
-        """When it came, or came back, by time.monotonic(); None while it is away."""
+        """When this server became reachable, by time.monotonic(); None while it is unreachable."""
         self.generation = 0
-        """Goes up when a server turned out not to be the primary: links of before connect anew."""
+        """Goes up when a server turns out not to be the primary: older links then reconnect."""
         self._refusal_said_s = float("-inf")
 
     async def call(self, *command: Arg) -> Any:
         return (await self.call_many([command]))[0]
 
     async def call_many(self, commands: Sequence[Command]) -> list[Any]:
-        """In one round trip; not atomic. No scripts: a client of a cluster could not do it."""
+        """In one round trip; not atomic. Not for scripts: a cluster client could not run them this way."""
         try:
             return await self._exchange(commands, None)
         except ResponseError as error:
@@ -62,7 +62,7 @@ class LiveConnection:
     async def run_script(
         self, script: Script, keys: Sequence[str], args: Sequence[Arg], run_id: str | None = None
     ) -> Any:
-        """With `run_id`, raises LiveRestartedError instead of sending it to another server process."""
+        """run_id: if given, raises LiveRestartedError instead of sending the script to another server process."""
         try:
             try:
                 replies = await self._exchange([["EVALSHA", script.sha1, len(keys), *keys, *args]], run_id)
@@ -77,23 +77,23 @@ class LiveConnection:
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     def renew_links(self, moved_to: Address | None = None) -> None:
-        """A server is not the primary (any more): addresses are resolved anew, and documents compared anew.
+        """Call if a server is not, or no longer, the primary: addresses are resolved and documents compared again.
 
-        moved_to: the node of a cluster that links lead to from now on.
+        moved_to: the cluster node to which links connect from now on.
         """
         if moved_to is None or moved_to != self._moved_to:
             self._moved_to = moved_to
             self.generation += 1
 
     def new_link(self) -> ServerLink:
-        """For somebody who waits on Redis longer than a call may."""
+        """For a caller that waits on Redis for longer than one call may take."""
         return ServerLink(self._make_connection)
 
     async def close(self) -> None:
         for link in self._idle:
             await link.close()
         self._idle.clear()
-        await asyncio.sleep(0)  # transports close in the loop's next round
+        await asyncio.sleep(0)  # transports close in the loop's next iteration
 
     async def _exchange(self, commands: Sequence[Command], run_id: str | None) -> list[Any]:
         wait_s = self._breaker.seconds_to_wait()
@@ -122,7 +122,7 @@ class LiveConnection:
             try:
                 return await self._exchange_on_a_link(commands, run_id, generation)
             except NotPrimaryError as error:
-                # From a socket's path no way leads to another node.
+                # With a Unix socket there is no way to reach another node.
                 if error.moved_to is None or "host" not in self._factory.connection_kwargs:
                     raise
                 self.renew_links(error.moved_to)
@@ -141,7 +141,7 @@ class LiveConnection:
                 self._idle.append(link)
 
     def _refused(self, error: ResponseError) -> LiveRefusedError:
-        """Said in the log too: a server that answers, but is full or cannot write its own disk, is not found gone."""
+        """Also logs it: a server that answers, but is full or cannot write to its disk, is not detected as down."""
         now_s = time.monotonic()
         if now_s - self._refusal_said_s >= REFUSAL_SAID_EVERY_S:
             self._refusal_said_s = now_s
@@ -167,7 +167,7 @@ def _factory(url: str, timeout_s: float) -> ConnectionPool:
             url,
             socket_timeout=None,
             socket_connect_timeout=timeout_s,
-            # Else asked for on TCP, where they need the other protocol.
+            # Otherwise redis-py requests them on TCP connections, where they need RESP3.
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
         )
         factory.connection_kwargs["protocol"] = 2

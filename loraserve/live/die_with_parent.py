@@ -1,6 +1,6 @@
 """`python die_with_parent.py PARENT_PID PROGRAM ARGS…` becomes PROGRAM, which gets SIGTERM when PARENT_PID ends.
 
-stdin: the end of a pipe whose other end PARENT_PID alone has. Run by its path, so that it imports nothing of loraserve.
+stdin: a pipe whose other end only PARENT_PID has. Run it by its path, so that it imports nothing from loraserve.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ GRACE_S = 10.0
 
 
 def fork_watcher() -> None:
-    """A child that ends us when stdin is closed, whatever we have become by then, and ends with us."""
+    """Forks a child that ends this process, whatever program it is by then, when stdin closes, and exits with it."""
     ended, held = os.pipe()
     os.set_inheritable(held, True)
     program = os.getpid()
@@ -27,10 +27,10 @@ def fork_watcher() -> None:
 
 
 def _watch(program: int, ended: int) -> None:
-    """ended: readable once nobody has what only the program and its children were given."""
+    """ended: becomes readable when the program and all its children are gone: only they have the other end."""
     readable, _, _ = select.select([sys.stdin.fileno(), ended], [], [])
     for number in (signal.SIGTERM, signal.SIGKILL):
-        # NOTE: once the program is gone we are another's child, and its number may be another's too.
+        # NOTE: once the program is gone, this process has another parent, and the program's pid may be reused.
         if ended in readable or os.getppid() != program:
             return
         os.kill(program, number)
@@ -40,7 +40,7 @@ def _watch(program: int, ended: int) -> None:
 if __name__ == "__main__":
     parent, program = int(sys.argv[1]), sys.argv[2]
     if sys.platform == "linux":
-        # NOTE: the signal comes when the parent's *thread* that started us ends; it outlives the exec below.
+        # NOTE: the signal is sent when the parent's *thread* that started us ends; the setting survives the exec below.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     else:
         fork_watcher()

@@ -15,7 +15,7 @@ from loraserve.store.codec import DocumentCodec
 from loraserve.store.records import AnyDocument, DocumentKind, TenantDoc
 
 AT_ONCE = 500
-"""Documents a round trip; 500 took 5 ms."""
+"""Documents per round trip; 500 took 5 ms."""
 
 
 class LiveDocuments:
@@ -29,11 +29,11 @@ class LiveDocuments:
         self._codec = DocumentCodec()
 
     async def check_writable(self) -> None:
-        """Whether Redis takes documents now: one that is full, a replica or without its replicas may answer a PING."""
+        """Raises unless Redis takes writes now: one that is full, a replica or without replicas may answer a PING."""
         await self._connection.call("SET", self._names.probe(), 1, "EX", 1)
 
     async def is_full(self) -> bool:
-        """Whether Redis answers, but takes no documents now."""
+        """Whether Redis answers, but takes no writes now."""
         try:
             await self.check_writable()
         except LiveRefusedError:
@@ -41,10 +41,10 @@ class LiveDocuments:
         return False
 
     async def put(self, document: AnyDocument) -> int:
-        """Idempotent and order-free: only a newer revision has an effect (stored, listed, in changes and audit).
+        """Idempotent, in any order: only a newer revision has an effect (stored, listed, added to changes and audit).
 
-        Returns the revision Redis holds now: higher than the one put if another process was faster, or if the disk went
-        back in time.
+        Returns the revision that Redis has now: higher than the one put if another process was faster, or if the disk
+        was restored from an older copy.
         """
         names = self._names
         keys = [
@@ -60,16 +60,16 @@ class LiveDocuments:
         return rev
 
     async def revs(self, refs: Sequence[tuple[DocumentKind, str]]) -> list[int]:
-        """Of each of these, in one round trip; 0 = Redis does not have it."""
+        """Revisions of these documents, in one round trip; 0 = Redis does not have the document."""
         commands = [["HGET", self._names.document(kind, document_id), "rev"] for kind, document_id in refs]
         return [int(rev or 0) for rev in await self._connection.call_many(commands)]
 
     async def ids(self, kind: DocumentKind) -> list[str]:
-        """Of every document of a kind, deleted ones included."""
+        """Ids of all documents of a kind, including deleted ones."""
         return [id_.decode() for id_ in await self._connection.call("ZRANGE", self._names.document_ids(kind), 0, -1)]
 
     async def all_revs(self, kind: DocumentKind) -> dict[str, int]:
-        """Of every document of a kind, deleted ones included."""
+        """Revisions of all documents of a kind, including deleted ones, by id."""
         found: dict[str, int] = {}
         for ids in _groups(await self.ids(kind)):
             commands = [["HGET", self._names.document(kind, document_id), "rev"] for document_id in ids]
@@ -78,7 +78,7 @@ class LiveDocuments:
         return found
 
     async def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
-        """As Redis has it, which may be older than the disk's; None also where that cannot be read."""
+        """Redis's copy, which may be older than the disk's; None if it is missing or cannot be decoded."""
         body = await self._connection.call("HGET", self._names.document(kind, document_id), "body")
         try:
             return None if body is None else self._codec.decode(kind, body)
@@ -86,9 +86,10 @@ class LiveDocuments:
             return None
 
     async def retire(self, kind: DocumentKind, highest_rev: int, revs: Mapping[str, int]) -> int:
-        """Removes documents, unless they are newer than that: their ids may be given again.
+        """Removes documents unless they are newer than the given revisions: their ids may have been used again.
 
-        highest_rev: of all of the kind that were ever retired, as far as the caller knows. Returns what Redis knows.
+        highest_rev: the highest that was ever retired of this kind, as far as the caller knows. Returns the highest
+        that Redis knows.
         """
         names = self._names
         keys = [names.removed_documents(), names.document_ids(kind), *(names.document(kind, id_) for id_ in revs)]
@@ -98,13 +99,13 @@ class LiveDocuments:
         return await self._connection.run_script(self._retire, keys, args)
 
     async def removed_rev(self, kind: DocumentKind) -> int:
-        """As Redis knows what `DocumentStore.removed_rev` says; 0 = nothing of the kind was ever retired."""
+        """Redis's copy of `DocumentStore.removed_rev`; 0 = nothing of the kind was ever retired."""
         return await self.retire(kind, 0, {})
 
     async def remove(self, kind: DocumentKind, document_ids: Sequence[str]) -> None:
-        """Nothing happens to what is not there. NOTE: only what nobody ever puts again, as a newer one of its id."""
+        """Ignores missing documents. NOTE: only for ids that are never put again, not even as a newer document."""
         for ids in _groups(document_ids):
-            # In this order: what is cut off in between is still listed, and so found again.
+            # In this order: if interrupted in between, the ids are still listed and so found again.
             await self._connection.call("DEL", *(self._names.document(kind, document_id) for document_id in ids))
             await self._connection.call("ZREM", self._names.document_ids(kind), *ids)
 

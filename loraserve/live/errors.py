@@ -1,14 +1,14 @@
-"""What can go wrong between this process and its Redis."""
+"""Errors between this process and its Redis."""
 
 
 class LiveError(Exception):
-    """Base of all."""
+    """Base class of all errors here."""
 
 
 class LiveUnavailableError(LiveError):
-    """Redis did not answer in time, refused, or is not asked for a moment because it just did not answer.
+    """Redis did not answer in time, refused, or is not called for a moment because it just failed to answer.
 
-    Whether a command sent had its effect is unknown.
+    A command that was sent may or may not have taken effect.
     """
 
     def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
@@ -17,11 +17,11 @@ class LiveUnavailableError(LiveError):
 
 
 class LiveRefusedError(LiveUnavailableError):
-    """Redis answered that it does not do this, as one that is full does not take anything new."""
+    """Redis answered, but refused the command, for example because it is full."""
 
 
 class LiveRestartedError(LiveUnavailableError):
-    """Redis is another process than the one this process compared its documents with; it may hold older ones."""
+    """Redis is not the server process with which this process compared its documents; it may hold older ones."""
 
 
 class LiveSchemaError(LiveError):
@@ -29,7 +29,7 @@ class LiveSchemaError(LiveError):
 
 
 class LiveUrlError(LiveError):
-    """What should be Redis's URL is none."""
+    """The given URL is not a Redis URL."""
 
 
 class LiveServerError(LiveError):

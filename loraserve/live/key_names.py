@@ -1,4 +1,4 @@
-"""Every name of a key in Redis. All share one hash tag, so that they live in one slot, on one node of a cluster."""
+"""The names of all keys in Redis. They share one hash tag, so they are in one slot, on one node of a cluster."""
 
 import hashlib
 import re
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 DEFAULT_PREFIX = "ls"
 PREFIX_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 PART_PATTERN = re.compile(r"[^\s:{},\x00-\x1f\x7f]{1,512}")
-"""What may stand between the colons of a key: nothing that could make it another key."""
+"""A part between the colons of a key; excludes characters that could turn it into another key."""
 
 
 @dataclass(slots=True, frozen=True)
 class KeyNames:
-    """Raises ValueError for a part that could be taken for more than one part."""
+    """Raises ValueError for a part that could be read as several parts."""
 
     prefix: str = DEFAULT_PREFIX
 
@@ -25,7 +25,7 @@ class KeyNames:
         return self._name("meta")
 
     def probe(self) -> str:
-        """String: nothing but a sign that it could be written."""
+        """String, written only to test whether Redis takes writes."""
         return self._name("probe")
 
     def document(self, kind: str, document_id: str) -> str:
@@ -37,7 +37,7 @@ class KeyNames:
         return self._name("i", kind)
 
     def removed_documents(self) -> str:
-        """Hash: kind → the highest revision that a retired document had, or more, as in `docs/removed`."""
+        """Hash: kind → at least the highest revision of any retired document, as in `docs/removed`."""
         return self._name("removed")
 
     def changes(self) -> str:
@@ -45,7 +45,7 @@ class KeyNames:
         return self._name("changes")
 
     def audit(self) -> str:
-        """Stream: one entry a management act, login or refusal."""
+        """Stream: one entry per management action, login or refusal."""
         return self._name("audit")
 
     def key_bucket(self, key_id: str) -> str:
@@ -56,18 +56,18 @@ class KeyNames:
         return self._name("b", "t", tenant)
 
     def key_leases(self, key_id: str) -> str:
-        """Sorted set: request id → end of its lease in ms."""
+        """Sorted set: request id → end of its lease, Unix ms."""
         return self._name("l", "k", key_id)
 
     def tenant_leases(self, tenant: str) -> str:
         return self._name("l", "t", tenant)
 
     def all_leases(self) -> str:
-        """Sorted set: a whole lease → its end in ms."""
+        """Sorted set: `Lease.member()` → its end, Unix ms."""
         return self._name("l", "all")
 
     def publish_lease(self, tenant: str) -> str:
-        """String: token of who holds it."""
+        """String: the holder's token."""
         return self._name("l", "p", tenant)
 
     def request(self, request_id: str) -> str:
@@ -75,18 +75,18 @@ class KeyNames:
         return self._name("rq", request_id)
 
     def recent_requests(self, tenant: str) -> str:
-        """Stream: ended requests. It goes with a tenant that asks for nothing any more."""
+        """Stream: ended requests. Expires once the tenant sends no more requests."""
         return self._name("r", tenant)
 
     def snapshot(self, kind: str, owner: str) -> str:
         return self._name(kind, owner)
 
     def snapshot_owners(self, kind: str) -> str:
-        """Sorted set: owner → when last seen, Unix ms of its clock."""
+        """Sorted set: owner → when last seen, Unix ms by the owner's clock."""
         return self._name("i", kind)
 
     def aborts(self, process: str) -> str:
-        """Set: requests of that process that somebody wants ended."""
+        """Set: requests of that process to be aborted."""
         return self._name("a", process)
 
     def usage_hour(self, tenant: str, hour: str) -> str:
@@ -97,25 +97,25 @@ class KeyNames:
         return self._name("u", tenant, "d", day)
 
     def usage_offsets(self) -> str:
-        """Hash: log → bytes of it applied."""
+        """Hash: log → number of its bytes applied."""
         return self._name("off")
 
     def series(self, engine: str, interval_s: int) -> str:
-        """Stream: one sample an interval."""
+        """Stream: one sample per interval."""
         return self._name("m", engine, f"{interval_s}s")
 
     def session(self, token_sha256: str) -> str:
         return self._name("s", token_sha256)
 
     def key_sessions(self, key_id: str) -> str:
-        """Sorted set: hash of a session's token → its end in ms."""
+        """Sorted set: hash of a session's token → its end, Unix ms."""
         return self._name("s", "k", key_id)
 
     def login_link(self, token_sha256: str) -> str:
         return self._name("o", token_sha256)
 
     def idempotency(self, tenant: str, client_key: str) -> str:
-        """`client_key` is any text a client sent."""
+        """`client_key` is arbitrary text from a client."""
         return self._name("x", tenant, hashlib.sha256(client_key.encode()).hexdigest())
 
     def _name(self, *parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Requests in flight, each a lease of 10 s that its process renews; nothing counts up and down, so nothing drifts."""
+"""Requests in flight, each a 10 s lease that its process renews. No counter goes up and down, so nothing can drift."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from loraserve.live.snapshots import SnapshotKind
 LEASE_MS = 10_000
 RENEW_EVERY_S = 2.0
 LAPSED_AFTER_MS = 5_000
-"""After a lease's end its request is lost: 15 s since its process was last heard."""
+"""From the end of a lease until its request counts as lost: 15 s after its process was last heard."""
 NO_KEY = "-"
 
 
@@ -23,10 +23,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     process: str
     tenant: str
     key_id: str | None = None
-    """None: the request came without a key document."""
+    """None: the request has no key document."""
 
     def member(self) -> str:
-        """What stands in the sorted set of all leases, so that whoever finds it lapsed knows whose it was."""
+        """The entry in the sorted set of all leases; names the owner, for whichever process finds it lapsed."""
         return ",".join((self.request_id, self.process, self.tenant, self.key_id or NO_KEY))
 
 
@@ -36,28 +36,29 @@ def parse_member(member: bytes) -> Lease:
 
 
 class LiveLeases:
-    """This process's leases. Those the process holds are renewed by `renew_forever`, also into an emptied Redis."""
+    """This process's leases. `renew_forever` renews those it holds, even into an emptied Redis."""
 
     def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
         self._connection = connection
         self._names = names
         self._held: dict[str, Lease] = {}
         self._unheard: set[str] = set()
-        """Of these, whose admission was not answered and which were not renewed since."""
+        """Subset of `_held`: admission got no answer, and not renewed since."""
         self._put_here: set[str] = set()
-        """Of these, which a renewal may have put there first."""
+        """Subset of `_held`: may have been put into Redis by a renewal instead of by admission."""
         self._renewing = asyncio.Lock()
 
     def hold(self, lease: Lease, *, is_heard: bool = True) -> None:
-        """is_heard: whether the answer to its admission was."""
+        """is_heard: whether its admission was answered."""
         self._held[lease.request_id] = lease
         if not is_heard:
             self._unheard.add(lease.request_id)
 
     async def drop(self, request_id: str) -> bool:
-        """No renewal under way can bring it back after this returns.
+        """After this returns, no running renewal can bring the lease back.
 
-        Whether its admission had put it into Redis, if it is there: of one that was not heard, as far as is known.
+        Returns whether the lease, if it is in Redis, was put there by its admission; if that was not answered, as far
+        as is known.
         """
         self._held.pop(request_id, None)
         if self._renewing.locked():
@@ -104,9 +105,9 @@ class LiveLeases:
                     self._put_here.discard(lease.request_id)
 
     async def lapsed(self, limit: int = 100) -> list[Lease]:
-        """Requests whose process is gone; finish them as lost. Empty in the first 15 s after Redis came (back).
+        """Requests whose process is gone; finish them as lost. Empty in the first 15 s after Redis became reachable.
 
-        At most `limit`, oldest first; what a living process has not settled yet is passed over. Raises
+        At most `limit`, oldest first; skips requests that a live process has not settled yet. Raises
         LiveUnavailableError.
         """
         settled_s = (LEASE_MS + LAPSED_AFTER_MS) / 1000

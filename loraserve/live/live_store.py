@@ -1,4 +1,4 @@
-"""Everything that lives in Redis, by topic."""
+"""Everything kept in Redis, by topic."""
 
 from loraserve.live.aborts import LiveAborts
 from loraserve.live.admission import LiveAdmission

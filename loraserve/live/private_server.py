@@ -1,4 +1,4 @@
-"""The Redis-compatible server of one data directory, run by whichever of its processes holds the lock."""
+"""The Redis-compatible server of one data directory, run by the process that holds the directory's lock."""
 
 import asyncio
 import contextlib
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class PrivateServer:
-    """`async with PrivateServer(data_dir) as server:` starts the server, or joins the one another process runs.
+    """`async with PrivateServer(data_dir) as server:` starts the server, or joins the one that another process runs.
 
-    It is restarted when it dies. When the process that runs it ends, it ends too and another process takes over:
-    the lock is inherited by the server, so nobody gets it before the old one is gone. Another lock is not, which tells
-    who joins that a server which still answers is about to end. `url` stays the same.
-    NOTE: enter it on the main thread, which has to outlive it.
+    The server is restarted if it dies. It ends with the process that runs it, and another process takes over. The
+    server inherits the lock `owner.lock`, so no process gets it before the old server is gone. It does not inherit
+    `runner.lock`, so a joining process can tell that a server that still answers is about to end. `url` stays the same.
+    NOTE: enter it on the main thread, which must outlive it.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -43,12 +43,12 @@ class PrivateServer:
         self._lock_fd: int | None = None
         """Set while this process runs the server."""
         self._runner_fd: int | None = None
-        """Likewise; of the lock that the server does not inherit."""
+        """Likewise, for the lock that the server does not inherit."""
         self._process: subprocess.Popen[bytes] | None = None
         self._tending: asyncio.Task[None] | None = None
         self._binary: Path | None = None
         self._num_failed_starts = 0
-        """In a row."""
+        """Consecutive."""
 
     @property
     def place(self) -> ServerPlace:
@@ -65,7 +65,7 @@ class PrivateServer:
         return self._lock_fd is not None
 
     async def __aenter__(self) -> Self:
-        """It answers when this returns. Raises LiveServerError."""
+        """When this returns, the server answers. Raises LiveServerError."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("the private server must be started on the main thread: it ends with the thread")
         self._place = prepare_place(self._data_dir)
@@ -78,7 +78,7 @@ class PrivateServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stops it if this process runs it."""
+        """Stops the server if this process runs it."""
         if self._tending is not None:
             self._tending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -115,11 +115,11 @@ class PrivateServer:
                     await file.watch()
 
     def _keep_up(self) -> None:
-        """Starts what has to be started."""
+        """Takes over or restarts the server if necessary."""
         if self._lock_fd is None:
             self._lock_fd = try_lock(self.place.lock)
             if self._lock_fd is not None:
-                # Waits for those who only look whether somebody has it, which takes microseconds.
+                # Waits only for processes that test whether it is taken (`_has_runner`), which takes microseconds.
                 self._runner_fd = lock(self.place.runner_lock)
                 self._process = self._launch(self._lock_fd)
         elif self._process is None or self._process.poll() is not None:
@@ -131,15 +131,15 @@ class PrivateServer:
             return
         _close_stdin(process)
         if process.returncode <= 0:
-            return  # somebody stopped it
+            return  # It was stopped on purpose.
         self._num_failed_starts += 1
         if self._num_failed_starts == MAX_FAILED_STARTS:
-            # Written by another program or damaged. All of it can be rebuilt, so an empty server is better than none.
+            # The data is damaged or from another program. It can be rebuilt, so an empty server is better than none.
             set_data_aside(self.place)
 
     def _has_runner(self) -> bool:
-        """False: the process that ran it is gone, and the server has not noticed yet, which takes it up to 100 ms."""
-        if self.is_owner or not self.place.runner_lock.exists():  # run by a loraserve without this lock
+        """False: the process that ran the server is gone, which the server takes up to 100 ms to notice."""
+        if self.is_owner or not self.place.runner_lock.exists():  # The latter: run by a release without this lock.
             return True
         fd = try_lock(self.place.runner_lock)
         if fd is not None:
@@ -164,7 +164,7 @@ class PrivateServer:
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         return subprocess.Popen(
             [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), str(self._binary), *arguments],
-            stdin=subprocess.PIPE,  # closed with this process, where no signal tells of its end
+            stdin=subprocess.PIPE,  # Closes when this process ends; `die_with_parent` needs it outside Linux.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(lock_fd,),
@@ -203,7 +203,7 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _answers(path: Path) -> bool:
-    """False also while it still reads its data."""
+    """False also while the server is still loading its data."""
     try:
         return await ask(path, "PING") == b"+PONG\r\n"
     except OSError:

@@ -1,4 +1,4 @@
-"""One publisher at a time for each tenant, over all processes."""
+"""One publisher at a time per tenant, across all processes."""
 
 from loraserve.live.connection import LiveConnection
 from loraserve.live.key_names import KeyNames
@@ -9,7 +9,7 @@ PUBLISH_LEASE_MS = 15_000
 
 
 class LivePublishLeases:
-    """A lease ends by itself, so a holder that was killed or stalled keeps nobody waiting for longer than that.
+    """A lease expires by itself, so a killed or stalled holder blocks others no longer than `PUBLISH_LEASE_MS`.
 
     Every method raises LiveUnavailableError.
     """
@@ -20,17 +20,17 @@ class LivePublishLeases:
         self._release = load_script("lease_release")
 
     async def try_take(self, tenant: str, token: str) -> bool:
-        """token: nobody else's. False: another holds it."""
+        """token: unique to the caller. False: another caller holds the lease."""
         name = self._names.publish_lease(tenant)
         return await self._connection.call("SET", name, token, "NX", "PX", PUBLISH_LEASE_MS) is not None
 
     async def drop_all(self) -> None:
-        """For whoever is alone with this Redis: those who held one are gone."""
+        """For a server that is alone with this Redis: all holders are gone."""
         found = await self._connection.call("KEYS", self._names.publish_lease("*"))
         if found:
             await self._connection.call("DEL", *found)
 
     async def release(self, tenant: str, token: str) -> bool:
-        """False: it had lapsed. Another's is left alone."""
+        """False: the lease had lapsed. Another holder's lease is left alone."""
         reply = await self._connection.run_script(self._release, [self._names.publish_lease(tenant)], [token])
         return reply == 1

@@ -1,4 +1,4 @@
-"""How requests ended: one absorbing state each, and the latest of each tenant."""
+"""How requests ended: one final state each, and the latest requests of each tenant."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -10,13 +10,13 @@ from loraserve.live.key_names import KeyNames
 
 REQUEST_S = 3600
 RECENT_REQUESTS = 5000
-"""Of a tenant, about."""
+"""Approximate number kept per tenant."""
 RECENT_S = 7 * 86_400
-"""How long they are kept after the tenant's last one."""
+"""How long they are kept after the tenant's last request."""
 
 
 class EndState(StrEnum):
-    """Of a request that is over."""
+    """Final state of a request."""
 
     COMPLETED = "completed"
     ABORTED = "aborted"
@@ -33,12 +33,12 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Unix time."""
     summary: msgspec.Raw = msgspec.Raw(b"{}")
-    """JSON of the caller; never a prompt or an answer."""
+    """JSON from the caller; never a prompt or an answer."""
 
 
 class RecentRequest(msgspec.Struct, frozen=True, kw_only=True):
     position: str
-    """For paging: pass the last one as `before`."""
+    """For paging: pass the last position as `before`."""
     request: EndedRequest
 
 
@@ -49,7 +49,7 @@ class LiveRequests:
         self._decoder = msgspec.json.Decoder(EndedRequest)
 
     async def ended(self, tenant: str, request_id: str) -> EndedRequest | None:
-        """None also when it is another tenant's. Raises LiveUnavailableError."""
+        """None also if it is another tenant's. Raises LiveUnavailableError."""
         body = await self._connection.call("GET", self._names.request(request_id))
         if body is None:
             return None
@@ -69,6 +69,6 @@ class LiveRequests:
         return [recent for recent in found if recent.request.tenant == tenant]
 
     async def forget(self, tenants: Collection[str]) -> None:
-        """The latest ones of tenants that are gone. Raises LiveUnavailableError."""
+        """Removes the recent requests of erased tenants. Raises LiveUnavailableError."""
         if tenants:
             await self._connection.call("DEL", *map(self._names.recent_requests, tenants))

@@ -9,11 +9,11 @@ from importlib.resources import files
 class Script:
     source: str
     sha1: str
-    """What EVALSHA calls it by."""
+    """The name for EVALSHA."""
 
 
 def load_script(name: str, shared: str | None = None) -> Script:
-    """`shared` names a file of functions that is put before it."""
+    """shared: name of a file of functions to prepend."""
     folder = files("loraserve.live").joinpath("scripts")
     names = [name] if shared is None else [shared, name]
     source = "\n".join(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in names)

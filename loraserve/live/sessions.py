@@ -1,4 +1,4 @@
-"""Console sessions, one-time login links and answers kept for repeated requests."""
+"""Console sessions, one-time login links, and responses kept for repeated requests."""
 
 import msgspec
 
@@ -9,11 +9,11 @@ from loraserve.live.script_loader import load_script
 
 SESSION_S = 12 * 3600
 MAX_SESSIONS = 50
-"""Of one key: about 35 kB of Redis, which all tenants share."""
+"""Per key: about 35 kB in Redis, which all tenants share."""
 LINK_S = 15 * 60
 IDEMPOTENCY_S = 24 * 3600
 UNFINISHED_S = 60
-"""A creation takes a few seconds at most; so much later its server has died, and it can be repeated."""
+"""A creation takes a few seconds at most; after this time its server counts as dead, and it can be repeated."""
 NO_RESPONSE = msgspec.Raw(b"null")
 
 
@@ -21,9 +21,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     token_sha256: str
     """Hex; only the hash of the cookie is kept."""
     key_id: str
-    """It may do what this key may, as long as the key may."""
+    """The session has this key's rights, as long as the key is valid."""
     key_sha256: str = ""
-    """Of the secret that opened it, with which it ends; empty = made by a release that did not say: it has ended."""
+    """Hash of the secret that opened it; the session ends with that secret. Empty = created by a release that did not
+    store it: such a session counts as ended."""
     csrf: str
     created_at: float
 
@@ -32,7 +33,7 @@ class LoginLink(msgspec.Struct, frozen=True, kw_only=True):
     token_sha256: str
     key_id: str
     key_sha256: str = ""
-    """Of the secret that the key had then, with which it ends; empty as of a session."""
+    """Hash of the key's secret at creation; the link ends with that secret. Empty: as for a session."""
     created_at: float
 
 
@@ -40,13 +41,13 @@ class IdempotencyRecord(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     client_key: str
     fingerprint: str
-    """Hash of what was asked: the same key with another fingerprint is a conflict."""
+    """Hash of the request: the same key with another fingerprint is a conflict."""
     response: msgspec.Raw = NO_RESPONSE
-    """A JSON object; null while the first request is still worked on."""
+    """A JSON object; null while the first request is in progress."""
 
     @property
     def is_done(self) -> bool:
-        # NOTE: what is decoded from null is `Raw(b"null")`, never None.
+        # NOTE: null decodes to `Raw(b"null")`, never to None.
         return self.response != NO_RESPONSE
 
 
@@ -62,7 +63,7 @@ class LiveSessions:
         self._record_decoder = msgspec.json.Decoder(IdempotencyRecord)
 
     async def put(self, session: Session) -> None:
-        """Where the key has `MAX_SESSIONS`, its oldest ends."""
+        """If the key already has `MAX_SESSIONS`, its oldest session ends."""
         keys = [self._names.session(session.token_sha256), self._names.key_sessions(session.key_id)]
         args = [session.token_sha256, msgspec.json.encode(session), SESSION_S, MAX_SESSIONS]
         await self._connection.run_script(self._put, keys, args)
@@ -100,9 +101,9 @@ class LiveSessions:
         return link if link.token_sha256 == token_sha256 else None
 
     async def begin_idempotent(self, record: IdempotencyRecord) -> IdempotencyRecord | None:
-        """None: the caller is the first and goes on to `end_idempotent`. Otherwise the first one's record.
+        """None: the caller is the first and must call `end_idempotent`. Otherwise the first caller's record.
 
-        Whoever does not end it within `UNFINISHED_S` counts as dead, and the next caller is the first.
+        A caller that does not end it within `UNFINISHED_S` counts as dead, and the next caller becomes the first.
         """
         name = self._names.idempotency(record.tenant, record.client_key)
         was_set = await self._connection.call("SET", name, msgspec.json.encode(record), "NX", "EX", UNFINISHED_S)
@@ -117,10 +118,10 @@ class LiveSessions:
         return found
 
     async def end_idempotent(self, record: IdempotencyRecord) -> None:
-        """With its response, which is kept for `IDEMPOTENCY_S`."""
+        """Stores the record with its response for `IDEMPOTENCY_S`."""
         name = self._names.idempotency(record.tenant, record.client_key)
         await self._connection.call("SET", name, msgspec.json.encode(record), "EX", IDEMPOTENCY_S)
 
     async def cancel_idempotent(self, tenant: str, client_key: str) -> None:
-        """The work failed, so that a repetition does it again."""
+        """For failed work: a repeated request then does it again."""
         await self._connection.call("DEL", self._names.idempotency(tenant, client_key))

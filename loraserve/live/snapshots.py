@@ -1,4 +1,4 @@
-"""What each engine and process is doing: replaced whole each second, gone soon after its owner."""
+"""What each engine and process is doing: replaced as a whole every second, gone soon after its owner."""
 
 import time
 from enum import StrEnum
@@ -15,13 +15,13 @@ class SnapshotKind(StrEnum):
     ENGINE = "e"
     PROCESS = "p"
     REQUESTS = "q"
-    """What a process runs."""
+    """Requests that a process runs."""
 
 
 KEPT_MS = {
     SnapshotKind.ENGINE: SNAPSHOT_MS,
     SnapshotKind.PROCESS: SNAPSHOT_MS,
-    # So that a lost request can still be told of once it counts as lost, 15 s after its process was last heard.
+    # So that a lost request can still be described once it counts as lost, 15 s after its process was last heard.
     SnapshotKind.REQUESTS: 60_000,
 }
 
@@ -32,7 +32,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Unix time."""
     body: msgspec.Raw
-    """JSON of the caller."""
+    """JSON from the caller."""
 
 
 class LiveSnapshots:
@@ -59,20 +59,21 @@ class LiveSnapshots:
         return None if body is None else self._decoder.decode(body)
 
     async def all(self, kind: SnapshotKind) -> list[Snapshot]:
-        """What there is, by owner. Raises LiveUnavailableError."""
+        """All existing snapshots, sorted by owner. Raises LiveUnavailableError."""
         owners = await self._connection.call("ZRANGE", self._names.snapshot_owners(kind), 0, -1)
         if not owners:
             return []
         names = [self._names.snapshot(kind, owner.decode()) for owner in owners]
         bodies = await self._connection.call("MGET", *names)
-        # Not by when they were last seen, which their own clocks say. Who was just late is back with the next snapshot.
+        # Judged by the missing snapshot, not by the time last seen, which comes from the owner's clock. An owner that
+        # was only late is back with its next snapshot.
         gone = [owner for owner, body in zip(owners, bodies, strict=True) if body is None]
         if gone:
             await self._connection.call("ZREM", self._names.snapshot_owners(kind), *gone)
         return sorted((self._decoder.decode(body) for body in bodies if body is not None), key=lambda s: s.owner)
 
     async def remove(self, kind: SnapshotKind, owner: str) -> None:
-        """Of an owner that ends. Raises LiveUnavailableError."""
+        """For an owner that is ending. Raises LiveUnavailableError."""
         await self._connection.call_many(
             [
                 ["DEL", self._names.snapshot(kind, owner)],

@@ -1,4 +1,4 @@
-"""Usage counters: the usage logs added up exactly once, by whoever reads them."""
+"""Usage counters: every line of the usage logs is added exactly once, by whichever process reads it."""
 
 import math
 import time
@@ -38,13 +38,13 @@ class UsageApplied(msgspec.Struct, frozen=True, kw_only=True, tag="applied"):
 
 
 class UsageElsewhere(msgspec.Struct, frozen=True, kw_only=True, tag="offset"):
-    """Nothing was added: the log is applied up to here."""
+    """Nothing was added: the log is applied up to `offset`."""
 
     offset: int
 
 
 class ViewMissing(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
-    """Nothing was added: Redis was emptied; first compare documents with it."""
+    """Nothing was added: Redis was emptied; compare documents with it first."""
 
 
 UsageReply = UsageApplied | UsageElsewhere | ViewMissing
@@ -67,13 +67,13 @@ class LiveUsage:
         self._apply = load_script("usage_apply")
 
     async def offset(self, log: str) -> int:
-        """Bytes of this log that are in the counters. Raises LiveUnavailableError."""
+        """Number of bytes of this log that are in the counters. Raises LiveUnavailableError."""
         return int(await self._connection.call("HGET", self._names.usage_offsets(), log) or 0)
 
     async def apply(self, log: str, start: int, end: int, deltas: list[UsageDelta]) -> UsageReply:
-        """Adds the lines between two offsets of a log, unless they or others were added already.
+        """Adds the lines between two offsets of a log, but only if the log is applied exactly up to `start`.
 
-        Raises LiveUnavailableError; then repeating the call is safe.
+        Raises LiveUnavailableError; repeating the call is then safe.
         """
         keys = [self._names.meta(), self._names.usage_offsets()]
         args: list[Arg] = [log, start, end]
@@ -93,12 +93,12 @@ class LiveUsage:
         return ViewMissing()
 
     async def hours(self, tenant: str, start: float, end: float) -> list[UsageSum]:
-        """Of the hours that overlap [start, end), in order; they are kept for 8 days. Raises LiveUnavailableError."""
+        """Sums of the hours that overlap [start, end), in order; kept for 8 days. Raises LiveUnavailableError."""
         starts = _starts(max(start, time.time() - HOURS_KEPT_S - HOUR_S), end, HOUR_S)
         return await self._read(starts, [self._names.usage_hour(tenant, _hour(at)) for at in starts])
 
     async def days(self, tenant: str, start: float, end: float) -> list[UsageSum]:
-        """The same by day (UTC), kept for 400 days. Raises LiveUnavailableError."""
+        """Like `hours`, by day (UTC); kept for 400 days. Raises LiveUnavailableError."""
         starts = _starts(max(start, time.time() - DAYS_KEPT_S - DAY_S), end, DAY_S)
         return await self._read(starts, [self._names.usage_day(tenant, _day(at)) for at in starts])
 
@@ -115,7 +115,7 @@ class LiveUsage:
         return sums
 
     async def _rest_of(self, name: str, page: list[Any]) -> dict[bytes, bytes]:
-        """A whole hash, piece by piece: 10,000 adapters' counters would take longer than one call may."""
+        """A whole hash in several calls: counters of 10,000 adapters would exceed the time limit of one call."""
         cursor, pairs = page
         amounts: dict[bytes, bytes] = dict(zip(pairs[::2], pairs[1::2], strict=True))
         while cursor != b"0":
@@ -145,12 +145,12 @@ class _Bucket:
 
 
 def hour_goes_at(at: float) -> int:
-    """When the counters of the hour of that time stop being kept; of every later hour, not before."""
+    """Unix time when the counters of the hour that contains `at` expire; those of later hours expire no earlier."""
     return (int(at // HOUR_S) + 1) * HOUR_S + HOURS_KEPT_S
 
 
 def day_goes_at(at: float) -> int:
-    """The same of its day (UTC)."""
+    """Like `hour_goes_at`, for the day (UTC)."""
     return (int(at // DAY_S) + 1) * DAY_S + DAYS_KEPT_S
 
 

@@ -1,4 +1,4 @@
-"""Whether Redis holds what the disk holds: its schema, its epoch, and which server was compared with the disk."""
+"""Whether Redis matches the disk: its schema, its epoch, and the server process that was compared with the disk."""
 
 import secrets
 import time
@@ -15,24 +15,24 @@ SCHEMA_VERSION = 1
 
 
 class ViewMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Where putting all documents began."""
+    """The start of putting all documents."""
 
     run_id: str
     generation: int
-    """Of the connection's links."""
+    """Generation of the connection's links."""
     token: str
 
 
 class AcceptedView(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     generation: int
-    """Of the connection's links: a server that was a replica meanwhile may hold older documents."""
+    """Generation of the connection's links: a server that was a replica in between may hold older documents."""
     epoch: str
-    """Made whenever an empty Redis was filled."""
+    """Created whenever an empty Redis is filled."""
 
 
 class LiveView:
-    """`begin`, put the newest revision of every document, `accept`: then admissions are decided on true documents."""
+    """`begin`, put the newest revision of every document, `accept`: from then on admission uses current documents."""
 
     def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
         self._connection = connection
@@ -82,10 +82,10 @@ class LiveView:
         self._accepted = None
 
     async def is_current(self) -> bool:
-        """False: compare documents again. `admit` finds out by itself; this is for processes without requests.
+        """False: compare documents again. `admit` detects this by itself; this call is for processes without requests.
 
-        Raises LiveUnavailableError, also of a server that would refuse `admit`: one that cannot save what it holds
-        answers whoever reads and takes no writes, and our user there may have lost the right to run scripts.
+        Raises LiveUnavailableError, also for a server that would refuse `admit`: a server that cannot save its data
+        answers reads but takes no writes, and our user there may have lost the right to run scripts.
         """
         accepted = self.accepted
         if accepted is None:

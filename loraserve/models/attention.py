@@ -18,20 +18,20 @@ _ATTRIBUTE = "loraserve_attention"
 
 @dataclass(slots=True)
 class AttentionLayer:
-    """What our attention must know of the transformers attention module that calls it."""
+    """What our attention needs to know about the transformers attention module that calls it."""
 
     index: int
-    """Of its caches in the context."""
+    """Index of its caches in the context."""
     context: ForwardContext
 
 
 def attach_layer(module: nn.Module, layer: AttentionLayer) -> None:
-    # `nn.Module` is typed to have tensors and modules as attributes, and nothing else.
+    # `nn.Module` is typed as having only tensors and modules as attributes.
     vars(module)[_ATTRIBUTE] = layer
 
 
 def layer_of(module: nn.Module) -> AttentionLayer:
-    """The layer that was attached to it."""
+    """The layer that `attach_layer` attached to it."""
     return vars(module)[_ATTRIBUTE]
 
 

@@ -1,4 +1,4 @@
-"""Weights that a module gives to `F.linear` by itself, as routers to experts do, with adapters."""
+"""Adapters for weights that a module passes to `F.linear` itself, as routers of mixtures of experts do."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from loraserve.models.context import ForwardContext
 
 _ATTRIBUTE = "weight"
 _READS = frozenset({Tensor.dtype.__get__, Tensor.device.__get__, Tensor.shape.__get__})  # pyright: ignore[reportAttributeAccessIssue]
-"""Of which nothing follows for its values."""
+"""Reads of a weight that do not depend on its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class BareWeightSpec:
 
     @property
     def name(self) -> str:
-        """Of the parameter."""
+        """The parameter's name."""
         return f"{self.module_name}.{_ATTRIBUTE}"
 
     @property
@@ -35,7 +35,7 @@ class BareWeightSpec:
 
 
 class _Watched(Tensor):
-    """A weight whose `F.linear` is `on_linear(x, bias)`; anything else that is done with it calls `on_other_use`."""
+    """A weight for which `F.linear` calls `on_linear(x, bias)`; any other use of its values calls `on_other_use`."""
 
     on_linear: Callable[[Tensor, Tensor | None], Tensor]
     on_other_use: Callable[[], None]
@@ -58,7 +58,7 @@ class _Watched(Tensor):
 
 
 def attach_bare_weight(spec: BareWeightSpec, group: LoraGroup, context: ForwardContext) -> None:
-    """Have the module's products with its weight get the adapters of their rows, which are the batch's."""
+    """Have adapters added to the module's products with its weight, whose rows must be the batch's."""
     weight = spec.weight
 
     def multiply(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -71,8 +71,8 @@ def attach_bare_weight(spec: BareWeightSpec, group: LoraGroup, context: ForwardC
 
 @contextmanager
 def recorded_bare_weights(model: PreTrainedModel, note: Callable[[BareWeightSpec, Tensor], None]) -> Iterator[set[str]]:
-    """note: called with what `F.linear` multiplies with a module's own weight. Yields the names of parameters with
-    which more is done than that, or in another dtype, or with other rows from call to call."""
+    """note: called with each input that `F.linear` multiplies with a module's own weight. Yields the names of
+    parameters that are also used in another way, with inputs in another dtype, or with inputs of different sizes."""
     excluded: set[str] = set()
     sizes: dict[str, int] = {}
     watched: list[nn.Module] = []
@@ -103,7 +103,7 @@ def _watch(
     on_linear: Callable[[Tensor, Tensor | None], Tensor],
     on_other_use: Callable[[], None],
 ) -> None:
-    """The module finds it before its parameter of the same name."""
+    """Attribute lookup finds the watched weight before the module's parameter of the same name."""
     watched = weight.as_subclass(_Watched)
     watched.on_linear, watched.on_other_use = on_linear, on_other_use
     vars(module)[_ATTRIBUTE] = watched

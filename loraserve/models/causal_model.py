@@ -52,7 +52,7 @@ _HASHED_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """Of one attention layer."""
+    """The KV shape of one attention layer."""
 
     num_kv_heads: int
     head_dim: int
@@ -72,30 +72,30 @@ class CausalModel:
         stored: StoredWeights = MappingProxyType({}),
         available_bytes: int | None = None,
     ) -> None:
-        """quantization: of its layers' weights. stored: those that the model has placeholders for, which stay as they
-        are where they can. available_bytes: for others; None = enough. Raises `ModelRefusedError`."""
+        """quantization: of the layers' weights. stored: weights that the model has placeholders for, which stay in four
+        bits if they can. available_bytes: for those that cannot; None = enough. Raises `ModelRefusedError`."""
         self._model = model
         self._context = ForwardContext(backend)
         self._forward: Forward = TransformersForward(model)
         self._stored = stored_parameters(model, stored)
-        """Until they are packed."""
+        """Stored parameters that are not packed yet."""
         with rounded_while_computing(self._stored.values(), backend):
             structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
         quantizations = quantizations_of(model, structure, quantization, stored)
         self._make_others_whole(structure, quantizations, available_bytes)
         self.stored = {name: weight for name, weight in stored.items() if name in self._stored}
-        """What stays as it is."""
+        """Weights that stay in the checkpoint's four-bit form."""
         self.has_other_linears = len(self.stored) < len(stored) or any(
             name not in self.stored and not (isinstance(spec, LinearsSpec) and spec.has_sampled_rows)
             for spec in structure.adaptable
             if isinstance(spec, LinearsSpec | ExpertsSpec)
             for name in parameters_of(spec)
         )
-        """But for `lm_head`."""
+        """Whether any linear or expert weight is not in `stored`, `lm_head` aside."""
         self._adaptable = deque(zip(structure.adaptable, quantizations, strict=True))
-        """Each with what it is rounded to, until `prepare` has put something else in its place, which frees the memory
-        of its weights."""
+        """Each with its quantization. `prepare` takes one out when it replaces the module, which frees its weights'
+        memory."""
         self.layout = _describe_layout(model, structure)
         self.lora_groups = _lora_groups(self.layout)
         self._embedding_adapters = None
@@ -103,13 +103,13 @@ class CausalModel:
             embed_scale = structure.embedding.embed_scale
             self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
         self._dora_groups: list[DoraGroup] = []
-        """All linears, from `prepare` on."""
+        """All linears; filled by `prepare`."""
         self._token_tables: dict[int, TokenTable] = {}
-        """Embedding and `lm_head`, those of them that can have adapters, by member; from `prepare` on."""
+        """Embedding and `lm_head`, if they can have adapters, by member; filled by `prepare`."""
         self._quantized_parameters = [*quantized_parameters(model, structure, quantizations, self._stored)]
         num_bytes = sum(parameter.nbytes for parameter in model.parameters())
         self.weight_bytes = num_bytes - saved_bytes(self._quantized_parameters)
-        """In memory, once it is prepared."""
+        """Memory that the weights take after `prepare`."""
         self.num_weights = sum(parameter.numel() for parameter in model.parameters())
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
@@ -117,7 +117,7 @@ class CausalModel:
         self.logits_size = head.out_features
         """Columns of the logits; the tokenizer may know fewer tokens."""
         self.notes: list[str] = []
-        """What could not be used, for the person who started the server."""
+        """For the operator: options and optimizations that could not be used, or only in part."""
         if quantization and (note := few_rounded(model, self._quantized_parameters, quantization)):
             self.notes.append(note)
 
@@ -136,8 +136,8 @@ class CausalModel:
     def prepare(self, max_model_len: int, vocab_size: int, progress: Callable[[int, int], None]) -> None:
         """Freeze RoPE, prove paged batches right, then prepack linears one group at a time and prove that too.
 
-        Raises `ModelRefusedError`. vocab_size: columns of the logits that tokens are chosen from. progress is called
-        with (groups of linears or experts done, in all).
+        Raises `ModelRefusedError`. vocab_size: columns of the logits that tokens are chosen from. progress: called with
+        (groups of linears or experts done, their total).
         """
         model, attention, context = self._model, self._attention, self._context
         freeze_rope(model, max_model_len)
@@ -179,7 +179,7 @@ class CausalModel:
         self._choose_forward(probes[0], vocab_size)
 
     def _note_table(self, group: DoraGroup) -> None:
-        """If `lm_head` is in the group."""
+        """Record the token table of `lm_head`, if it is in the group."""
         lora_group, first_output = group.lora_group, 0
         for index, module in enumerate(self.layout.groups[lora_group.group_index]):
             if module.is_of_vocabulary:
@@ -189,14 +189,15 @@ class CausalModel:
             first_output += module.out_features
 
     def _take_stored(self, spec: LinearsSpec | ExpertsSpec) -> list[StoredWeight]:
-        """All that is computed together, or nothing."""
+        """The stored weights of all that is computed together, or none."""
         parameters = [self._stored.pop(name) for name in parameters_of(spec) if name in self._stored]
         return [parameter.stored for parameter in parameters if parameter.stored is not None]
 
     def _make_others_whole(
         self, structure: ModelStructure, quantizations: Sequence[Quantization | None], available_bytes: int | None
     ) -> None:
-        """What cannot stay as it is: routers, what is beside others that are not stored so, what has no adapters."""
+        """Dequantize weights that cannot stay in four bits: routers', those computed together with weights in another
+        form, and those that cannot have adapters."""
         kept: set[str] = set()
         for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
             if quantization in STORED and isinstance(spec, LinearsSpec | ExpertsSpec):
@@ -220,7 +221,7 @@ class CausalModel:
             parameter.stored.give_back(mapped)
 
     def _require_equal(self, probes: list[self_check.Probe]) -> None:
-        """Also of a model that reads the table of its embeddings itself, once it has one again."""
+        """As `self_check.require_equal`, but retries with the embedding unpacked: a model may read its table itself."""
         model, attention, context = self._model, self._attention, self._context
         try:
             self_check.require_equal(model, attention, context, probes)
@@ -255,13 +256,13 @@ class CausalModel:
         self._context.adapter_table = table
 
     def finish_adapter(self, table: PackedTable, values: Tensor) -> None:
-        """What of it is found with the base's weights, before a step reads it: DoRA's factors, and by how much tokens'
-        rows differ. values: [num_elements], as it is packed; edited in place."""
+        """Compute what depends on the base's weights, before a step reads the adapter: DoRA's factors, and the
+        differences of trained rows. values: [num_elements], as packed; edited in place."""
         find_factors(self._dora_groups, table, values)
         take_base_rows_away(self._token_tables, table, values)
 
     def forward(self, batch: StepBatch, arrivals: Arrivals | None = None) -> ModelOutput:
-        """Valid until the next forward; logits in the model's dtype."""
+        """The output is valid until the next forward; logits are in the model's dtype."""
         self._context.batch, self._context.arrivals = batch, arrivals
         output = self._forward(batch)
         self._context.batch = self._context.arrivals = None
@@ -299,7 +300,7 @@ def _describe_layout(model: PreTrainedModel, structure: ModelStructure) -> BaseL
 
 
 def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Iterator[tuple[BaseModule, ...]]:
-    """One for the embedding, linears that share an input or a bare weight, two for the experts of a layer."""
+    """One group each for the embedding, linears that share an input, and a bare weight; two for a layer's experts."""
     head = model.get_output_embeddings()
     embedding, sha256_of_embedding = structure.embedding, None
     if embedding is not None:
@@ -330,7 +331,7 @@ def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Itera
 
 
 def _sha256_of(tensor: Tensor) -> str:
-    """A piece after the other: of one on a GPU there is no copy on the host."""
+    """Hashes piece by piece, so that a tensor on a GPU is never on the host as a whole."""
     digest = sha256()
     for piece in tensor.detach().split(_HASHED_ROWS):
         digest.update(piece.cpu().contiguous().view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""What every attention layer and linear group of the model reads during a forward pass."""
+"""State that every attention layer and linear group of the model reads during a forward pass."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,7 +13,7 @@ class Arrivals(Protocol):
     """The adapters of a batch that are still being copied to the device."""
 
     def before_group(self, group_index: int) -> None:
-        """What is queued from now on runs after the matrices of this linear group, and of earlier ones, are there."""
+        """Work queued from now on runs after the matrices of this linear group, and of earlier ones, have arrived."""
         ...
 
 
@@ -26,13 +26,13 @@ class ForwardContext:
     adapter_table: AdapterTable | None = None
     """None = no adapter can be loaded; LoRA costs nothing."""
     arrivals: Arrivals | None = None
-    """None = every adapter of the batch is there."""
+    """None = every adapter of the batch has arrived."""
     k_caches: list[Tensor] = field(default_factory=list)
     """Per attention layer: [num_blocks, num_kv_heads, block_size, head_dim]."""
     v_caches: list[Tensor] = field(default_factory=list)
 
     def add_adapters(self, y: Tensor, x: Tensor, group: LoraGroup, *, sampled_rows: bool = False) -> None:
-        """To the base model's y = linear(x), in place. x: [T, in_features] or, with sampled_rows, those rows of it."""
+        """Add to the base model's y = linear(x), in place. x: [T, in_features] or, with sampled_rows, those rows."""
         if self.adapter_table is None or x.shape[0] == 0:
             return
         batch = self.current_batch()
@@ -42,7 +42,7 @@ class ForwardContext:
             self.backend.lora_add(y, x, group, self.adapter_table, segments)
 
     def await_adapters(self, group: LoraGroup) -> None:
-        """What is queued from now on runs after the matrices of this group are there."""
+        """Work queued from now on runs after the matrices of this group have arrived."""
         if self.arrivals is not None:
             self.arrivals.before_group(group.group_index)
 

@@ -1,12 +1,13 @@
-"""DoRA: an adapter's magnitudes as factors of what the base's linears compute, found once, when it is loaded.
+"""DoRA: an adapter's magnitudes as factors on the outputs of the base's linears, computed once, at load.
 
-PEFT scales the weights of each output, W + scaling * B A, to the output's magnitude. So y = W x + bias becomes
-factor * (W x + scaling * B A x) + bias, with factor = magnitude / |W + scaling * B A|. That norm needs no weight again:
+PEFT scales each output's weights, W + scaling * B A, to that output's magnitude. So y = W x + bias becomes
+factor * (W x + scaling * B A x) + bias, with factor = magnitude / |W + scaling * B A|. The norm needs no second copy of
+the weights:
 
     |W + s B A|² = |W|² + 2 s (W Aᵀ) · B + s² (B A Aᵀ) · B
 
-where |W|² is known from the start, and W Aᵀ is the linear of the rows of A: for an adapter of rank 16 as much as the
-linears of a prompt of 16 tokens, of 48 where q, k and v are one linear.
+|W|² is computed when the base is loaded, and W Aᵀ is the base's linear applied to the rows of A. For a rank-16 adapter
+that costs as much as the linears of a 16-token prompt, or of a 48-token one if q, k and v are one linear.
 """
 
 import math
@@ -21,16 +22,17 @@ from loraserve_kernels.linear import Linear
 from torch import Tensor
 
 _PIECE = 1 << 16
-"""Weights squared at a time: they stay in a cache meanwhile. 16 M in bfloat16 take 5 ms so on two cores, and 23 with
-`torch.linalg.vector_norm`."""
+"""Weights squared per pass, few enough to stay in a cache. On two cores 16 M in bfloat16 take 5 ms this way, and 23 ms
+with `torch.linalg.vector_norm`."""
 _MAX_ROWS = 64
-"""Of A at a time, which bounds the memory that is taken for `lm_head`."""
+"""Rows of A multiplied per pass, which bounds the memory needed for `lm_head`."""
 _ENLARGED = 40
-"""As a power of two, products beside which nothing is left of a bias below 2**16 in float32."""
+"""Exponent of two. Beside products of that size, a bias below 2**16 is rounded away in float32."""
 
 
 def squared_norms(weight: Tensor, rounded: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """|W|² of each output: [out_features, in_features] → float32 [out_features]. rounded: what is computed with."""
+    """|W|² of each output: [out_features, in_features] → float32 [out_features]. rounded: gives the values that
+    the linear multiplies with; None = the weight's own."""
     if rounded is None and weight.device.type != "cpu":
         return torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32).square_()
     norms = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
@@ -43,19 +45,19 @@ def squared_norms(weight: Tensor, rounded: Callable[[Tensor], Tensor] | None) ->
 
 @dataclass(frozen=True, slots=True)
 class DoraGroup:
-    """Linears of the base that share an input, as one."""
+    """Linears of the base that share an input, computed as one."""
 
     linear: Linear
     bias: Tensor | None
     """[sum(out_features)]; the linear adds it."""
     squared_norms: Tensor
-    """float32 [sum(out_features)], of the weights that the linear multiplies with."""
+    """float32 [sum(out_features)], of the values that the linear multiplies with."""
     lora_group: LoraGroup
 
     def find_factors(self, table: PackedTable, values: Tensor) -> None:
-        """In place of magnitudes and zeros, factors and what is to be added: see `AdapterTable.offset_magnitude`.
+        """Overwrite magnitudes with factors and the zeros after them with addends; see `AdapterTable.offset_magnitude`.
 
-        values: [num_elements], an adapter as it is packed.
+        values: [num_elements], a packed adapter.
         """
         members = [member for member in self._members(table, values) if member.offset_magnitude >= 0]
         if not members:
@@ -97,7 +99,7 @@ class DoraGroup:
             first_output += num_outputs
 
     def _times_weight(self, a: Tensor) -> Tensor:
-        """A Wᵀ without the bias: [rank, sum(out_features)], as precise as the linear's."""
+        """A Wᵀ without the bias: [rank, sum(out_features)], as precise as the linear's own products."""
         if self.bias is None and a.dtype is not torch.float16:
             return self.linear(a)
         with _one_thread():
@@ -108,11 +110,11 @@ class DoraGroup:
             return (products if self.bias is None else products.double() - self.bias) / enlarged
 
     def _enlargements(self, a: Tensor) -> Tensor:
-        """Of each row: float64 [rank, 1], powers of two, so that multiplying is exact.
+        """A factor for each row: float64 [rank, 1], powers of two, so that multiplying is exact.
 
-        Until what the bias's digits take of the result's is nothing; less than 1 where that would leave its dtype.
+        Large enough that the bias costs the result no digits, but below 1 if the products would overflow the dtype.
         """
-        rows = a.double()  # squares of values may leave float32
+        rows = a.double()  # squares of values may overflow float32
         largest = torch.maximum(rows.norm(dim=1) * self.squared_norms.max().double().sqrt(), rows.abs().amax(dim=1))
         room = min(math.log2(torch.finfo(a.dtype).max / 8), _ENLARGED) - largest.clamp_(min=1e-30).log2_()
         return room.floor_().clamp_(max=0 if self.bias is None else math.inf).exp2_()[:, None]
@@ -120,10 +122,10 @@ class DoraGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Of the adapter, in the group."""
+    """The adapter's part in one linear of the group."""
 
     rows: slice
-    """Its rows of A among the group's."""
+    """Its rows in the group's A."""
     outputs: slice
     b: Tensor
     """[rank, its outputs]."""
@@ -131,14 +133,14 @@ class _Member:
     offset_magnitude: int
 
     def b_of(self, rows: slice) -> Tensor:
-        """Of rows of the group's A: float64."""
+        """The rows of B that belong to these rows of the group's A: float64."""
         return self.b[rows.start - self.rows.start : rows.stop - self.rows.start].double()
 
 
 def _add_products(squared: Tensor, products: Tensor, rows: slice, a: Tensor, member: _Member) -> None:
-    """What some rows of A add to |W|² of the member's outputs: (2 s W Aᵀ + s² B A Aᵀ) · B.
+    """Add to the member's |W|² the share of these rows of A in (2 s W Aᵀ + s² B A Aᵀ) · B.
 
-    In float64, of which no adapter's values can leave the range: in float32 an alpha of 1e20 would, in its square.
+    Computed in float64, which no adapter's values overflow: in float32 the square of an alpha of 1e20 would.
     squared: float64 [outputs], added to. products: [rows, outputs], A Wᵀ of these rows of the group's A.
     """
     first, end = max(rows.start, member.rows.start), min(rows.stop, member.rows.stop)
@@ -153,7 +155,7 @@ def _add_products(squared: Tensor, products: Tensor, rows: slice, a: Tensor, mem
 
 
 def find_factors(groups: Sequence[DoraGroup], table: PackedTable, values: Tensor) -> None:
-    """Of all of an adapter's linears, see `DoraGroup.find_factors`."""
+    """`DoraGroup.find_factors` for all of an adapter's linears."""
     with torch.inference_mode():
         for group in groups:
             group.find_factors(table, values)
@@ -161,8 +163,8 @@ def find_factors(groups: Sequence[DoraGroup], table: PackedTable, values: Tensor
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """For operations of torch's that take some 0.1 ms: where another process has one of two cores, a step of this or of
-    the API's, threads that have to meet take a hundred times as long (ADR 11)."""
+    """For torch operations of about 0.1 ms. While something else occupies one of two cores, such as an engine step or
+    the API, threads that wait for each other take a hundred times as long (ADR 11)."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

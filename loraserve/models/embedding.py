@@ -1,5 +1,5 @@
-"""Embeddings of tokens: with adapters, and read from the packed weight of an `lm_head` they are tied to, so that it is
-in memory once.
+"""Token embeddings: with adapters, and read from the packed weight of a tied `lm_head`, so that it is in memory only
+once.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ class EmbeddingSpec:
     weight: Tensor
     """[num_embeddings, hidden_size]"""
     embed_scale: float
-    """That rows of it are multiplied with (Gemma 3)."""
+    """Factor that its rows are multiplied by (Gemma 3)."""
 
 
 @contextmanager
 def recorded_embedding(model: PreTrainedModel, token_ids: Tensor) -> Iterator[list[EmbeddingSpec]]:
-    """The model's embedding, afterwards, if a forward pass of these tokens calls it for nothing but to look up their
-    rows."""
+    """Yields a list that afterwards has the model's embedding, if the block's forward pass of these tokens only calls
+    it to look up their rows."""
     found: list[EmbeddingSpec] = []
     embedding = model.get_input_embeddings()
     name = next((name for name, module in model.named_modules() if module is embedding), None)
@@ -53,7 +53,7 @@ def recorded_embedding(model: PreTrainedModel, token_ids: Tensor) -> Iterator[li
 
 
 class EmbeddingAdapters:
-    """What adapters add to the embeddings of tokens."""
+    """Adds the adapters' LoRA to token embeddings."""
 
     def __init__(self, group: LoraGroup, embed_scale: float, context: ForwardContext) -> None:
         """embed_scale: see `EmbeddingSpec`."""
@@ -65,11 +65,11 @@ class EmbeddingAdapters:
         embedding.register_forward_hook(self._add)
 
     def are_in(self, batch: StepBatch) -> bool:
-        """Whether an adapter of the batch has a part in this. For tensors on a CPU."""
+        """Whether an adapter of the batch has LoRA on the embedding. For tensors on a CPU."""
         table, segments = self._context.adapter_table, batch.segments
         if table is None or not segments.has_adapter:
             return False
-        # By numpy, as each step with adapters asks: 4 µs where none that is loaded has, else 10 (EPYC); by torch 20.
+        # numpy, because each step with adapters calls this: 4 µs if no loaded one has any, else 10 (EPYC); torch 20.
         lora_rank = table.lora_rank.numpy()[:, self._group.member_start]
         if not lora_rank.any():
             return False
@@ -89,7 +89,7 @@ class EmbeddingAdapters:
 
 class PackedEmbedding(nn.Module):
     def __init__(self, linear: Linear, weight: Tensor) -> None:
-        """weight: [num_embeddings, hidden_size], which the linear was made of; it is not kept."""
+        """weight: [num_embeddings, hidden_size], from which the linear was made; it is not kept."""
         super().__init__()
         self.linear = linear
         self.num_embeddings = weight.shape[0]
@@ -101,13 +101,13 @@ class PackedEmbedding(nn.Module):
         return self.linear.rows(token_ids)
 
     def unpacked(self) -> nn.Embedding:
-        """The table as it was, in memory of its own."""
+        """The original table, in memory of its own."""
         ids = torch.arange(self.num_embeddings)
         return nn.Embedding.from_pretrained(self.linear.rows(ids), freeze=True)
 
 
 def rows_of(embedding: nn.Module, token_ids: Tensor) -> Tensor:
-    """Before anything is done to them: int64 [n] → [n, hidden_size]."""
+    """The table's rows, without scale or adapters: int64 [n] → [n, hidden_size]."""
     if isinstance(embedding, PackedEmbedding):
         return embedding.linear.rows(token_ids)  # without what adapters add
     assert isinstance(embedding, nn.Embedding)
@@ -121,12 +121,12 @@ def is_tied(linear: nn.Linear, model: PreTrainedModel) -> bool:
 def counts_as_tied(name: str, linear: nn.Linear, model: PreTrainedModel) -> bool:
     """Whether PEFT trains the `lm_head` of this name with the embedding.
 
-    It also does so of a checkpoint with two tables whose config says that they are one; transformers leaves those two.
+    It also does if a checkpoint has two tables but its config says that they are tied; transformers keeps those two.
     """
     can_be = f"{name}.weight" in (getattr(model, "_tied_weights_keys", None) or ())
     return bool(model.config.to_dict().get("tie_word_embeddings")) and (can_be or is_tied(linear, model))
 
 
 def is_table(embedding: nn.Module) -> bool:
-    """And nothing more; some families scale what they look up."""
+    """Whether it is a plain table; some families scale the rows that they look up."""
     return type(embedding) is nn.Embedding and embedding.max_norm is None

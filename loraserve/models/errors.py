@@ -4,8 +4,8 @@ import torch
 from loraserve_kernels.backend import KernelTooLargeError
 
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError, KernelTooLargeError)
-"""They say nothing of the model, and after the second every call of the device fails."""
+"""Device failures: they say nothing about the model, and after the second one every device call fails."""
 
 
 class ModelRefusedError(Exception):
-    """The model is refused by name; the message says what was found and what would work."""
+    """The message names the refused model and says what was found and what would work."""

@@ -24,7 +24,7 @@ from loraserve.models.stored_weights import StoredWeight
 EXPERTS_NAME = "loraserve"
 _ATTRIBUTE = "loraserve_experts"
 _MARKS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
-"""What transformers gives modules that it calls through the interface."""
+"""Attributes that transformers sets on modules that it calls through the interface."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +34,23 @@ class ExpertsSpec:
 
     @property
     def parameters(self) -> tuple[str, str]:
-        """The module's own names of them."""
+        """The module's names for its up and down weights."""
         return ("gate_up_proj" if _flag(self.module, "has_gate") else "up_proj", "down_proj")
 
     @property
     def is_transposed(self) -> bool:
-        """Its weights are [num_experts, in_features, out_features] in the module."""
+        """Whether the module stores its weights as [num_experts, in_features, out_features]."""
         return _flag(self.module, "is_transposed")
 
     @property
     def linears(self) -> list[tuple[str, ...]]:
-        """Of each of `weights`: see `BaseModule.expert_linears`."""
+        """`BaseModule.expert_linears` of each of `weights`."""
         gate_and_up = ("gate_proj", "up_proj") if _flag(self.module, "is_concatenated") else ()
         return [gate_and_up if _flag(self.module, "has_gate") else ("up_proj",), ("down_proj",)]
 
     @property
     def weights(self) -> list[tuple[str, Tensor]]:
-        """(name of the parameter, [num_experts, out_features, in_features]): of the projection up, then that down."""
+        """(parameter name, [num_experts, out_features, in_features]) of the up projection, then of the down one."""
         return [(f"{self.name}.{name}", _weight(self.module, name)) for name in self.parameters]
 
 
@@ -65,13 +65,13 @@ class Projection(Protocol):
     dtype: torch.dtype
 
     def __call__(self, x: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
-        """x: [P, in_features] and expert: int64 [P], ordered by expert; ends: int32 [num_experts], behind the last row
-        of each → [P, out_features]."""
+        """x: [P, in_features] and expert: int64 [P], both sorted by expert; ends: int32 [num_experts], one past the
+        last row of each expert → [P, out_features]."""
         ...
 
 
 class GroupedProjection:
-    """All experts in one call of torch's, for which the host need not know who is where."""
+    """All experts in one torch call; the host does not need to know which rows belong to which expert."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: [num_experts, out_features, in_features], bias: [num_experts, out_features]."""
@@ -85,14 +85,14 @@ class GroupedProjection:
 
 
 class PackedProjection:
-    """A call for each expert that is asked, of the backend's own linears.
+    """One call of a backend linear for each expert that has rows.
 
-    On two EPYC Zen 3 cores, 64 rows for 32 experts of 768 × 512: 2.8 ms where torch's call takes 6.0, in bfloat16 1.7
-    and 2.9; 1,024 rows 7.3 and 10.9, in bfloat16 7.2 and 42.
+    Milliseconds for 32 experts of 768 × 512 on two EPYC Zen 3 cores, this and torch's one call: 64 rows 2.8 and 6.0, in
+    bfloat16 1.7 and 2.9; 1,024 rows 7.3 and 10.9, in bfloat16 7.2 and 42.
     """
 
     def __init__(self, linears: Sequence[Linear], dtype: torch.dtype) -> None:
-        """Of each expert."""
+        """linears: one per expert."""
         self.dtype = dtype
         self._linears = linears
 
@@ -107,22 +107,22 @@ class PackedProjection:
 
 
 class ExpertsAdapters:
-    """What adapters add to the projections up and down of one layer's experts."""
+    """Adds the adapters' LoRA to the up and down projections of one layer's experts."""
 
     def __init__(self, groups: Sequence[LoraGroup], context: ForwardContext) -> None:
-        """groups: of the two."""
+        """groups: of the up projection and of the down projection."""
         self.up, self.down = groups
         self._context = context
 
     def pairs(self, num_tokens: int, token: Tensor, expert: Tensor) -> ExpertPairs | None:
-        """None where no row has an adapter."""
+        """None if no row has an adapter."""
         if self._context.adapter_table is None or num_tokens == 0:
             return None
         segments = self._context.current_batch().segments
         return pair_up(segments, num_tokens, token, expert) if segments.has_adapter else None
 
     def add(self, y: Tensor, x: Tensor, group: LoraGroup, pairs: ExpertPairs) -> None:
-        """To the base model's y, in place."""
+        """Add to the base model's y, in place."""
         context = self._context
         assert context.adapter_table is not None, "pairs without adapters"
         context.await_adapters(group)
@@ -130,13 +130,13 @@ class ExpertsAdapters:
 
 
 class ExpertsLayer:
-    """The experts of one layer, computed in order of the experts, with each pair's adapter."""
+    """The experts of one layer, computed in expert order, each (token, expert) pair with its token's adapter."""
 
     def __init__(
         self, spec: ExpertsSpec, projections: Sequence[Projection], adapters: ExpertsAdapters | None = None
     ) -> None:
-        """projections: up and down."""
-        # `nn.Module` is typed to have tensors and modules as attributes, and nothing else.
+        """projections: up, then down."""
+        # `nn.Module` is typed as having only tensors and modules as attributes.
         module: Any = spec.module
         self._num_experts: int = module.num_experts
         self._up, self._down = projections
@@ -147,7 +147,7 @@ class ExpertsLayer:
         )
 
     def __call__(self, x: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
-        """x: [T, hidden_size]; expert: integers [T, top_k]; weight: [T, top_k], of each expert's output."""
+        """x: [T, hidden_size]; expert: integers [T, top_k]; weight: [T, top_k], factors of the experts' outputs."""
         num_tokens, top_k = expert.shape
         expert, order = expert.flatten().long().sort(stable=True)
         token = order // top_k
@@ -171,7 +171,7 @@ class ExpertsLayer:
 
 
 def can_compute(spec: ExpertsSpec, arguments: Sequence[Tensor], expected: Tensor) -> bool:
-    """Whether they are computed here as the model does it; those that are not stay the model's, without adapters."""
+    """Whether `ExpertsLayer` reproduces the model's output. If not, the model computes them, without adapters."""
     try:
         grouped = [GroupedProjection(weight, _bias(spec.module, name)) for name, weight in spec.weights]
         found = ExpertsLayer(spec, grouped)(*arguments)
@@ -184,7 +184,7 @@ def can_compute(spec: ExpertsSpec, arguments: Sequence[Tensor], expected: Tensor
 
 
 def _bias(module: Any, weight_name: str) -> Tensor | None:
-    """weight_name: with or without the module's."""
+    """weight_name: with or without the module's name before it."""
     return getattr(module, f"{weight_name.rpartition('.')[2]}_bias").detach() if module.has_bias else None
 
 
@@ -196,7 +196,7 @@ def _projection(
     quantization: Quantization | None,
     stored: StoredWeight | None,
 ) -> Projection:
-    """Takes the module's weight where it is copied."""
+    """If the weight is copied, the module's own is replaced by an empty parameter."""
     weight, bias = _weight(module, name), _bias(module, name)
     if quantization is None and not backend.packs(weight.dtype):
         return GroupedProjection(weight, bias)
@@ -225,10 +225,10 @@ def attach_experts(
     quantization: Quantization | None,
     stored: Sequence[StoredWeight] = (),
 ) -> None:
-    """Have the experts computed here. groups: of their projections up and down. Raises `ModelRefusedError`.
+    """Have transformers compute the experts with our `ExpertsLayer`. Raises `ModelRefusedError`.
 
-    Their weights' memory is given back where they are packed. quantization: see `Backend.linear`. stored: what the
-    projections are in the checkpoint, where they stay so.
+    Weights that are packed give their memory back. groups: of the up and down projections. quantization: see
+    `Backend.linear`. stored: the projections' weights from the checkpoint, if they stay in its four-bit form.
     """
     model.set_experts_implementation(EXPERTS_NAME)
     module: Any = spec.module
@@ -246,7 +246,7 @@ def attach_experts(
 
 
 def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """As transformers calls it, on our packed batches."""
+    """Called by transformers, on our packed batches."""
     layer: ExpertsLayer = vars(module)[_ATTRIBUTE]
     return layer(hidden_states, top_k_index, top_k_weights)
 

@@ -1,7 +1,7 @@
 """Two ways through a prepared model: as transformers calls its modules, and straight from one fused layer to the next.
 
 In a decode step of 16 rows and 12 layers (2 EPYC cores) transformers' own Python between the layers took 0.5 ms of 7.
-What is called from Python around the layers, where the whole is not one op, takes another 0.3 ms of 9 (2 Xeon cores).
+Calls from Python around the layers, if the model is not one op as a whole, take another 0.3 ms of 9 (2 Xeon cores).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from loraserve.models.module_swaps import FusedRmsNorm
 from loraserve.models.rope import RotaryTable
 
 Forward = Callable[[StepBatch], ModelOutput]
-"""Of a batch; the model's context must hold it. Valid until the next call."""
+"""Computes a batch, which the model's context must hold. The output is valid until the next call."""
 
 _MODEL_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
@@ -35,8 +35,8 @@ class TransformersForward:
     def __call__(self, batch: StepBatch) -> ModelOutput:
         if batch.pooled_rows is None:
             return ModelOutput(self._logits(batch))
-        hidden: list[Tensor] = []  # [T, hidden_size], the last one of the model without its head
-        # OPT's causal model calls no more of that than the decoder, which gives the same.
+        hidden: list[Tensor] = []  # each [T, hidden_size]; the last is from the model without its head
+        # OPT's causal model does not call its base model but the decoder in it, which returns the same.
         modules = {self._model.base_model, self._model.get_decoder()} - {self._model}
         hooks = [
             module.register_forward_hook(lambda _module, _args, output: hidden.append(output[0][0]))
@@ -62,8 +62,8 @@ class TransformersForward:
 class DirectForward:
     """`Forward` for embedding → fused layers → norm → lm_head; the last two see only the sampled rows.
 
-    One op of the backend where it has that; the steps one by one for what such an op leaves to them. (For one op alone
-    inference mode would cost more than it saves: 40 µs in a decode step.)
+    One backend op, if it has one for the model; step by step for batches that this op does not take. (For the one op
+    alone, inference mode would cost more than it saves: 40 µs in a decode step.)
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class DirectForward:
         return self._in_steps(batch)
 
     def _takes(self, batch: StepBatch) -> bool:
-        """Whether one op can: it has no adapters of the embedding, and gives no hidden states."""
+        """Whether the one op can: it supports no adapters on the embedding, and returns no hidden states."""
         adapters = self._embedding_adapters
         return batch.pooled_rows is None and (adapters is None or not adapters.are_in(batch))
 
@@ -119,7 +119,7 @@ def _one_op(
     head: GroupMember,
     vocab_size: int,
 ) -> DecoderModel | None:
-    """All of it, where the backend has that and nothing but those parts is in the modules."""
+    """The whole model as one op, if the backend has that and the modules have no other parts."""
     is_tied = isinstance(embedding, PackedEmbedding) and embedding.linear is head.group.linear
     if not (is_tied or type(embedding) is nn.Embedding) or not isinstance(rotary, RotaryTable):
         return None
@@ -141,11 +141,11 @@ def _one_op(
 def direct_forward(
     model: PreTrainedModel, vocab_size: int, embedding_adapters: EmbeddingAdapters | None = None
 ) -> DirectForward | None:
-    """None when the model has other modules than those, or others between them.
+    """None if the model has modules other than those that `DirectForward` computes.
 
-    vocab_size: columns of the logits that a token can be chosen from. embedding_adapters: which are attached.
+    vocab_size: columns of the logits that a token can be chosen from. embedding_adapters: those on the embedding.
 
-    What a model computes besides its modules, such as a factor on its logits, is not seen here: the caller compares.
+    Computation outside of modules, such as a factor on the logits, goes unnoticed here: the caller compares outputs.
     """
     head = model.get_output_embeddings()
     base = dict(model.named_children()).get(model.base_model_prefix)

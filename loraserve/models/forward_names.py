@@ -1,7 +1,7 @@
-"""What a module's forward computes besides calling its children, told by the names in its code.
+"""What a module's forward computes besides calling its children, judged by the names in its code.
 
-A probe does not tell all of it: a clamp that none of its values reaches, or a factor that is 1 at its positions, leaves
-no trace. Operators have no names, but what they do to every value does leave one.
+A probe does not reveal everything: a clamp that none of its values reaches, or a factor that is 1 at its positions,
+leaves no trace. Operators have no names, but they change every value, which a probe does reveal.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def uses_only(module: nn.Module, names: frozenset[str]) -> bool:
-    """Whether its forward reads no attribute, method or global but these. False too where there is no code to read."""
+    """Whether its forward reads no attribute, method or global except these. Also False if there is no code to read."""
     code = _code(module)
     return code is not None and _names(code) <= names
 
@@ -28,6 +28,6 @@ def _code(module: nn.Module) -> CodeType | None:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Those of the functions within it too."""
+    """Including those in nested functions."""
     inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*inner)

@@ -1,7 +1,7 @@
 """The attention module of the Llama-like families, on fused linears, one rotary-and-cache op and paged attention.
 
-Used for every layer of a model or for none. Its children and the names in its forward must be the families'; the whole
-model must still pass its load-time check, else the original modules come back.
+Used for every layer of a model or for none. The original's children and the names in its forward must be those known
+from these families. The whole model must still pass its load-time check; otherwise the original modules are restored.
 """
 
 from dataclasses import dataclass
@@ -23,22 +23,22 @@ _INTERFACE = frozenset({"ALL_ATTENTION_FUNCTIONS", "get_interface", "_attn_imple
 _ARGUMENTS = frozenset({"config", "getattr", "scaling", "sliding_window", "attn_logit_softcapping", "sinks"})
 _TRAINING = frozenset({"training", "attention_dropout", "residual_dropout", "dropout", "functional", "nn"})
 _NAMES = _CHILDREN | _SIZES | _LAYOUT | _CHOICES | _CACHE | _INTERFACE | _ARGUMENTS | _TRAINING
-"""In the forwards of transformers 5.17 to 5.24 that compute what `FusedAttention` does, which a probe can confirm."""
+"""Names in those forwards of transformers 5.17 to 5.24 that compute what `FusedAttention` does; a probe confirms it."""
 _CLAMPS = frozenset({"clip_qkv", "clamp_"})
-"""OLMo's, which do nothing unless its config has a `clip_qkv`."""
+"""OLMo's clamps, which do nothing unless the config sets `clip_qkv`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionParts:
-    """What the families' modules have in common, by the names transformers gives them."""
+    """The parts that the families' attention modules have in common, found by their names in transformers."""
 
     projections: tuple[nn.Module, ...]
-    """(q, k, v), or (qkv,) in one linear of the model itself (Phi-3)."""
+    """(q, k, v), or (qkv,) if the model itself has them as one linear (Phi-3)."""
     output: nn.Module
     q_norm: nn.Module | None
     k_norm: nn.Module | None
     norms_heads: bool
-    """The norms are over a head (Qwen 3, Gemma 3), not over all heads together (OLMo 2)."""
+    """The norms are over each head (Qwen 3, Gemma 3), not over all heads together (OLMo 2)."""
     has_rotary: bool
 
 
@@ -100,7 +100,7 @@ class FusedAttention(nn.Module):
 def fuse_attention(model: PreTrainedModel, attention: list[AttentionSpec]) -> dict[str, nn.Module]:
     """Replace every attention module; returns the originals by name, or nothing if any of them is of another kind.
 
-    Also what computes their rotary factors, where that gives other ones than the backend's op takes.
+    Also replaces rotary embeddings that return one factor per pair of features, which the backend's op does not take.
     """
     names = {id(module): name for name, module in model.named_modules()}
     originals: dict[str, nn.Module] = {}

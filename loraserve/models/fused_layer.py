@@ -1,8 +1,8 @@
-"""A decoder layer as one op of the backend, where the layer is made of nothing but the parts that op knows.
+"""A decoder layer as one backend op, for layers that consist only of parts that the op knows.
 
-Used for every layer of a model or for none: the whole model must still pass its load-time check, else the modules come
-back. What the check must catch is arithmetic between the parts, such as factors on the residual sums. What it could
-miss, the names in the layer's forward tell.
+Used for every layer of a model or for none. The whole model must still pass its load-time check; otherwise the original
+modules are restored. The check must catch arithmetic between the parts, such as factors on the residual sums. The names
+in the layer's forward reveal what it could miss.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from loraserve.models.module_swaps import FusedGateUpMlp, FusedMlp, FusedRmsNorm
 
 _CHILDREN = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
 _NAMES = _CHILDREN | {"residual_multiplier"}
-"""In the forwards of layers that compute nothing else; Granite's factor is on every value, which the check notices."""
+"""Names in forwards that compute nothing else. Granite's factor changes every value, which the check notices."""
 
 
 class FusedDecoderLayer(nn.Module):
@@ -58,7 +58,7 @@ class FusedDecoderLayer(nn.Module):
 
 
 class FusedLayers:
-    """Layers one after the other, as one op where the backend has it."""
+    """Consecutive layers, as one op if the backend has it."""
 
     def __init__(self, layers: Sequence[FusedDecoderLayer]) -> None:
         self._layers = list(layers)
@@ -160,7 +160,7 @@ def _mlp_groups(mlp: nn.Module) -> tuple[LinearGroup | None, LinearGroup | None]
 
 
 def _group(modules: Sequence[nn.Module]) -> LinearGroup | None:
-    """The group whose outputs are those of the modules, in this order; None when they are not all of one group."""
+    """The group whose outputs are exactly those of the modules, in this order; None if there is no such group."""
     members = [module for module in modules if isinstance(module, GroupMember)]
     group = members[0].group if members else None
     if group is None or len(members) != len(modules) or any(member.group is not group for member in members):

@@ -59,7 +59,7 @@ class LinearGroup:
 
 
 class GroupMember(nn.Module):
-    """Stands where one linear of a group stood."""
+    """Takes the place of one linear of a group."""
 
     def __init__(self, group: LinearGroup, start: int, end: int) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ def replace_linears(
     quantization: Quantization | None,
     stored: Sequence[StoredWeight] = (),
 ) -> DoraGroup:
-    """Swap a group's linears for one `LinearGroup`; returns the same for DoRA.
+    """Swap a group's linears for one `LinearGroup`; returns the group as DoRA needs it.
 
-    The weights' memory is given back as early as it can be.
+    The weights' memory is given back as early as possible.
 
-    quantization: see `Backend.linear`; an embedding that shares the weight is rounded with it. stored: what all of them
-    are in the checkpoint, where they stay so.
+    quantization: see `Backend.linear`; an embedding that shares the weight is rounded with it. stored: the linears'
+    weights from the checkpoint, if all of them stay in its four-bit form.
     """
     linears = [linear for _, linear in spec.members]
     bias = _joined_bias(linears)
@@ -111,7 +111,7 @@ def _pack(
     mapped: MappedWeights,
     quantization: Quantization | None,
 ) -> tuple[Linear, Tensor]:
-    """As one, and the `squared_norms` of its weight."""
+    """The linears as one, and the `squared_norms` of its weight."""
     weights = [linear.weight.detach() for linear in linears]
     rounded = None if quantization is None else partial(backend.rounded_weight, quantization=quantization)
     norms = torch.cat([squared_norms(weight, rounded) for weight in weights])
@@ -142,7 +142,7 @@ def _pack_stored(
     mapped: MappedWeights,
     stored: Sequence[StoredWeight],
 ) -> tuple[Linear, Tensor]:
-    """The same."""
+    """Like `_pack`, for weights that stay in four bits."""
     norms = [
         squared_norms(rounded_as_packed(weight, linear.weight.detach(), backend), None)
         for linear, weight in zip(linears, stored, strict=True)

@@ -1,4 +1,4 @@
-"""From a directory of safetensors, or only a config, to a model of transformers in memory."""
+"""Loads a transformers model from a directory of safetensors, or builds one from only a config."""
 
 import json
 from collections.abc import Callable, Set
@@ -42,7 +42,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadedModel(NamedTuple):
     model: PreTrainedModel
     is_headless: bool
-    """It was saved without an `lm_head`, as models for embeddings are: the table of tokens stands in for it."""
+    """It was saved without an `lm_head`, as embedding models are: the token embedding stands in for it."""
 
 
 def load_config(model: str, revision: str | None) -> PreTrainedConfig:
@@ -61,9 +61,10 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
 
 
 def choose_dtype(requested: str, config: PreTrainedConfig, device: torch.device, backend: Backend) -> torch.dtype:
-    """ "auto": the checkpoint's dtype; on a CPU float32 instead of bfloat16 where that would be slow.
+    """ "auto": the checkpoint's dtype; on a CPU bfloat16 instead of float16, and float32 if bfloat16 would be slow.
 
-    Our own linears take bfloat16 on any CPU, as fast as float32 or faster; torch's only where there are instructions.
+    Our own linears are at least as fast in bfloat16 as in float32 on any CPU; torch's are only if the CPU has bfloat16
+    instructions.
     """
     if requested != "auto":
         if requested not in DTYPES:
@@ -79,12 +80,12 @@ def choose_dtype(requested: str, config: PreTrainedConfig, device: torch.device,
 
 
 def is_mostly_linears(config: PreTrainedConfig) -> bool:
-    """Whether nine tenths of its weights are linears' and embeddings', which every row reads: none are experts'."""
+    """Whether nine tenths of the weights are linears' and embeddings', which every row reads, and not experts'."""
     return _is_mostly(config, _is_linear)
 
 
 def stored_weights(model: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype) -> StoredWeights:
-    """What can stay in four bits that we have too. config: of `load_config`. dtype: that the model will have.
+    """Weights that can stay in a four-bit form that we have too. config: from `load_config`. dtype: the model's.
 
     Raises `ModelRefusedError`.
     """
@@ -94,7 +95,7 @@ def stored_weights(model: str, revision: str | None, config: PreTrainedConfig, d
 
 
 def num_weight_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Of the whole model."""
+    """Bytes of all weights of the model in that dtype."""
     return sum(parameter.nbytes for parameter in _without_weights(config, dtype).parameters())
 
 
@@ -104,7 +105,7 @@ def _without_weights(config: PreTrainedConfig, dtype: torch.dtype | None = None)
 
 
 def _is_mostly(config: PreTrainedConfig, is_wanted: Callable[[nn.Module], bool]) -> bool:
-    """Whether nine tenths of the model's weights are such modules' own."""
+    """Whether nine tenths of the model's weights belong directly to modules that `is_wanted` accepts."""
     model = _without_weights(config)
     weights = {
         id(parameter): parameter.numel()
@@ -134,8 +135,8 @@ def load_model(
 ) -> LoadedModel:
     """Load safetensors weights; pickled weights are never read.
 
-    Raises `ModelRefusedError`, also where some are missing: transformers would make them up. config: of `load_config`.
-    stored: of `stored_weights`, is not made whole; on a CPU.
+    Raises `ModelRefusedError`, also if weights are missing: transformers would make up values for them. config: from
+    `load_config`. stored: from `stored_weights`, on a CPU only; these are not dequantized.
     """
     method = quantization_method(config)
     model_class: Any = AutoModelForCausalLM
@@ -177,13 +178,13 @@ def load_model(
         raise ModelRefusedError(f"the weights of {model} lack {missing[0]}{more}: give all of the causal model's")
     if missing:
         loaded.get_output_embeddings().weight = loaded.get_input_embeddings().weight
-    # By way of the CPU, where they are a mapping of the file: transformers loads to a device only with accelerate.
+    # Via the CPU, where the weights are mapped from the file: transformers loads to a device only with accelerate.
     nn.Module.to(loaded, device)
     return LoadedModel(loaded.eval(), bool(missing))
 
 
 def _is_head(names: list[str], model: PreTrainedModel) -> bool:
-    """Whether it is the `lm_head` and no more, and the table of tokens can stand in for it."""
+    """Whether these names are exactly the `lm_head`, and the token embedding can stand in for it."""
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None or head.weight.shape != table.weight.shape:
         return False
@@ -211,22 +212,22 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The tokenizer as it really works; the tokenizer.json it was read from is not always the same."""
+    """The tokenizer as it behaves once loaded; the tokenizer.json it was read from may differ."""
     backend: Any = tokenizer.backend_tokenizer
     return backend.to_str()
 
 
 def without_gaps(tokenizer_json: str, token_ids: Set[int]) -> str:
-    """With a special token, which no text has, for each id below the largest of `token_ids` that is not one of them.
+    """Adds a special token, which occurs in no text, for each id that `token_ids` lacks below its largest.
 
-    llguidance knows no ids from the number of tokens on.
+    llguidance only knows ids below the number of tokens.
     """
     missing = set(range(max(token_ids))) - token_ids
     if not missing:
         return tokenizer_json
     tokenizer = json.loads(tokenizer_json)
     if not isinstance(tokenizer["model"]["vocab"], dict):
-        return tokenizer_json  # a list, in which texts may be twice
+        return tokenizer_json  # a list, in which a text may occur twice
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
     added = [{"id": token_id, "content": f"<|no token {token_id}|>", **flags} for token_id in sorted(missing)]
     tokenizer["model"]["vocab"] |= {token["content"]: token["id"] for token in added}
@@ -242,7 +243,7 @@ def load_generation_config(model: str, revision: str | None) -> GenerationConfig
 
 
 def load_json(model: str, name: str, revision: str | None) -> Any:
-    """Of a file beside a model; False where it cannot be read, None where there is none."""
+    """The content of a file beside a model; False if it cannot be read, None if there is no such file."""
     path = find_file(model, name, revision)
     if path is None:
         return None

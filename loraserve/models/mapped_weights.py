@@ -1,4 +1,4 @@
-"""Weights that are still a mapping of their safetensors file, and giving their memory back once they were copied."""
+"""Gives back the memory of weights that are still mapped from their safetensors file, once they were copied."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ _MADV_DONTNEED = 4
 
 
 class MappedWeights:
-    """The process's mappings of *.safetensors files, as seen when constructed. Knows none where there is no /proc."""
+    """The process's mappings of *.safetensors files, as of construction; empty if there is no /proc."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
@@ -20,7 +20,7 @@ class MappedWeights:
             self._ranges = [(start, end) for start, end, path in _mappings() if path.endswith(".safetensors")]
 
     def give_back(self, weight: Tensor) -> None:
-        """Drop the weight's pages from memory if they are a file's; they would be read again if touched."""
+        """Drop the weight's pages from memory if they are mapped from a file; touching them would read them again."""
         if not weight.is_cpu:
             return
         start = -(-weight.data_ptr() // PAGESIZE) * PAGESIZE

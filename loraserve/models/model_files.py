@@ -9,7 +9,7 @@ from loraserve.models.errors import ModelRefusedError
 
 
 def find_file(model: str, name: str, revision: str | None) -> str | None:
-    """Its path; None where there is none."""
+    """The file's path, or None if there is no such file."""
     return cached_file(
         model,
         name,
@@ -21,7 +21,8 @@ def find_file(model: str, name: str, revision: str | None) -> str | None:
 
 
 def weight_files(model: str, revision: str | None) -> list[str]:
-    """Paths of its safetensors, those that transformers takes; none where there are none: it says what is lacking.
+    """Paths of the safetensors files that transformers loads. Empty if there are none: transformers reports what is
+    missing.
 
     Raises `ModelRefusedError`.
     """

@@ -1,11 +1,11 @@
-"""Whether a model is where it is said to be, found out without the seconds that importing torch takes."""
+"""Checks that a model is where the operator says, without spending the seconds that importing torch takes."""
 
 import os
 
 
 def why_absent(model: str, revision: str | None) -> str | None:
-    """For a person; None if its config is there, or if `HF_HUB_OFFLINE` is set, which may allow downloads."""
-    if os.path.isdir(model):  # a name may be longer than pathlib takes
+    """For the operator; None if its config is there, or if `HF_HUB_OFFLINE` is set, which may allow downloads."""
+    if os.path.isdir(model):  # a name may be longer than pathlib accepts
         if os.path.isfile(os.path.join(model, "config.json")):
             return None
         if not os.access(model, os.R_OK | os.X_OK):
@@ -27,5 +27,5 @@ def is_cached(model: str, revision: str | None) -> bool:
 
     try:
         return isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str)
-    except ValueError:  # no name of a repository
+    except ValueError:  # not the name of a repository
         return False

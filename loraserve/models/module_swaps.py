@@ -10,12 +10,12 @@ from loraserve.models.errors import DEVICE_ERRORS
 from loraserve.models.forward_names import uses_only
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest difference from the original, as a share of its largest output: rounding in the dtype."""
+"""Largest accepted difference from the original, as a fraction of its largest output: rounding in the dtype."""
 _NUM_PROBE_ROWS = 5
 _LINEARS = frozenset({"gate_proj", "up_proj", "gate_up_proj", "down_proj"})
 _TRAINING = frozenset({"training", "residual_dropout", "dropout", "functional", "nn"})
 _MLP_NAMES = _LINEARS | {"act_fn", "activation_fn", "chunk"} | _TRAINING
-"""In the forwards of gated MLPs that compute nothing else; others clamp between their linears."""
+"""Names that the forwards of plain gated MLPs use. Other MLPs compute more, such as a clamp between their linears."""
 
 
 class FusedRmsNorm(nn.Module):
@@ -37,7 +37,7 @@ class FusedRmsNorm(nn.Module):
 
 
 class FusedMlp(nn.Module):
-    """down(silu(gate(x)) * up(x)) for x: [1, T, D], or [T, D] as mixtures of experts call their shared one."""
+    """down(silu(gate(x)) * up(x)) for x: [1, T, D], or [T, D] for the shared expert of a mixture-of-experts model."""
 
     def __init__(self, original: nn.Module, backend: Backend) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class FusedMlp(nn.Module):
 
 
 class FusedGateUpMlp(nn.Module):
-    """The same where gate and up are one linear of the model itself, gate first (Phi-3)."""
+    """Like `FusedMlp`, for models whose gate and up projections are one linear, gate first (Phi-3)."""
 
     def __init__(self, original: nn.Module, backend: Backend) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class FusedGateUpMlp(nn.Module):
 
 
 def swap_modules(model: PreTrainedModel, backend: Backend) -> None:
-    """Swap what can be. The model's linears must compute the base model alone meanwhile."""
+    """Swap each norm and MLP that a fused op reproduces. The linears must compute without adapters during the call."""
     for name, module in list(model.named_modules()):
         replacement = _fused_norm(module, backend) or _fused_mlp(module, backend, model)
         if replacement is not None:
@@ -74,7 +74,7 @@ def swap_modules(model: PreTrainedModel, backend: Backend) -> None:
 
 
 def _fused_norm(module: nn.Module, backend: Backend) -> nn.Module | None:
-    """Families differ in whether the stored weight is the factor or the factor minus one (Gemma)."""
+    """Tries both conventions: in most families the stored weight is the factor, in Gemma the factor minus one."""
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if "RMSNorm" not in type(module).__name__ or not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None
@@ -104,7 +104,7 @@ def _fused_mlp(module: nn.Module, backend: Backend, model: PreTrainedModel) -> n
 
 
 def _has_modules(module: nn.Module, *names: str) -> bool:
-    """Experts have parameters of the same names, all experts' weights in one."""
+    """False for experts, which have parameters of the same names, each with the weights of all experts."""
     return all(isinstance(getattr(module, name, None), nn.Module) for name in names)
 
 
@@ -114,7 +114,7 @@ def _probe_input(num_features: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _reproduces(fused: nn.Module, original: nn.Module, x: Tensor) -> bool:
-    """False too where the original takes no such input: it may be no MLP or norm of the decoder."""
+    """Also False if the original rejects such an input: it may not be an MLP or norm of the decoder."""
     try:
         with torch.inference_mode():
             expected, found = original(x).float(), fused(x).float()

@@ -1,6 +1,6 @@
-"""Weights as checkpoints pack them in few bits, and what they stand for.
+"""Quantized weights in the packed forms of checkpoints, and their dequantization.
 
-Each as the library that writes it defines it: bitsandbytes, AutoGPTQ and GPTQModel, AutoAWQ, compressed-tensors.
+Each form follows the library that writes it: bitsandbytes, AutoGPTQ and GPTQModel, AutoAWQ, compressed-tensors.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from torch.nn.functional import embedding
 
 AWQ_BITS = 4
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The column of eight that each four bits of a word are, from the lowest on."""
+"""For each four-bit field of a word, from the lowest on, its column among eight."""
 _AWQ_PLACES = torch.tensor(AWQ_ORDER).argsort()
-"""The four bits of a word that each column of eight is."""
+"""For each of eight columns, its four-bit field in a word."""
 NF4_LEVELS = torch.tensor(
     [
         -1.0,
@@ -40,12 +40,12 @@ NF4_LEVELS = torch.tensor(
 """Quantiles of a normal distribution (Dettmers et al., "QLoRA"), as bitsandbytes has them."""
 _LARGEST_INT8 = 127
 _FLOATS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-"""With one bit of fraction and two of the exponent."""
+"""Values of four-bit floats with two exponent bits and one fraction bit."""
 _EXPONENT_BIAS = 127
 
 
 class PackedWeight(Protocol):
-    """As the checkpoint has it."""
+    """A weight in its checkpoint's packed form."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,35 +54,35 @@ class PackedWeight(Protocol):
 
     @property
     def packed(self) -> Tensor:
-        """May be mapped from the file."""
+        """The packed values; may be mapped from the file."""
         ...
 
     def whole(self) -> Tensor:
-        """In float32, or in a dtype that it is rounded to."""
+        """The dequantized weight, in float32 or in the dtype that the form rounds to."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksOfLevels:
-    """bitsandbytes' in four bits: levels times the largest of each block, as they were, or in eight bits themselves."""
+    """bitsandbytes' four-bit form: levels times each block's largest value, a float or itself in eight bits."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    """To which products are rounded."""
+    """The dtype that products are rounded to."""
     block_size: int
-    """Elements, row after row."""
+    """In elements, counted row after row."""
     packed: Tensor
-    """uint8 [elements / 2]: places in levels, the first in the upper bits."""
+    """uint8 [elements / 2]: indices into `levels`, the first in the upper bits."""
     levels: Tensor
     """float32 [16]."""
     of_blocks: Tensor
-    """[blocks]: the largest of each in floats, or places in the first of `nested`, uint8."""
+    """[blocks]: each block's largest value as a float, or its uint8 index into the first of `nested`."""
     nested: tuple[Tensor, Tensor, int, float] | None
-    """What places stand for [256], times the largest of each group of blocks [groups]; blocks in a group; and what is
-    added. None = they are no places."""
+    """(values of the indices [256], largest value of each group of blocks [groups], blocks per group, offset): a
+    block's largest value is value * largest + offset. None = `of_blocks` has floats."""
 
     def largest(self) -> Tensor:
-        """float32 [blocks]."""
+        """Each block's largest value: float32 [blocks]."""
         if self.nested is None:
             return self.of_blocks.float()
         multiples, largest, size, offset = self.nested
@@ -102,41 +102,41 @@ class BlocksOfLevels:
 
 
 class Layout(NamedTuple):
-    """Of codes in words of 32 bits, several in each."""
+    """How 32-bit words hold several codes each."""
 
     in_bytes: Callable[[Tensor, int], Tensor]
-    """Words and bits of a code -> uint8 [out_features, in_features], which may be more than there are."""
+    """(words, bits per code) -> uint8 [out_features, in_features], with padding columns if words have any."""
     in_pairs: Callable[[Tensor], Tensor]
-    """Words of codes in four bits -> uint8 [out_features, in_features / 2], the first of a byte in its lower bits."""
+    """Words of four-bit codes -> uint8 [out_features, in_features / 2], a byte's first code in its lower bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsOfCodes:
-    """Codes less the zero points, times the scales, of groups of the inputs: GPTQ's, AWQ's and compressed-tensors'."""
+    """(code - zero point) * scale, both per group of inputs: the form of GPTQ, AWQ and compressed-tensors."""
 
     shape: tuple[int, int]
     bits: int
     packed: Tensor
     """int32."""
     layout: Layout
-    """Of it."""
+    """The layout of `packed`."""
     zeros: Tensor
     """uint8 [groups, out_features]."""
     scales: Tensor
     """[groups, out_features]."""
     group_size: int
     group_of_row: Tensor | None
-    """int64 [in_features], None = they follow each other."""
+    """int64 [in_features]: each input's group; None = a group's inputs are adjacent."""
 
     @property
     def has_full_groups(self) -> bool:
-        """Whether all groups, but for a last one, are of `group_size` inputs, which may be all over."""
+        """Whether all groups, except possibly the last, have `group_size` inputs, adjacent or not."""
         expected = torch.arange(self.shape[1]) // self.group_size
         return self.group_of_row is None or torch.equal(self.group_of_row.sort().values, expected)
 
     @property
     def order(self) -> Tensor | None:
-        """int32 [in_features]: the inputs of the first group, then those of the next. None = as they are."""
+        """int32 [in_features]: the inputs of the first group, then those of the next. None = already in this order."""
         if self.group_of_row is None or bool((self.group_of_row.diff() >= 0).all()):
             return None
         return self.group_of_row.argsort(stable=True).int()
@@ -145,7 +145,7 @@ class GroupsOfCodes:
         codes = self.layout.in_bytes(self.packed, self.bits)[:, : self.shape[1]]
         zeros, scales = self.zeros.T.float(), self.scales.T.float()
         if self.group_of_row is None and self.shape[1] % self.group_size == 0:
-            # 4,096 × 4,096 codes in 30 ms; with a scale and a zero point for each in 114 (two Zen 4 cores).
+            # 4,096 × 4,096 codes take 30 ms; with a scale and zero point gathered for each code, 114 (two Zen 4 cores).
             grouped = codes.unflatten(1, (-1, self.group_size)).float()
             return grouped.sub_(zeros[..., None]).mul_(scales[..., None]).flatten(1)
         group_of_row = self.group_of_row
@@ -156,12 +156,12 @@ class GroupsOfCodes:
 
 @dataclass(frozen=True, slots=True)
 class GroupsOfFloats:
-    """compressed-tensors' in MXFP4: floats in four bits, times a power of two for each `GROUP` of the inputs."""
+    """compressed-tensors' MXFP4 form: four-bit floats, times a power of two for each `GROUP` inputs."""
 
     packed: Tensor
-    """uint8 [out_features, in_features / 2], two in a byte, the first in its lower bits."""
+    """uint8 [out_features, in_features / 2], two per byte, the first in its lower bits."""
     exponents: Tensor
-    """uint8 [out_features, in_features / GROUP], of two, over -127."""
+    """uint8 [out_features, in_features / GROUP]: exponents of two, plus 127."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -175,12 +175,12 @@ class GroupsOfFloats:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfInt8:
-    """bitsandbytes' in eight bits."""
+    """bitsandbytes' eight-bit form."""
 
     packed: Tensor
     """int8 [out_features, in_features]."""
     largest: Tensor
-    """[out_features], of each row."""
+    """[out_features]: each row's largest |weight|."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -191,8 +191,8 @@ class RowsOfInt8:
 
 
 def fields(words: Tensor, bits: int) -> Tensor:
-    """int32 [m, n] -> uint8 [m, n, 32 / bits], from the lowest bits on. Rows may be strided."""
-    # NOTE: bytes of little-endian machines, as are all that torch and safetensors run on.
+    """int32 [m, n] -> uint8 [m, n, 32 / bits], lowest bits first. Rows may be strided."""
+    # NOTE: relies on little-endian words, as on all machines that torch and safetensors run on.
     dense = words.contiguous() if words.shape[-1] > 1 else words.clone(memory_format=torch.contiguous_format)
     in_bytes = dense.view(torch.uint8).unflatten(-1, (-1, 4))
     fields = [(in_bytes >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
@@ -200,7 +200,7 @@ def fields(words: Tensor, bits: int) -> Tensor:
 
 
 def in_awq_order(words: Tensor) -> Tensor:
-    """int32 [m, n] -> uint8 [m, 8 n]."""
+    """int32 [m, n] -> uint8 [m, 8 n], with AWQ's order of columns undone."""
     return fields(words, AWQ_BITS)[..., _AWQ_PLACES].flatten(1)
 
 
@@ -215,8 +215,8 @@ COLUMNS = Layout(
     lambda words, bits: fields(words, bits).movedim(1, 0).flatten(1),
     lambda words: words.T.contiguous().view(torch.uint8),
 )
-"""[in_features / n, out_features], n of a column in a word, the first in its lowest bits."""
+"""[in_features / n, out_features]: a word has n codes of one column, the first in its lowest bits."""
 ROWS = Layout(lambda words, bits: fields(words, bits).flatten(1), lambda words: words.contiguous().view(torch.uint8))
-"""[out_features, in_features / n], likewise n of a row."""
+"""[out_features, in_features / n]: likewise n codes of one row."""
 AWQ_COLUMNS = Layout(lambda words, _: in_awq_order(words).T.contiguous(), _awq_pairs)
-"""[in_features, out_features / 8], eight of as many columns in a word."""
+"""[in_features, out_features / 8]: a word has one code of each of eight columns."""

@@ -1,7 +1,7 @@
-"""Checkpoints whose weights are stored in fewer bits, made whole again as they are loaded, mostly by transformers.
+"""Quantized checkpoints, dequantized as they are loaded, mostly by transformers.
 
-It takes what it does not understand for weights too: float8 without its scales, for example. So what is not certain is
-refused here.
+transformers takes even what it does not understand to be weights: float8 without its scales, for example. So anything
+uncertain is refused here.
 """
 
 from collections import defaultdict
@@ -19,14 +19,14 @@ from loraserve.models.unpacked_weights import COMPRESSED, UNPACKED, are_unpacked
 
 MXFP4, _FP8 = "mxfp4", "fp8"
 _PACKAGES = {MXFP4: (), _FP8: ("accelerate",), COMPRESSED: ("accelerate", "compressed_tensors")}
-"""What each method needs beside transformers."""
+"""Packages that each method needs besides transformers."""
 _OF_WEIGHTS = ("scale", "zero_point", "packed", "shape", "blocks", "g_idx")
-"""In the names of tensors without which weights cannot be made whole."""
+"""Parts of the names of tensors that are needed to dequantize weights."""
 _OF_OTHERS = frozenset(
     {"input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale", "output_zero_point"}
     | {f"{each}_{what}" for each in ("q", "k", "v", "kv") for what in ("scale", "zero_point")}
 )
-"""Of activations and the KV cache, which are not quantized here."""
+"""Tensors for activations and the KV cache, which are not quantized here."""
 _FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
 _FEW_BITS = _FLOAT8 | {"I8", "U8"}
 _UNQUANTIZED = "give the unquantized weights, which --quantization int8 or int4 rounds on a CPU as they are loaded"
@@ -34,22 +34,22 @@ _UNQUANTIZED = "give the unquantized weights, which --quantization int8 or int4 
 
 class StoredTensor(NamedTuple):
     dtype: str
-    """As safetensors call it."""
+    """Its name in safetensors."""
     shape: tuple[int, ...]
 
 
 _Modules = dict[str, dict[str, StoredTensor]]
-"""Names of tensors by their module's."""
+"""By module, tensors by the last part of their names."""
 
 
 def quantization_method(config: PreTrainedConfig) -> str | None:
-    """How the checkpoint's weights are stored; None = whole."""
+    """How the checkpoint's weights are quantized; None = not at all."""
     stored = getattr(config, "quantization_config", None)
     return stored.get("quant_method") if isinstance(stored, dict) else None
 
 
 def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> None:
-    """Have transformers load its weights so, in the dtype that the model is loaded in; others `are_unpacked` by us.
+    """Have transformers dequantize the weights as it loads them, to the model's dtype, unless we do: `are_unpacked`.
 
     Raises `ModelRefusedError`.
     """
@@ -86,7 +86,7 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
 
 
 def require_undone(model: str, stored: dict[str, Any], *, has_experts: bool) -> None:
-    """Raises `ModelRefusedError` where transformers would leave scales out. stored: its `quantization_config`."""
+    """Raises `ModelRefusedError` if transformers would ignore scales. stored: the model's `quantization_config`."""
     if stored["quant_method"] == COMPRESSED and has_experts and not are_unpacked(stored):
         raise ModelRefusedError(
             f"{model} cannot be made whole: mixtures of experts in compressed-tensors are not supported but in packed "
@@ -95,9 +95,9 @@ def require_undone(model: str, stored: dict[str, Any], *, has_experts: bool) -> 
 
 
 def require_all_read(model: str, method: str | None, unread: Collection[str]) -> None:
-    """method: of `quantization_method`. unread: names of the checkpoint's tensors that no weight was made of.
+    """Raises `ModelRefusedError` if a tensor needed to dequantize weights is unread.
 
-    Raises `ModelRefusedError`.
+    method: from `quantization_method`. unread: names of the checkpoint's tensors that became part of no weight.
     """
     names = [] if method is None else sorted(filter(_is_of_weights, unread))
     if names:
@@ -107,14 +107,14 @@ def require_all_read(model: str, method: str | None, unread: Collection[str]) ->
 
 
 def whole_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Of the same model, were it not quantized."""
+    """The config of the same model without quantization."""
     whole = copy(config)
     delattr(whole, "quantization_config")
     return whole
 
 
 def stored_tensors(model: str, revision: str | None) -> dict[str, StoredTensor]:
-    """By their names. Raises `ModelRefusedError`."""
+    """The checkpoint's tensors by name. Raises `ModelRefusedError`."""
     tensors: dict[str, StoredTensor] = {}
     try:
         for path in weight_files(model, revision):
@@ -128,7 +128,7 @@ def stored_tensors(model: str, revision: str | None) -> dict[str, StoredTensor]:
 
 
 def _by_module(tensors: Mapping[str, StoredTensor]) -> _Modules:
-    """Of modules that have weights in few bits: those tensors, and what they are made whole with."""
+    """For modules with quantized weights: those tensors, and the ones needed to dequantize them."""
     modules: _Modules = defaultdict(dict)
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
@@ -167,7 +167,7 @@ def _what_is_not_undone(stored: dict[str, Any]) -> str | None:
 
 
 def _require_all_parts(model: str, modules: _Modules) -> None:
-    """What a module has in one layer it has in all."""
+    """A module must have the same tensors in all layers."""
     of_kind: dict[str, set[str]] = defaultdict(set)
     for module, parts in modules.items():
         of_kind[module.rpartition(".")[2]] |= parts.keys()
@@ -180,7 +180,7 @@ def _require_all_parts(model: str, modules: _Modules) -> None:
 
 
 def _require_scales(model: str, modules: _Modules, block_size: list[int] | None) -> None:
-    """block_size: of float8 in blocks, [rows, columns]. transformers goes by the number of scales, whatever it says."""
+    """block_size: [rows, columns] of float8 blocks. transformers ignores it and goes by the number of scales."""
     for module, parts in modules.items():
         scale = parts.get("weight_scale")
         if scale is not None and scale.dtype in _FLOAT8 and "weight_global_scale" not in parts:

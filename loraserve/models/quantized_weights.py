@@ -1,8 +1,9 @@
-"""A base model whose layers have their weights in fewer bits: which weights these are, and the model they make.
+"""Base models with quantized layers: which weights are quantized, and the model that results.
 
-Those of linears and of experts, as far as they can have adapters; routers and gates of experts stay as they are, where
-little sends a token to other experts. In four bits also `lm_head`, and what else sees the sampled rows alone, in eight:
-of small models it is half of what is read for a token. An embedding that is one with it is rounded with it.
+Quantized are the weights of linears and experts that can have adapters. Routers and gates of experts are not: a small
+change there sends a token to other experts. With int4, `lm_head` and other linears that see only the sampled rows are
+quantized too, in eight bits: in small models `lm_head` is half of what is read for a token. A tied embedding is rounded
+with it.
 """
 
 from collections import defaultdict
@@ -27,24 +28,24 @@ from loraserve.models.stored_weights import StoredWeight, StoredWeights, rounded
 from loraserve.models.structure import LinearsSpec, ModelStructure, record_structure
 
 Spare = defaultdict[tuple[torch.Size, torch.dtype, bool], list[Tensor]]
-"""Tensors that nobody uses, those of stored weights apart, which have other strides."""
+"""Tensors for reuse; those of stored weights are separate, because their strides differ."""
 _FEW = 0.5
-"""A share of the weights that are neither of embeddings nor of `lm_head`."""
+"""The operator gets a note if a smaller fraction of the weights outside embeddings and `lm_head` is rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedParameter:
-    """One that is to be rounded, or is stored so."""
+    """A parameter that is to be rounded, or that its checkpoint stores in four bits."""
 
     module_name: str
     module: nn.Module
     name: str
-    """In its module."""
+    """Its name in the module."""
     quantization: Quantization
     is_transposed: bool = False
-    """It is of experts, and its outputs are along the last dimension, not the one before."""
+    """An experts' weight with outputs along the last dimension, not the second to last."""
     stored: StoredWeight | None = None
-    """What its value is a placeholder for."""
+    """The weight that its value is a placeholder for."""
 
     @property
     def value(self) -> nn.Parameter:
@@ -52,7 +53,7 @@ class QuantizedParameter:
 
     @property
     def saved_bytes(self) -> int:
-        """How much less memory it takes."""
+        """Memory that quantizing it saves."""
         value, depth = self.value, self._depth
         return value.nbytes - value.numel() // depth * self.quantization.row_bytes(depth)
 
@@ -61,18 +62,18 @@ class QuantizedParameter:
         return self.value.shape[-2 if self.is_transposed else -1]
 
     def rounded(self, backend: Backend, out: Tensor | None = None) -> Tensor:
-        """out: one that was rounded before, which is overwritten and returned. Raises `ModelRefusedError` where there
-        is no scale for it."""
+        """Its value after quantization. out: an earlier result, which is overwritten and returned. Raises
+        `ModelRefusedError` if weights are not finite, because they have no scale."""
         value = self.value.detach()
         if self.stored is not None:
             return rounded_as_packed(self.stored, value, backend, out)
         if self.is_transposed:
             rounded = torch.empty_like(value) if out is None else out
-            for to, expert in zip(rounded, value, strict=True):  # one at a time, as it is copied
+            for to, expert in zip(rounded, value, strict=True):  # one at a time, because each is copied
                 to.copy_(backend.rounded_weight(expert.mT, self.quantization).mT)
         else:
             rounded = backend.rounded_weight(value, self.quantization, out)
-        # One of each group: where a weight is not finite, nothing is that shares its scale.
+        # One weight of each group: if any is not finite, none that shares its scale is.
         step = self.quantization.group_size(self._depth)
         some = rounded[..., ::step, :] if self.is_transposed else rounded[..., ::step]
         if not some.isfinite().all():
@@ -89,14 +90,14 @@ def quantizations_of(
     quantization: Quantization | None,
     stored: StoredWeights = MappingProxyType({}),
 ) -> list[Quantization | None]:
-    """Of what can have adapters, in its order; None = it stays as it is. stored: what is in four bits in the checkpoint
-    already, which is rounded no further. Raises `ModelRefusedError`."""
+    """The quantization of each of `structure.adaptable`; None = not quantized. stored: weights that the checkpoint has
+    in four bits already, which are not rounded further."""
     num_experts = {
         len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
     }
 
     def form_of(spec: LinearsSpec | ExpertsSpec) -> Quantization | None:
-        """What is computed together stays as it is stored if all of it does, and rows come to all in one order."""
+        """Weights computed together stay as stored only if all do, in one form and, for linears, one input order."""
         weights = [stored[name] for name in parameters_of(spec) if name in stored]
         forms = {weight.quantization for weight in weights}
         if len(forms) != 1 or len(weights) < len(parameters_of(spec)):
@@ -144,8 +145,7 @@ def quantized_parameters(
     quantizations: Sequence[Quantization | None],
     stored: Mapping[str, QuantizedParameter] = MappingProxyType({}),
 ) -> Iterator[QuantizedParameter]:
-    """quantizations: see `quantizations_of`. stored: of `stored_parameters`. An embedding that is one with `lm_head`
-    comes last."""
+    """quantizations: see `quantizations_of`. stored: from `stored_parameters`. A tied embedding comes last."""
     embedding = model.get_input_embeddings()
     of_embedding: Quantization | None = None
     for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
@@ -166,7 +166,7 @@ def quantized_parameters(
 
 
 def saved_bytes(parameters: Sequence[QuantizedParameter]) -> int:
-    """How much less memory they take."""
+    """Memory that quantizing them saves; a shared weight counts once."""
     once = {id(parameter.value): parameter for parameter in parameters}
     return sum(parameter.saved_bytes for parameter in once.values())
 
@@ -174,9 +174,9 @@ def saved_bytes(parameters: Sequence[QuantizedParameter]) -> int:
 def few_rounded(
     model: PreTrainedModel, parameters: Sequence[QuantizedParameter], quantization: Quantization
 ) -> str | None:
-    """What the person who started the server is told where most of the layers' weights are left as they are.
+    """A note for the operator if most of the layers' weights are not rounded, else None.
 
-    Raises `ModelRefusedError` where all of them are.
+    Raises `ModelRefusedError` if none of them is.
     """
     name, option = type(model).__name__, f"--quantization {quantization}"
     tables = model.get_input_embeddings(), model.get_output_embeddings()
@@ -197,7 +197,7 @@ def round_weights(
     quantization: Quantization | None,
     stored: StoredWeights = MappingProxyType({}),
 ) -> None:
-    """In place: the model that an engine with such weights computes. stored: what stays so in it."""
+    """Round weights in place, as an engine with this quantization would. stored: weights that stay in four bits."""
     structure, backend = record_structure(model), ReferenceBackend()
     quantizations = quantizations_of(model, structure, quantization, stored)
     for parameter in quantized_parameters(model, structure, quantizations, stored_parameters(model, stored)):
@@ -208,8 +208,8 @@ def round_weights(
 def rounded_while_computing(parameters: Collection[QuantizedParameter], backend: Backend) -> Iterator[None]:
     """In the block each module computes with rounded weights, and keeps its own.
 
-    They are often mappings of files, which take no memory until they are written. Rounded ones take as much as one of
-    each shape, which all layers share: in memory that is new each time, rounding took 2.6 times as long.
+    Its own are often mapped from files and take no memory until they are written. The rounded ones take the memory of
+    one weight per shape, which all layers share: with new memory each time, rounding took 2.6 times as long.
     """
     spare: Spare = defaultdict(list)
     with ExitStack() as handles:
@@ -223,7 +223,7 @@ def rounded_while_computing(parameters: Collection[QuantizedParameter], backend:
 def _swaps(
     parameter: QuantizedParameter, backend: Backend, spare: Spare
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """(before, after) a call of its module."""
+    """Hooks for (before, after) a call of its module."""
     module, name, own = parameter.module, parameter.name, parameter.value
     free = spare[own.shape, own.dtype, parameter.stored is not None]
 

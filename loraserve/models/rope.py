@@ -1,8 +1,8 @@
-"""Rotary embeddings that do not depend on the batch: frozen at load where they would, and tabulated.
+"""Rotary embeddings, frozen at load if they would depend on the batch, and tabulated.
 
-`longrope` and `dynamic` RoPE pick their frequencies from the largest position of the *batch*, so a short sequence would
-change its answer beside a long one. Frozen, they depend on max_model_len only: long factors iff it exceeds the length
-the model was first trained for.
+`longrope` and `dynamic` RoPE pick their frequencies from the largest position of the *batch*, so the answer of a short
+sequence would change beside a long one. Frozen, they depend on max_model_len only: long factors iff it exceeds the
+length that the model was originally trained for.
 """
 
 import inspect
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 MAX_TABLE_BYTES = 16 << 20
-"""Of one embedding; longer models compute their angles in every step."""
+"""For one rotary embedding; if the table would be larger, every step computes the angles."""
 MAX_GPU_TABLE_BYTES = 256 << 20
-"""There each of the ten operations that compute them is a launch: 131,072 positions of 128 features take 64 MB."""
+"""Larger, because computing angles takes ten launches on a GPU. 131,072 positions of 128 features take 64 MB."""
 
 
 class RotaryTable(nn.Module):
-    """(cos, sin) of an embedding by position, called like the original.
+    """(cos, sin) of a rotary embedding, looked up by position; called like the original.
 
-    Computing them took 190 µs of a decode step of 16 rows, half of it in torch's `cos`, which starts threads for it.
+    Computing them took 190 µs of a decode step of 16 rows, half of that in torch's `cos`, which starts threads.
     """
 
     def __init__(self, cos: Tensor, sin: Tensor, original: nn.Module) -> None:
-        """cos, sin: [max_model_len, rotary_dim], or as many as the original gives."""
+        """cos, sin: [max_model_len, rotary_dim], or as many columns as the original returns."""
         super().__init__()
         self.cos = cos
         self.sin = sin
@@ -37,7 +37,7 @@ class RotaryTable(nn.Module):
 
 
 class WholeRotary(nn.Module):
-    """(cos, sin) of an embedding that gives one factor for the two features of a pair (GPT-OSS): one for each."""
+    """Repeats (cos, sin) of an embedding that returns one factor per pair of features (GPT-OSS), to one per feature."""
 
     def __init__(self, halves: nn.Module) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ class WholeRotary(nn.Module):
 
 
 def gives_halves(module: nn.Module) -> bool:
-    """Whether it is a rotary embedding that gives as many factors as there are pairs of features."""
+    """Whether it is a rotary embedding that returns one factor per pair of features."""
     if isinstance(module, RotaryTable):
         return module.gives_halves
     return _knows_only_positions(module) and _num_factors(module) == module.get_buffer("inv_freq").shape[-1]
 
 
 def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> None:
-    """Replace every rotary embedding that knows nothing but positions, if its table is not too large."""
+    """Replace every rotary embedding that depends on positions alone, if its table is not too large."""
     for name, module in list(model.named_modules()):
         if not _knows_only_positions(module):
             continue
@@ -70,14 +70,14 @@ def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> N
 
 
 def _knows_only_positions(module: nn.Module) -> bool:
-    """Whether it is a rotary embedding of one kind of layer, whatever the layer."""
+    """Whether it is a rotary embedding that does not depend on the kind of layer."""
     if not isinstance(getattr(module, "inv_freq", None), Tensor):
         return False
     return list(inspect.signature(module.forward).parameters) == ["x", "position_ids"]
 
 
 def _num_factors(module: nn.Module) -> int:
-    """Of a position."""
+    """Factors per position."""
     device = module.get_buffer("inv_freq").device
     position_ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
     return module(torch.empty(1, 1, 1, device=device), position_ids)[0].shape[-1]

@@ -1,7 +1,7 @@
-"""How far two right computations of a model's logits may lie apart, measured on the model itself.
+"""How much two correct computations of a model's logits may differ, measured on the model itself.
 
-What rounding does grows with a model's width and depth, and with its weights: with random ones, two right computations
-in bfloat16 of a Llama with 32 layers are apart by 1.5 % of the largest logit at a width of 256, and by 7 % at 4,096.
+The effect of rounding grows with a model's width and depth, and with its weights. With random weights, two correct
+bfloat16 computations of a 32-layer Llama differ by 1.5 % of the largest logit at a width of 256, and by 7 % at 4,096.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
-"""Of any model, as a share of the largest |logit|. Models that are wrong differ by 0.1 and more."""
+"""The least for any model, as a fraction of the largest |logit|. Wrong models differ by 0.1 and more."""
 MARGIN = 1.5
-"""Over what one more rounding of every module does. Two right computations were apart by 0.5 to 1.0 times that, most
-where large weights make each layer amplify it."""
+"""Factor on the effect of rounding every module's output once more. Two correct computations differed by 0.5 to 1.0
+times that effect, most in models whose large weights make each layer amplify it."""
 
 
 def logits_tolerance(model: PreTrainedModel, logits: Tensor, compute: Callable[[], Tensor]) -> float:
-    """The largest difference that is rounding, as a share of the largest |logit|.
+    """The largest difference that counts as rounding, as a fraction of the largest |logit|.
 
-    logits: the model's own; compute: computes them once more.
+    logits: the model's own; compute: computes them again.
     """
     with rounded_once_more(model):
         moved = compute()
@@ -29,14 +29,14 @@ def logits_tolerance(model: PreTrainedModel, logits: Tensor, compute: Callable[[
 
 
 def tolerance_of(logits: Tensor, moved: Tensor, dtype: torch.dtype) -> float:
-    """As `logits_tolerance`; moved: the same `rounded_once_more`."""
+    """As `logits_tolerance`; moved: the logits under `rounded_once_more`."""
     share = float((moved - logits).abs().max() / logits.abs().max())
     return max(TOLERANCE[dtype], MARGIN * share)
 
 
 @contextmanager
 def rounded_once_more(model: nn.Module) -> Iterator[None]:
-    """In the block, what each innermost module gives is moved at random, as far as rounding may."""
+    """In the block, each innermost module's output is changed at random, as much as rounding may change it."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def move(_module: nn.Module, _args: object, output: object) -> Tensor | None:

@@ -1,8 +1,8 @@
 """Proof at load time that a model gives the same logits through our paged, packed, chunked batches as by itself.
 
-Transformers' own flags do not tell: some models accept a registered attention function and keep state or masks
-elsewhere, and would be silently wrong. So two sequences are run in packed chunks, next to each other, and compared with
-one plain eager forward each. One has the first positions that there are, the other the last.
+Transformers' own flags are not enough: some models accept a registered attention function but keep state or masks
+elsewhere, and would be silently wrong. So two sequences run in packed chunks, next to each other, and each is compared
+with one plain eager forward. One has the first valid positions, the other the last.
 """
 
 from collections.abc import Sequence
@@ -23,29 +23,28 @@ from loraserve.models.structure import AttentionSpec
 BLOCK_SIZE = 16
 MAX_PROBE_TOKENS = 96
 NUM_PROBES_OF_EXPERTS = 4
-"""Rounding may send a token to other experts, and its logits far away: of 60 random models in bfloat16, 6 would have
-been refused for one probe, though nothing was wrong with them. What is wrong shows in every probe."""
+"""Rounding may route a token to other experts, which changes its logits a lot: with a single probe, 6 of 60 random but
+correct models in bfloat16 would have been refused. A real error shows in every probe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Two sequences and their last-row logits as the model computes them by itself."""
+    """Two sequences and their last-row logits as the unmodified model computes them."""
 
     token_ids: tuple[list[int], list[int]]
     positions: tuple[range, range]
-    """Of their tokens."""
     logits: Tensor
     """[2, vocab]."""
     tolerance: float
-    """The largest difference from them that is rounding, as a share of the largest |logit|."""
+    """The largest difference from `logits` that counts as rounding, as a fraction of the largest |logit|."""
 
 
 def make_probes(
     model: PreTrainedModel, attention: Sequence[AttentionSpec], max_model_len: int, num_probes: int = 1
 ) -> list[Probe]:
-    """Run their sequences through the unmodified model. Long enough to pass a small sliding window.
+    """Probes from the unmodified model, with sequences long enough to exceed a small sliding window.
 
-    Raises `ModelRefusedError` when the model has no such positions.
+    Raises `ModelRefusedError` if the model fails on them, for example because it does not have the last positions.
     """
     windows = [spec.sliding_window for spec in attention if spec.sliding_window is not None]
     longest = max([24, *(window + 9 for window in windows if window + 9 <= MAX_PROBE_TOKENS)])
@@ -82,7 +81,7 @@ def make_probes(
 
 @torch.inference_mode()
 def _own_logits(model: PreTrainedModel, token_ids: list[list[int]], positions: range | None) -> Tensor:
-    """Of the last row of each, which are equally long. positions: None = as the model counts them itself."""
+    """Logits of each sequence's last row; all have one length. positions: None = the model counts them itself."""
     ids = torch.tensor(token_ids, device=model.device)
     position_ids = None if positions is None else torch.tensor([[*positions]], device=model.device).expand_as(ids)
     output = model(input_ids=ids, position_ids=position_ids, use_cache=False, logits_to_keep=1)
@@ -92,7 +91,7 @@ def _own_logits(model: PreTrainedModel, token_ids: list[list[int]], positions: r
 def check(model: PreTrainedModel, attention: Sequence[AttentionSpec], context: ForwardContext, probe: Probe) -> float:
     """Run the probe in packed chunks through paged attention; returns the largest difference over the largest |logit|.
 
-    Every attention module must hold its `AttentionLayer`. The context's caches are replaced during the check.
+    Every attention module must have its `AttentionLayer` attached. The context's caches are replaced during the check.
     """
     model.set_attn_implementation(ATTENTION_NAME)
     logits = _run_probe(TransformersForward(model), model, attention, context, probe)[-1].float()
@@ -106,7 +105,7 @@ def is_same(
     context: ForwardContext,
     probe: Probe,
 ) -> bool:
-    """Whether a forward gives the bits of transformers' own over the same modules, in every step of the probe."""
+    """Whether a forward equals transformers' own over the same modules, bit for bit, in every step of the probe."""
     try:
         found = _run_probe(forward, model, attention, context, probe)
     except DEVICE_ERRORS:
@@ -128,7 +127,7 @@ def _run_probe(
     context.k_caches, context.v_caches = _probe_caches(attention, model)
     lengths = [len(tokens) for tokens in probe.token_ids]
     half = lengths[1] // 2
-    steps = [  # (start, end) of each sequence: alone, beside each other, then one decode row beside a chunk
+    steps = [  # (start, end) of each sequence: its first chunk, its second chunk, then one decode row
         ((0, 3), (0, half)),
         ((3, lengths[0] - 1), (half, lengths[1] - 1)),
         ((lengths[0] - 1, lengths[0]), (lengths[1] - 1, lengths[1])),
@@ -145,7 +144,7 @@ def _run_probe(
 def require_equal(
     model: PreTrainedModel, attention: Sequence[AttentionSpec], context: ForwardContext, probes: Sequence[Probe]
 ) -> None:
-    """Raises `ModelRefusedError` when the paged model differs from the model by itself in all probes."""
+    """Raises `ModelRefusedError` if the paged model differs from the unmodified model in all probes."""
     name = type(model).__name__
     try:
         found = _first_equal(model, attention, context, probes)
@@ -167,7 +166,7 @@ def require_equal(
 def is_equal(
     model: PreTrainedModel, attention: Sequence[AttentionSpec], context: ForwardContext, probes: Sequence[Probe]
 ) -> bool:
-    """Whether the paged model, as it stands now, gives the model's own logits in one of the probes."""
+    """Whether the paged model, as it is now, gives the unmodified model's logits in at least one probe."""
     try:
         difference, tolerance = _first_equal(model, attention, context, probes)
         return difference <= tolerance
@@ -180,7 +179,7 @@ def is_equal(
 def _first_equal(
     model: PreTrainedModel, attention: Sequence[AttentionSpec], context: ForwardContext, probes: Sequence[Probe]
 ) -> tuple[float, float]:
-    """`check` and the tolerance of the first probe that is within it, or of the last."""
+    """(difference, tolerance) of the first probe that is within its tolerance, or else of the last."""
     found = 0.0, 0.0
     for probe in probes:
         found = check(model, attention, context, probe), probe.tolerance

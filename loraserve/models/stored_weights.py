@@ -1,7 +1,7 @@
-"""Weights that stay as their checkpoint has them, in four bits: never are all of them whole.
+"""Weights that stay in four bits as their checkpoint has them; they are never all dequantized at once.
 
-Linears of bitsandbytes (NF4), GPTQ, AWQ and compressed-tensors, also those that transformers makes one weight of for
-all experts, and gpt-oss's experts in MXFP4.
+These are linears of bitsandbytes (NF4), GPTQ, AWQ and compressed-tensors, including experts' linears that transformers
+merges into one weight, and gpt-oss's experts in MXFP4.
 """
 
 from collections import defaultdict
@@ -44,66 +44,66 @@ from loraserve.models.unpacked_weights import are_unpacked, packed_weights, read
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _LARGEST_SCALE = 250
-"""Of which all elements are finite, whatever they are rounded to."""
+"""Largest exponent byte with which all elements stay finite, whatever they are rounded to."""
 _EXPONENT_SHIFT = 23
-"""Of float32."""
+"""Lowest bit of a float32's exponent."""
 _Named = tuple[str, PackedWeight]
-"""With its name in the file."""
+"""(name in the file, weight)."""
 
 
 class StoredWeight(Protocol):
-    """What one parameter of the model is in the checkpoint."""
+    """One parameter of the model, in the form that the checkpoint has it."""
 
     is_transposed: ClassVar[bool]
     """See `QuantizedParameter`."""
 
     @property
     def names_in_file(self) -> Collection[str]:
-        """Under which the checkpoint would have it whole."""
+        """Names that it would have in an unquantized checkpoint."""
         ...
 
     @property
     def quantization(self) -> Quantization: ...
 
     def orders(self) -> Sequence[Tensor | None]:
-        """Of the inputs of each matrix, see `FourBitWeight.order`."""
+        """Order of each matrix's inputs; see `FourBitWeight.order`."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the parameter."""
+        """The parameter's shape."""
         ...
 
     def four_bits(self) -> Sequence[FourBitWeight]:
-        """Of a linear, or of each expert. Made once, until `give_back`, as a start asks often."""
+        """One for a linear, or one per expert. Cached until `give_back`, because startup requests them often."""
         ...
 
     def whole(self, dtype: torch.dtype) -> Tensor:
-        """What the checkpoint says it is."""
+        """The values that the checkpoint defines, dequantized."""
         ...
 
     def give_back(self, mapped: MappedWeights) -> None:
-        """The memory of what is mapped from the file, and of `four_bits`."""
+        """Give back the memory mapped from the file, and that of `four_bits`."""
         ...
 
 
 StoredWeights = Mapping[str, StoredWeight]
-"""By the name of the parameter in the model."""
+"""By the parameter's name in the model."""
 
 
 def placeholder(weight: StoredWeight, dtype: torch.dtype) -> Tensor:
-    """Of the weight's shape, and without memory."""
+    """A tensor of the weight's shape, without memory for its elements."""
     return torch.empty((), dtype=dtype).expand(weight.shape)
 
 
 def packed_bytes(weight: StoredWeight) -> int:
-    """In memory."""
+    """The weight's size in memory."""
     depth = weight.shape[-2 if weight.is_transposed else -1]
     return prod(weight.shape) // depth * weight.quantization.row_bytes(depth)
 
 
 def rounded_as_packed(weight: StoredWeight, like: Tensor, backend: Backend, out: Tensor | None = None) -> Tensor:
-    """What is multiplied with, whole. like: of its shape and dtype. out: one made before, which is returned."""
+    """The values that are multiplied with, dequantized. like: of their shape and dtype. out: reused and returned."""
     shape = like.mT.shape if weight.is_transposed else like.shape
     dense = like.new_empty(shape) if out is None else (out.mT if weight.is_transposed else out)
     for four_bits, matrix in zip(weight.four_bits(), dense.view(-1, *shape[-2:]), strict=True):
@@ -113,13 +113,13 @@ def rounded_as_packed(weight: StoredWeight, like: Tensor, backend: Backend, out:
 
 @dataclass(frozen=True)
 class StoredMxfp4:
-    """One projection of all experts of a layer, as gpt-oss has them."""
+    """One projection of all experts of a layer, as gpt-oss stores it."""
 
     name: str
     blocks: Tensor
-    """uint8 [num_experts, out_features, groups, GROUP / 2], elements two in a byte, the first in its lower bits."""
+    """uint8 [num_experts, out_features, groups, GROUP / 2]: two elements per byte, the first in its lower bits."""
     exponents: Tensor
-    """uint8 [num_experts, out_features, groups], of two, over -127."""
+    """uint8 [num_experts, out_features, groups]: exponents of two, plus 127."""
     is_transposed: ClassVar = True
 
     @property
@@ -160,10 +160,10 @@ class StoredMxfp4:
 
 @dataclass(frozen=True)
 class StoredLinears:
-    """One linear, or those of all experts, which are one weight of the model."""
+    """One linear, or the linears of all experts that form one weight of the model."""
 
     matrices: Sequence[Sequence[_Named]]
-    """Of each matrix of the parameter those whose outputs it has, in their order."""
+    """For each matrix of the parameter, the weights whose outputs it consists of, in order."""
     quantization: Quantization
     shape: tuple[int, ...]
     is_transposed: ClassVar = False
@@ -198,8 +198,8 @@ class StoredLinears:
 
 
 def _mxfp4_scales(exponents: Tensor) -> Tensor:
-    """Of half of an element, infinite where elements would be. exponents: uint8, of two, over -127."""
-    # 2^(e - 128) has e - 1 where a float has its exponent; below the normal range it is zero.
+    """Scales for elements doubled to integers, infinite if elements would be. exponents: uint8, of two, plus 127."""
+    # As a float32, 2^(e - 128) has the exponent bits e - 1; below the normal range it becomes zero.
     scales = ((exponents.int() - 1).clamp_min_(0) << _EXPONENT_SHIFT).view(torch.float32)
     return torch.where(exponents > _LARGEST_SCALE, torch.inf, scales)
 
@@ -207,7 +207,8 @@ def _mxfp4_scales(exponents: Tensor) -> Tensor:
 def find_stored(
     model: str, revision: str | None, stored: dict[str, Any], bare: PreTrainedModel, dtype: torch.dtype
 ) -> StoredWeights:
-    """What can stay as it is. stored: the checkpoint's `quantization_config`. bare: the model in the dtype, empty.
+    """Weights that can stay in four bits. stored: the checkpoint's `quantization_config`. bare: the model in `dtype`,
+    without weights.
 
     Raises `ModelRefusedError`.
     """
@@ -221,7 +222,7 @@ def find_stored(
 def read_others(
     model: str, revision: str | None, quantization_config: dict[str, Any], dtype: torch.dtype, stored: StoredWeights
 ) -> dict[str, Tensor]:
-    """All tensors of the checkpoint by name, with placeholders for the stored weights, of which there are some.
+    """All tensors of the checkpoint by name, with placeholders for the stored weights, of which there is at least one.
 
     Raises `ModelRefusedError`.
     """
@@ -239,13 +240,13 @@ def read_others(
 
 
 def name_to_load(name: str, weight: StoredWeight) -> str:
-    """Under which transformers is given the placeholder. name: of the parameter."""
+    """The name under which transformers gets the placeholder. name: the parameter's."""
     (first, *_) = weight.names_in_file
-    return first if len(weight.shape) == 2 else name  # of experts, as if they had been put together
+    return first if len(weight.shape) == 2 else name  # experts load as if already merged
 
 
 def _find_experts(model: str, revision: str | None, parameters: Mapping[str, Tensor]) -> dict[str, StoredMxfp4]:
-    """parameters: of the model, whose values are not looked at."""
+    """parameters: the model's; their values are not read."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(model, revision):
         with safe_open(path, "pt") as file:
@@ -280,7 +281,7 @@ def _check(name: str, weight: StoredMxfp4, parameter: Tensor | None) -> None:
 def _find_linears(
     packed: Mapping[str, PackedWeight], bare: PreTrainedModel, dtype: torch.dtype
 ) -> dict[str, StoredLinears]:
-    """packed: by the names of modules in the file."""
+    """packed: by module name in the file."""
     place_of = _places(bare)
     parts_of = defaultdict[str, defaultdict[int, list[_Named]]](lambda: defaultdict(list))
     for module, weight in packed.items():
@@ -313,9 +314,10 @@ def _candidates(bare: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str
 
 
 def _put_together(parts: Sequence[list[_Named]], shape: tuple[int, ...]) -> StoredLinears | None:
-    """None = not all can stay, or they are not all of the parameter, whose shape is given.
+    """None if not all of the weights can stay, or if they do not make up the whole parameter.
 
-    parts: of each matrix, first of its outputs first, in any order of the matrices.
+    parts: ordered by their outputs within a matrix; each part lists its weight of every matrix, in any order.
+    shape: the parameter's.
     """
     weights = [weight for of_part in parts for _, weight in of_part]
     forms = {_form(weight) for weight in weights}
@@ -336,9 +338,9 @@ def _put_together(parts: Sequence[list[_Named]], shape: tuple[int, ...]) -> Stor
 
 
 def _places(bare: PreTrainedModel) -> Callable[[str], tuple[str, int] | None]:
-    """Of a name in the file: of which parameter it becomes a part, and which part of a matrix of it.
+    """Maps a name in the file to the parameter that transformers makes of it, and to its part's index within a matrix.
 
-    As transformers does it; None where that is something else than putting experts' linears together.
+    The result is None if transformers does anything other than rename it or merge experts' linears.
     """
     transforms = get_model_conversion_mapping(bare)
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
@@ -360,7 +362,7 @@ def _places(bare: PreTrainedModel) -> Callable[[str], tuple[str, int] | None]:
 
 
 def _form(weight: PackedWeight) -> Quantization | None:
-    """What it can stay in."""
+    """The four-bit form that it can stay in, if any."""
     if isinstance(weight, BlocksOfLevels):
         is_nf4 = weight.block_size == NF4_BLOCK and torch.equal(weight.levels, NF4_LEVELS)
         return Quantization.NF4 if is_nf4 and weight.shape[1] % NF4_BLOCK == 0 else None
@@ -376,7 +378,7 @@ def _order(weight: PackedWeight) -> Tensor | None:
 
 
 def _scales(weight: PackedWeight) -> Tensor:
-    """Of one that can stay."""
+    """Scales of a weight that can stay."""
     if isinstance(weight, BlocksOfLevels):
         return weight.largest() / LARGEST_NF4
     if isinstance(weight, GroupsOfFloats):
@@ -386,7 +388,7 @@ def _scales(weight: PackedWeight) -> Tensor:
 
 
 def _form_of_groups(weight: GroupsOfCodes) -> Quantization | None:
-    """That of the largest groups which those of the weight are made of."""
+    """The form with the largest groups that evenly divide the weight's groups."""
     depth = weight.shape[1]
     for form in (Quantization.UINT4_G128, Quantization.UINT4):
         size = form.group_size(depth)

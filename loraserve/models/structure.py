@@ -1,8 +1,7 @@
-"""What a model is made of, seen in one recorded forward pass: its embedding, attention layers, linears, routers and
-experts.
+"""A model's structure, recorded in one forward pass: its embedding, attention layers, linears, routers and experts.
 
-Names and classes differ between model families; what calls our attention function, which linears receive the very same
-input tensor and what transformers' experts interface stands for does not.
+Names and classes differ between model families. These do not, and identify the parts: which modules call our attention
+function, which linears receive the very same input tensor, and which modules use transformers' experts interface.
 """
 
 from collections.abc import Iterator
@@ -23,9 +22,9 @@ from loraserve.models.forward_names import uses
 _RECORDER_NAME = "loraserve_recorder"
 _NUM_TOKENS = 8
 _SAMPLED = (3, 7)
-"""Whose logits are wanted of the recorded pass."""
+"""Rows whose logits the recorded pass requests."""
 _KNOWN_TENSORS = frozenset({"s_aux", "position_ids"})
-"""That layers pass to the attention interface without a mask in them: sinks and positions."""
+"""Arguments of the attention interface that hold no mask: sinks and positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class LinearsSpec:
     members: list[tuple[str, nn.Linear]]
     """(name, linear), in call order."""
     has_sampled_rows: bool
-    """They see only the rows whose logits are wanted (`lm_head`, and a dense layer before it)."""
+    """They receive only the rows whose logits are requested (`lm_head`, and a dense layer before it)."""
 
 
 @dataclass(slots=True)
@@ -56,19 +55,19 @@ class ModelStructure:
     attention: list[AttentionSpec] = field(default_factory=list)
     """In call order."""
     embedding: EmbeddingSpec | None = None
-    """Of tokens; None where it is of another kind, which cannot have adapters."""
+    """The token embedding; None if it is of a kind that cannot have adapters."""
     adaptable: list[LinearsSpec | BareWeightSpec | ExpertsSpec] = field(default_factory=list)
-    """What else can have adapters, in call order.
+    """Everything else that can have adapters, in call order.
 
-    Without linears whose parent may read their weight (HunYuan's routers ask for its dtype), and without what sees
-    other rows than tokens: there would be no telling which adapter a row is for.
+    Excludes linears whose parent may read their weight (HunYuan's routers read its dtype), and modules whose rows are
+    not tokens: which adapter such a row is for would be unknown.
     """
     unreached_linears: list[str] = field(default_factory=list)
-    """Names of those that no text reaches, as of a tower for images beside the decoder."""
+    """Names of linears that no text reaches, such as those of an image tower beside the decoder."""
 
 
 def record_structure(model: PreTrainedModel) -> ModelStructure:
-    """Run a few tokens through the model and note what is called. Raises `ModelRefusedError`."""
+    """Run a few tokens through the model and record what is called. Raises `ModelRefusedError`."""
     structure = ModelStructure()
     try:
         positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
@@ -99,7 +98,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
 
 
 def _require_known_masks(model: PreTrainedModel, attention: list[AttentionSpec]) -> None:
-    """Masks that start to matter only thousands of tokens in, so that no short probe would notice them missing."""
+    """Reject masks that only matter after thousands of tokens: no short probe would notice that they are missing."""
     name, config = type(model).__name__, model.config.get_text_config()
     layer_types: list[str] = getattr(config, "layer_types", None) or []
     if "chunked_attention" in layer_types:
@@ -145,8 +144,8 @@ def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> It
 
 
 def _require_known_tensors(model: PreTrainedModel, arguments: dict[str, Any]) -> None:
-    """Masks come from the layers themselves here, as transformers builds none. Those that keep some thousands of tokens
-    hide none of a probe's."""
+    """Reject masks that layers build themselves; transformers builds none here. A probe cannot test them: a mask that
+    keeps some thousands of tokens hides none of the probe's."""
     unknown = [name for name, value in arguments.items() if isinstance(value, Tensor) and name not in _KNOWN_TENSORS]
     if unknown:
         raise ModelRefusedError(
@@ -179,7 +178,7 @@ def _attention_spec(
 
 @contextmanager
 def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterator[None]:
-    """Of linears, bare weights and experts."""
+    """Record the calls of linears, bare weights and experts."""
     calls: list[tuple[str, nn.Module, Tensor]] = []  # holding the inputs keeps their identities unique
 
     def note(name: str, module: nn.Module, x: Tensor) -> None:
@@ -201,7 +200,7 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
 
     left_alone: list[str] = []
     handles = [
-        module.register_forward_hook(experts_hook(name), prepend=True)  # while it has the weights it was called with
+        module.register_forward_hook(experts_hook(name), prepend=True)  # before a hook swaps its weights back
         if is_experts(module)
         else module.register_forward_pre_hook(linear_hook(name))
         for name, module in model.named_modules()
@@ -220,7 +219,7 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
             continue
         if not isinstance(module, nn.Linear):
             spec = ExpertsSpec(name, module) if is_experts(module) else BareWeightSpec(name, module)
-            # All experts are ours, or none.
+            # We compute the experts of all layers or of none.
             if isinstance(spec, ExpertsSpec):
                 is_excluded = bool(left_alone)
             else:
@@ -243,7 +242,7 @@ def _is_replaceable_linear(module: nn.Module, name: str, model: PreTrainedModel)
 
 @contextmanager
 def _called_modules(model: PreTrainedModel) -> Iterator[set[str]]:
-    """Names of the modules that are called meanwhile."""
+    """Yields a set to which the block adds the names of the modules it calls."""
     called: set[str] = set()
 
     def hook(name: str):
@@ -258,9 +257,9 @@ def _called_modules(model: PreTrainedModel) -> Iterator[set[str]]:
 
 
 def _unreached_linears(model: PreTrainedModel, called: set[str]) -> list[str]:
-    """Linears beside the decoder that were not called, nor was anything that holds them, but for what holds both.
+    """Linears outside the decoder that were not called, nor was any module that contains them but not the decoder.
 
-    Within the decoder none is: experts are not called for the few tokens of a recorded pass either.
+    Linears within the decoder all count as reached: the few tokens of a recorded pass do not reach every expert.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     decoder_name = next((name for name, module in model.named_modules() if module is decoder), "")

@@ -1,7 +1,7 @@
-"""Tokens whose rows of the embedding or `lm_head` are an adapter's own, as what has to be added to the base model's.
+"""An adapter's trained rows of the embedding or `lm_head`, converted into differences from the base model's rows.
 
-They are packed as they were trained; the base's rows are taken away once, when the adapter is in the arena. From then
-on they are LoRA: a one-hot matrix tells the tokens apart, and the differences are the other one.
+Rows are packed as they were trained; the base's are subtracted once, when the adapter is in the arena. From then on
+they are LoRA: one matrix is one-hot and selects the token, the other holds the differences.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,14 +19,14 @@ class TokenTable:
 
     group: LoraGroup
     member: int
-    """Of all groups'."""
+    """Its index among the members of all groups."""
     is_embedding: bool
     rows: Callable[[Tensor], Tensor]
-    """What the base computes with: token ids, int64 [n] → [n, hidden_size]."""
+    """The rows that the base computes with: token ids, int64 [n] → [n, hidden_size]."""
 
 
 def take_base_rows_away(tables: Mapping[int, TokenTable], packed: PackedTable, values: Tensor) -> None:
-    """In place. tables: by member. values: [num_elements], an adapter as it is packed."""
+    """Subtract the base's rows, in place. tables: by member. values: [num_elements], a packed adapter."""
     with torch.inference_mode():
         for tokens in packed.trained_tokens:
             _take_away(tables[tokens.member], tokens, packed, values)

@@ -1,6 +1,6 @@
-"""Checkpoints of GPTQ, AWQ, bitsandbytes, and packed weights of compressed-tensors, read without their packages.
+"""Reads checkpoints of GPTQ, AWQ and bitsandbytes, and packed weights of compressed-tensors, without their packages.
 
-Each format in one function, as its library defines it.
+One function per format, following its library's definition.
 """
 
 import json
@@ -37,9 +37,9 @@ UNPACKED = (GPTQ, AWQ, BITSANDBYTES)
 
 _WORD_BITS = 32
 _CODE_BITS = (2, 4, 8)
-"""Of which there are several in a word, and none in two."""
+"""Widths with several codes in a word and no code split between two words."""
 _ONE_GROUP = (None, -1)
-"""As group_size: all inputs."""
+"""Values of group_size that mean one group of all inputs."""
 _GPTQ_V2 = "gptq_v2"
 _GEMM = "gemm"
 _PACKED_INTEGERS, _PACKED_MXFP4 = "pack-quantized", "mxfp4-pack-quantized"
@@ -52,7 +52,7 @@ class _Refused(Exception):
 
 
 class _Parts:
-    """The tensors that a module's weight is made of, by what follows its name."""
+    """The tensors that make up a module's weight, named by what follows the module's name."""
 
     def __init__(self, module: str, names: Collection[str], read: Callable[[str], Tensor]) -> None:
         self._module = module
@@ -60,7 +60,7 @@ class _Parts:
         self._read = read
 
     def take(self, name: str, *shape: int, given: str = "") -> Tensor:
-        """shape: None given = any. given: what it follows from."""
+        """shape: empty = any. given: what the shape follows from, for the error message."""
         if name not in self.names:
             raise _Refused(f"it lacks {self._module}.{name}")
         tensor = self._read(f"{self._module}.{name}")
@@ -80,23 +80,23 @@ class _Parts:
 
 class _Format(NamedTuple):
     names: re.Pattern[str]
-    """Of all tensors that a weight may be made of: of the module, and what follows it."""
+    """Matches all tensors that may be part of a weight; its groups are the module's name and what follows it."""
     read: Callable[[_Parts, dict[str, Any]], PackedWeight]
-    """With the `quantization_config`."""
+    """Takes the parts and the `quantization_config`."""
 
 
 _Opened = tuple[list[str], dict[str, list[str]], Callable[[str], Tensor]]
-"""Names of tensors that are no parts of packed weights, the others by their module, and how one is read."""
+"""(names of tensors outside packed weights, names of the other tensors' parts by module, a tensor reader)."""
 
 
 def are_unpacked(stored: dict[str, Any]) -> bool:
-    """Whether weights are read here, not by transformers. stored: a `quantization_config`."""
+    """Whether this module reads the weights, not transformers. stored: a `quantization_config`."""
     method = stored.get("quant_method")
     return method in UNPACKED or (method == COMPRESSED and _packed_by(stored) is not None)
 
 
 def _packed_by(stored: dict[str, Any]) -> str | None:
-    """Of compressed-tensors, where it is all there is: `_PACKED_INTEGERS` or `_PACKED_MXFP4`."""
+    """`_PACKED_INTEGERS` or `_PACKED_MXFP4`, if that is all a compressed-tensors checkpoint uses; else None."""
     schemes, sparsity = stored.get("config_groups"), stored.get("sparsity_config") or {}
     if not isinstance(schemes, dict) or len(schemes) != 1 or not isinstance(sparsity, dict):
         return None
@@ -119,12 +119,12 @@ def _is_size(group_size: object) -> bool:
 
 
 def what_is_not_read(stored: dict[str, Any]) -> str | None:
-    """What is wrong with the option of a `quantization_config` that is not followed; None where all are.
+    """An unsupported option of a `quantization_config` and what is wrong with it; None if all options are supported.
 
-    stored: one whose weights `are_unpacked`.
+    stored: a config that `are_unpacked` accepts.
     """
     if stored["quant_method"] == COMPRESSED:
-        return None  # there is nothing else
+        return None  # `are_unpacked` accepts only what is supported
     method, bits, layouts = stored["quant_method"], stored.get("bits"), _layouts(stored)
     size = stored.get("group_size")
     if method in (GPTQ, AWQ) and size not in _ONE_GROUP and not _is_size(size):
@@ -147,7 +147,7 @@ def what_is_not_read(stored: dict[str, Any]) -> str | None:
 
 
 def _layouts(stored: dict[str, Any]) -> set[str]:
-    """By all the names that libraries have for it."""
+    """The packing layouts that the config states, under any of the names that libraries use."""
     names = ("checkpoint_format", "format", "version")
     stated = {str(stored[name]).lower() for name in names if stored.get(name) is not None}
     stated |= {"marlin"} if stored.get("is_marlin_format") else set()
@@ -162,9 +162,9 @@ def read_whole(
     dtype: torch.dtype,
     left_out: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """All tensors of the checkpoint, in `dtype`, those of packed weights as the weights that they stand for.
+    """All tensors of the checkpoint, floats in `dtype`, packed weights dequantized.
 
-    stored: its `quantization_config`, of which `what_is_not_read` finds nothing. left_out: names of whole weights.
+    stored: its `quantization_config`, in which `what_is_not_read` finds nothing. left_out: names of weights to omit.
     Raises `ModelRefusedError`.
     """
     with _reading(model, revision, _format(stored)) as (others, modules, read):
@@ -178,7 +178,7 @@ def read_whole(
 
 
 def packed_weights(model: str, revision: str | None, stored: dict[str, Any]) -> dict[str, PackedWeight]:
-    """By the names of their modules in the file. stored: see `read_whole`. Raises `ModelRefusedError`."""
+    """By module name in the file. stored: see `read_whole`. Raises `ModelRefusedError`."""
     packing = _format(stored)
     with _reading(model, revision, packing) as (_, modules, read):
         weights = {module: _packed(_Parts(module, parts, read), packing, stored) for module, parts in modules.items()}
@@ -186,7 +186,7 @@ def packed_weights(model: str, revision: str | None, stored: dict[str, Any]) -> 
 
 
 def _packed(parts: _Parts, packing: _Format, stored: dict[str, Any]) -> PackedWeight | None:
-    """None = its weight is whole in the checkpoint."""
+    """None if the checkpoint has the weight unquantized."""
     if parts.names == {"weight"} and parts.take("weight").is_floating_point():
         return None
     return packing.read(parts, stored)
@@ -228,7 +228,7 @@ def _read_gptq(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     scales = parts.take("scales", num_groups, num_out, given=_stated(bits, group_size))
     zeros = fields(parts.words("qzeros", num_groups, num_out // per_word), bits).flatten(1)
     if _layouts(stored) == {GPTQ}:
-        # Stored less one, without what that borrows: of a zero point of 0 readers make 0 or 2 ** bits.
+        # Stored minus one, without a borrow: some readers take a zero point of 0 for 0, others for 2 ** bits.
         if bool((zeros == 2**bits - 1).any()):
             raise parts.refused("qzeros", "has zero points of 0, which this format leaves open: save it as gptq_v2")
         zeros = zeros + 1
@@ -322,7 +322,7 @@ def _read_8bit(parts: _Parts, _: dict[str, Any]) -> RowsOfInt8:
 
 
 def _group_size(stored: dict[str, Any], num_in: int) -> int:
-    """Of inputs."""
+    """Inputs per group."""
     size = stored.get("group_size")
     return num_in if size in _ONE_GROUP else size
 

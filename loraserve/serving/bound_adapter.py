@@ -1,4 +1,4 @@
-"""An adapter as a request holds on to it."""
+"""References to adapters: bound to a request's content, and the current content of each name."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,13 +11,13 @@ class BoundAdapter:
     name: str
     """For messages to the client."""
     label: str
-    """For metrics: also says whose it is, where names of several tenants may meet."""
+    """For metrics; includes the tenant if names of several tenants may clash."""
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class NamedContent:
-    """What an adapter's bare name means now."""
+    """The content that an adapter's bare name refers to now."""
 
     label: str
     digest: str
@@ -25,8 +25,8 @@ class NamedContent:
 
 
 class AdapterNames(Protocol):
-    """What metrics need to know of the adapters there are."""
+    """The existing adapters, for metrics."""
 
     def contents(self) -> list[NamedContent]:
-        """Of every adapter that can be used, in any order."""
+        """Contents of all usable adapters, in any order."""
         ...

@@ -1,4 +1,4 @@
-"""The seam between the API and an engine, wherever it runs."""
+"""The interface between the API and an engine, wherever the engine runs."""
 
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
@@ -19,7 +19,7 @@ OnBegun = Callable[[BegunPrompt], None]
 
 
 def ignore_begun(_prompt: BegunPrompt) -> None:
-    """For who does not care when a prompt is begun."""
+    """For callers that need not know when a prompt begins."""
 
 
 class EngineClient(Protocol):
@@ -40,7 +40,7 @@ class EngineClient(Protocol):
 
     @property
     def longest_step_s(self) -> float:
-        """Until now; what takes as long again is no stall."""
+        """The longest step so far; another step of that length is not a stall."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class EngineClient(Protocol):
     def generate(
         self, request: EngineRequest, on_begun: OnBegun = ignore_begun
     ) -> AsyncGenerator[list[SequenceOutput]]:
-        """Yield what the request gained, in order; several steps may be joined when the consumer lags.
+        """Yield the request's new outputs, in order; several steps may be joined if the consumer lags.
 
         on_begun: called once, before any output, when the engine begins to compute the prompt.
         Ends after the last choice's finish_reason. Closing the iterator early aborts the request without awaiting.
@@ -60,7 +60,7 @@ class EngineClient(Protocol):
         ...
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Stop the request, or one choice of it; a no-op for what is unknown or finished."""
+        """Stop the request, or one choice of it; a no-op if it is unknown or finished."""
         ...
 
     async def load(self, digest: str, packed_path: str) -> None:
@@ -70,6 +70,6 @@ class EngineClient(Protocol):
     async def unload(self, digest: str) -> None:
         """Returns once no sequence uses the adapter and the engine has forgotten it.
 
-        NOTE: until then it must not be loaded: that takes the unload back, and nothing answers it any more.
+        NOTE: do not load it again before this returns: a load cancels the unload, which is then never answered.
         """
         ...

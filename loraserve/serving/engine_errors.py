@@ -1,4 +1,4 @@
-"""What an engine's error means for a client."""
+"""Translates engine errors into errors for clients."""
 
 import logging
 
@@ -21,7 +21,7 @@ def model_not_found(name: str) -> ServingError:
 def request_failed(
     output: SequenceOutput, adapter: BoundAdapter | None, grammar: Grammar | None = None
 ) -> ServingError:
-    """For an output with finish_reason "error" of a request for `adapter`, held to `grammar`."""
+    """For an output with finish_reason "error" of a request for `adapter`, constrained by `grammar`."""
     message = output.error or "The engine could not run the request."
     match output.error_code:
         case EngineErrorCode.INVALID_REQUEST:

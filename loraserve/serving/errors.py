@@ -1,4 +1,4 @@
-"""One error for everything a client can be told, with a stable code. `api/http/errors.py` maps codes to HTTP."""
+"""The single error type for everything reported to clients. `api/http/errors.py` maps its stable codes to HTTP."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -59,15 +59,15 @@ SERVER_FAULTS = frozenset(
         ErrorCode.SERVICE_UNAVAILABLE,
     }
 )
-"""What clients are told with 5xx."""
+"""Codes that are answered with 5xx."""
 
 
 NO_RETRY = {"x-should-retry": "false"}
-"""OpenAI's clients repeat a 409 otherwise."""
+"""Without it, OpenAI's clients retry a 409."""
 
 
 class ServingError(Exception):
-    """Refused or failed; `message` carries the value, the limit and the remedy and is safe to show."""
+    """The request was refused or failed. `message` has the value, the limit and the remedy, and is safe to show."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ServingError(Exception):
         retry_after_s: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """headers: more of the response's, such as x-ratelimit-*."""
+        """headers: additional response headers, such as x-ratelimit-*."""
         super().__init__(message)
         self.code = code
         self.message = message
@@ -87,8 +87,8 @@ class ServingError(Exception):
         self.headers = headers or {}
 
     def anew(self) -> "ServingError":
-        """The same, for each who is to raise one that is kept: what is raised has the frames that it came through, and
-        whoever keeps it keeps all that those have."""
+        """A copy. Raise a copy of an error that is kept: a raised exception references its stack frames, and keeping it
+        would keep all their objects alive."""
         return ServingError(
             self.code, self.message, param=self.param, retry_after_s=self.retry_after_s, headers=self.headers
         )

@@ -1,4 +1,4 @@
-"""Runs one API request, which may be several prompts with several choices each, and gives back text as it comes."""
+"""Runs one API request, which may have several prompts with several choices each, and streams their text."""
 
 import contextlib
 import time
@@ -35,7 +35,7 @@ class Prompt:
     predicted_token_ids: list[int] = field(default_factory=list)
     """See `EngineRequest.predicted_token_ids`."""
     pooling: PoolingParams | None = None
-    """Its answer is a vector. None = it is text."""
+    """Set if the answer is a vector; None = it is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class GenerationJob:
     tenant_weight: float = 1.0
     """Share of the engine relative to other tenants."""
     max_prompts_at_once: int | None = None
-    """In the engine; None = all of them."""
+    """Maximum number in the engine at once; None = all of them."""
     on_first_token: Callable[[], None] | None = None
-    """Or on the first vector. Called once, on the event loop."""
+    """Also called for a first vector. Called once, on the event loop."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class _ChoiceRun:
 
 @dataclass(slots=True)
 class PromptRun:
-    """What became of one prompt."""
+    """Progress and results of one prompt."""
 
     index: int
     engine_request: EngineRequest
@@ -79,37 +79,37 @@ class PromptRun:
     vector: bytes = b""
     """See `SequenceOutput.pooled`."""
     is_sent: bool = False
-    """To the engine."""
+    """Whether it was sent to the engine."""
     is_begun: bool = False
-    """The engine has computed a part of it at least: from then on it is charged. What was refused, or only waited, is
-    not."""
+    """The engine has begun to compute it: from then on it is charged. A prompt that was refused, or only waited, is not
+    charged."""
     finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionUsage:
-    """Of what a request predicts, what was drafted."""
+    """Drafted tokens of a request's predicted output."""
 
     num_accepted_tokens: int
-    """The model chose the same, and it is part of the output."""
+    """Chosen by the model too, and part of the output."""
     num_rejected_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     num_prompt_tokens: int
-    """Of the prompts that the engine has begun."""
+    """Counts only prompts that the engine has begun."""
     num_completion_tokens: int
     num_cached_tokens: int
     num_reasoning_tokens: int | None = None
-    """Of the completion; None where reasoning is not told apart."""
+    """Part of the completion; None if reasoning is not separated."""
     prediction: PredictionUsage | None = None
-    """Where the request predicts its output."""
+    """Set if the request predicts its output."""
 
 
 @dataclass(slots=True)
 class GenerationService:
-    """Starts jobs that were admitted. One per app."""
+    """Starts admitted jobs. One per app."""
 
     engine: EngineClient
     tokenizer: TextTokenizer
@@ -117,9 +117,9 @@ class GenerationService:
     lifecycle: Lifecycle
 
     def start(self, job: GenerationJob) -> "Generation":
-        """Take the job in; the engine gets it with the first iteration of `Generation.steps`.
+        """Accept the job; the first iteration of `Generation.steps` sends it to the engine.
 
-        The caller must see to it that `Generation.close` is called. Raises `ServingError`.
+        The caller must ensure that `Generation.close` is called. Raises `ServingError`.
         """
         if self.engine.error is not None:
             raise engine_dead()
@@ -127,7 +127,7 @@ class GenerationService:
 
 
 class Generation:
-    """One job on its way. `close` may be called at any time, from anywhere, more than once; it never waits."""
+    """One job in progress. `close` may be called at any time, from anywhere, more than once; it never waits."""
 
     def __init__(self, service: GenerationService, job: GenerationJob) -> None:
         self._service = service
@@ -143,11 +143,11 @@ class Generation:
         self._num_sequences = sum(len(prompt.choices) for prompt in self.prompts)
         self._num_unfinished = len(self.prompts)
         self.finished = False
-        """Whether every choice came to its own end."""
+        """Whether every choice ended by itself."""
         service.lifecycle.enter(self._num_sequences)
 
     async def steps(self) -> AsyncGenerator[list[ChoiceDelta]]:
-        """What was gained, as it comes: at most one delta per choice, in order. Raises `ServingError`."""
+        """Yields new output as it arrives: at most one delta per choice, in order. Raises `ServingError`."""
         self._raise_if_ended()
         self._sent_s = time.monotonic()
         try:
@@ -180,14 +180,14 @@ class Generation:
 
     @property
     def num_sent_prompt_tokens(self) -> int:
-        """Of the prompts that were sent to the engine, whether it has begun them or not."""
+        """Counts prompts that were sent to the engine, whether it has begun them or not."""
         return sum(len(each.engine_request.prompt_token_ids) for each in self.prompts if each.is_sent)
 
     def _prediction_usage(self) -> PredictionUsage | None:
         if not any(prompt.engine_request.predicted_token_ids for prompt in self.prompts):
             return None
         choices = [choice for prompt in self.prompts for choice in prompt.choices]
-        # What was accepted behind a stop string is no part of the output.
+        # Tokens accepted after a stop string are not part of the output.
         num_accepted = sum(min(choice.num_accepted_tokens, choice.assembler.num_tokens) for choice in choices)
         return PredictionUsage(num_accepted, sum(choice.num_predicted_tokens for choice in choices) - num_accepted)
 
@@ -200,11 +200,11 @@ class Generation:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """The first choice's; of what is not finished, what it would be if it were closed now."""
+        """The first choice's finish reason; if it is not finished, the reason it would get if it were closed now."""
         return self.prompts[0].choices[0].finish_reason or self._unfinished_reason
 
     def end_with(self, error: ServingError) -> None:
-        """Stop what runs; whoever reads `steps` gets this error."""
+        """Abort what still runs; the reader of `steps` gets this error."""
         self._ended_by = self._ended_by or error
         for prompt in self.prompts:
             if prompt.is_sent and not prompt.finished:
@@ -290,7 +290,7 @@ class Generation:
             self._num_unfinished -= prompt.finished
             self.finished = self._num_unfinished == 0
             if output.finish_reason is None:
-                # It ended on a stop string: the engine does not know of those and would generate on.
+                # It ended on a stop string. The engine does not know stop strings and would go on generating.
                 self._service.engine.abort(output.request_id, output.index)
         return deltas
 
@@ -338,7 +338,7 @@ class Generation:
 
 
 def _joined(deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
-    """Several steps' deltas of one choice become one."""
+    """Joins the deltas of several steps into one per choice."""
     by_choice: dict[tuple[int, int], list[ChoiceDelta]] = {}
     for delta in deltas:
         by_choice.setdefault((delta.prompt_index, delta.index), []).append(delta)

@@ -1,4 +1,4 @@
-"""Counts what runs, and lets it finish while nothing new begins."""
+"""Counts running sequences, and lets them finish while no new ones start."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Several streams as one."""
+"""Merges several streams into one."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 async def merge(streams: Iterable[AsyncGenerator[list[T]]], max_open: int) -> AsyncGenerator[list[T]]:
-    """Their items, everything that is there at once. A stream's error is raised and ends all.
+    """Yields the streams' items, all available ones at once. A stream's error is raised and ends all streams.
 
-    max_open: so many are taken and begun; the next one whenever one of them ends. Closing it early closes every stream
-    that was begun. At most two lists for each of these are held.
+    max_open: number of streams open at once; the next one starts whenever one ends. Closing the generator early closes
+    every started stream. At most two lists per open stream are buffered.
     """
     queue: asyncio.Queue[list[T] | Exception | None] = asyncio.Queue(maxsize=max_open)
     to_begin = iter(streams)

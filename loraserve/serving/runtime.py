@@ -1,4 +1,4 @@
-"""What an app is made of on the engine's side."""
+"""The engine-side components of an app."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Runtime:
 
 
 def build_runtime(engine: EngineClient, settings: ServingSettings, adapters: AdapterNames) -> Runtime:
-    """`engine` must be ready. To be called on the event loop that serves."""
+    """`engine` must be ready. Call it on the serving event loop."""
     lifecycle = Lifecycle()
     tokenizer = TextTokenizer(engine.model, settings.adapter_chat_templates)
     base_name = settings.served_model_names[0]

@@ -1,7 +1,7 @@
-"""The content of adapters, named by its digest: no tenant, no adapter name, and never changed.
+"""The content of adapters, named by its digest: independent of tenants and adapter names, and never changed.
 
-`blobs/<hh>/<digest>/{adapter_config.json, adapter_model.safetensors, manifest.json}`. A folder appears by one rename,
-with everything in it fsynced before, so what has a name is complete.
+`blobs/<hh>/<digest>/{adapter_config.json, adapter_model.safetensors, manifest.json}`. A folder is fsynced with all its
+files and then appears by a single rename, so every folder here is complete.
 """
 
 import os
@@ -27,7 +27,7 @@ BLOB_FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE})
 SWEEP_AFTER_S = 3600.0
 SWEEP_EVERY_S = 600.0
 SWEPT_WITHIN_S = SWEEP_AFTER_S + SWEEP_EVERY_S
-"""Of its publication: a content that no document refers to."""
+"""Content that no document refers to is removed within this time after its publication."""
 
 
 class BlobStore:
@@ -39,17 +39,17 @@ class BlobStore:
         self._lock = self._folder / "lock"
 
     def folder(self, digest: str) -> Path | None:
-        """Where the content is; None when it is not here."""
+        """The content's folder; None if the content is not here."""
         path = self._path(digest)
         return path if path.is_dir() else None
 
     def publish(self, prepared: Path, digest: str) -> None:
-        """Moves a folder of exactly `BLOB_FILES`, on the same file system, to its name.
+        """Moves a folder with exactly `BLOB_FILES`, on the same file system, to its place.
 
-        When this returns, the content survives a crash and is safe from `sweep` for an hour, in which a document must
-        come to name it. Content that is there already, such as an orphan of a crash, is kept, its config and weights
-        as they are in `prepared`, which is removed: equal bytes, unless the ones there were damaged.
-        Raises `IncompleteBlobError`; after an `OSError` the upload has failed: data may be lost, so do not call again.
+        When this returns, the content survives a crash and is safe from `sweep` for an hour; a document must name it by
+        then. If the content already exists, for example as an orphan of a crash, its config and weights are replaced by
+        those in `prepared`, which have equal bytes unless the existing ones were damaged, and `prepared` is removed.
+        Raises `IncompleteBlobError`. After an `OSError` the upload has failed: data may be lost, so do not call again.
         """
         _sync_content(prepared)
         target = self._path(digest)
@@ -65,9 +65,9 @@ class BlobStore:
             shutil.rmtree(prepared)
 
     def sweep(self, live: AbstractSet[str], older_than_s: float = SWEEP_AFTER_S, now: float | None = None) -> list[str]:
-        """Removes what is neither live nor was published within `older_than_s`; returns the digests.
+        """Removes content that is not live and was published more than `older_than_s` ago; returns the digests.
 
-        live: every digest that a document names, also of versions and adapters that can still be restored.
+        live: every digest that a document names, including those of versions and adapters that can still be restored.
         """
         now = time.time() if now is None else now
         empty_trash(self._trash)
@@ -82,7 +82,7 @@ class BlobStore:
         return doomed
 
     def digests(self) -> Iterator[str]:
-        """Of all content here, live or not, in no order."""
+        """Digests of all content here, live or not, in no particular order."""
         with os.scandir(self._folder) as prefixes:
             for prefix in prefixes:
                 if len(prefix.name) == 2:
@@ -110,7 +110,7 @@ def _sync_content(prepared: Path) -> None:
 
 
 def _try_rename(source: Path, target: Path) -> bool:
-    """False when another process was first: a folder cannot be renamed onto one that is not empty."""
+    """False if another process was first: a folder cannot be renamed onto one that is not empty."""
     try:
         source.rename(target)
     except OSError:
@@ -121,7 +121,7 @@ def _try_rename(source: Path, target: Path) -> bool:
 
 
 def _renew(prepared: Path, target: Path) -> None:
-    """Each file at once, so that readers see one or the other. A manifest may be of another base model: it stays."""
+    """Replaces each file atomically. An existing manifest stays: it may be for another base model."""
     for name in BLOB_FILES:
         if name != MANIFEST_FILE or not (target / name).exists():
             os.replace(prepared / name, target / name)

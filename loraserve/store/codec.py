@@ -18,7 +18,7 @@ class DocumentCodec:
         return self._encoder.encode(document)
 
     def decode(self, kind: DocumentKind, body: bytes) -> AnyDocument:
-        """Raises `msgspec.DecodeError` (or its `ValidationError`), also when the document is of another kind."""
+        """Raises `msgspec.DecodeError` (or its `ValidationError`), also if the document is of another kind."""
         document = self._decoders[kind].decode(body)
         if document.kind != kind:
             raise msgspec.ValidationError(f"a document of kind {document.kind}, expected {kind}")

@@ -1,13 +1,14 @@
-"""Documents on disk: a revision is one file, created once and never changed.
+"""Documents on disk: each revision is one file, created once and never changed.
 
-`docs/<kind>/<hh>/<sha256(id)>/<rev:08d>.json`. Creating the next revision's file exclusively is the commit: of any
-number of processes that try the same revision exactly one succeeds. What exists was fsynced before it got its name, so
-a crash leaves revisions whole or absent.
+`docs/<kind>/<hh>/<sha256(id)>/<rev:08d>.json`. The commit is the exclusive creation of the next revision's file: of any
+number of processes that try the same revision, exactly one succeeds. A file is fsynced before it gets its name, so
+after a crash each revision is complete or absent.
 
-A document that is retired goes with all its revisions, while nobody commits (`docs/lock`, which commits share); before,
-`docs/removed/<kind>` comes to hold a higher number, at least the highest revision of any that went. New documents begin
-after that, so whoever still knows a retired one, or an older Redis, never takes another of its id for older. An older
-copy of the directory is known by its lower number.
+Retiring a document removes all its revisions while no commit is in progress (commits share `docs/lock`, retiring takes
+it exclusively). Before the removal, the number in `docs/removed/<kind>` is raised, to at least the highest revision of
+any removed document. New documents start above that number, so a server or an older Redis that still knows a retired
+document never takes a new one with the same id for an older one. A lower number identifies an older copy of the
+directory.
 """
 
 import hashlib
@@ -43,42 +44,44 @@ from loraserve.store.records import AnyDocument, DocumentKind
 KEEP_REVISIONS = 50
 KEEP_S = 30 * 86_400.0
 MAX_REVISIONS = 1000
-"""However young: whoever may change a document could fill the disk with what it was."""
+"""Kept per document, however recent: otherwise anyone who may change a document could fill the disk with revisions."""
 MAX_REVISIONS_BYTES = 8 << 20
-"""Of those together, about: of large ones fewer stay. 1,000 of a key for 1,000 adapters were 70 MB."""
+"""Approximate total per document, so fewer large revisions are kept. 1,000 revisions of a key for 1,000 adapters took
+70 MB."""
 MIN_REVISIONS = 10
-"""However large."""
+"""Kept however large they are."""
 MAX_RETIRED_REV = 1_000_000
-"""What was changed more often is never retired: new documents would begin there, and a file's name has 8 digits."""
+"""Documents with a higher revision are never retired: new ones would start there, and a file name has only 8 digits."""
 QUIET_WITHIN_S = 1.0
-"""Somebody commits all the time, or was stopped in a commit: what is to be retired waits, not this process's end."""
+"""How long `retire` waits for running commits. If they never pause, or a committing process was stopped, retiring is
+postponed, so that it does not delay the end of this process."""
 
 _FILE_NAME = re.compile(r"[0-9]{8}\.json")
 _TEMPORARY_KEEP_S = 3600.0
 UNSETTLED_NS = 2_000_000_000
-"""A folder changed this recently may change again without a new time stamp (clocks tick in up to 2 s steps)."""
+"""A folder changed this recently may change again without a new timestamp (clocks tick in steps of up to 2 s)."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanMark:
-    """What `scan_changed` has seen; kept in memory only."""
+    """State of `scan_changed` after a scan; kept in memory only."""
 
     mtimes_ns: Mapping[str, int] = field(default_factory=dict)
-    """By folder; only for `scan_changed`."""
+    """Settled modification times by folder; for `DocumentStore` only."""
     damaged_revs: Mapping[str, int] = field(default_factory=dict)
-    """By folder, of the documents whose newest revision that scan could not read."""
+    """By folder: the newest revision, for documents whose newest revision the scan could not read."""
     is_complete: bool = True
-    """False: there is something that the system did not let be read."""
+    """False: the system refused to let something be read."""
 
     def has_newer(self, document: AnyDocument) -> bool:
-        """Whether that scan found a newer revision of it, which could not be read."""
+        """Whether the scan found a newer revision of this document that it could not read."""
         return self.damaged_revs.get(_folder_name(document.id), 0) > document.rev
 
 
 def revision_of(damage: DamagedFileError) -> int:
-    """Which one is damaged; 0 = it is no revision's file."""
+    """The damaged revision; 0 = the file is not a revision."""
     return _rev(damage.path.name) if _FILE_NAME.fullmatch(damage.path.name) else 0
 
 
@@ -89,8 +92,8 @@ def log_damage(damage: DamagedFileError) -> None:
 class DocumentStore:
     """Synchronous; safe to use from several threads and processes at once.
 
-    A damaged newest revision is reported to `on_damage` and its document is not served at all: an older revision might
-    un-revoke a key. Committing the next revision repairs it.
+    If the newest revision is damaged, it is reported to `on_damage` and the document is not served at all: an older
+    revision might un-revoke a key. Committing the next revision repairs it.
     """
 
     def __init__(self, data_dir: Path, on_damage: Callable[[DamagedFileError], None] = log_damage) -> None:
@@ -104,15 +107,15 @@ class DocumentStore:
         self._on_damage = on_damage
 
     def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
-        """The newest revision, also of a deleted document. Raises `DamagedFileError`."""
+        """The newest revision, even of a deleted document. Raises `DamagedFileError`."""
         folder = self._document_folder(kind, document_id)
         return self._read_newest(kind, folder, _listed(folder))
 
     def commit(self, document: AnyDocument) -> None:
-        """When this returns, the revision survives a crash. Raises `RevisionTakenError` when another came first.
+        """When this returns, the revision survives a crash. Raises `RevisionTakenError` if another commit came first.
 
-        With the older ones, at most `MAX_REVISIONS` stay, or as many of this size as make `MAX_REVISIONS_BYTES`. After
-        an `OSError` the revision may exist or not: read it before trying again.
+        At most `MAX_REVISIONS` revisions are kept, including this one, or as many of this size as fit into
+        `MAX_REVISIONS_BYTES`. After an `OSError` the revision may or may not exist: read it before trying again.
         """
         temporary = self._temporary / secrets.token_hex(16)
         content = self._codec.encode(document)
@@ -133,13 +136,13 @@ class DocumentStore:
         _remove_older(str(folder), names[_num_revisions(len(content)) - 1 :], math.inf)
 
     def first_rev(self, kind: DocumentKind) -> int:
-        """Of a document that there is not. Raises `DamagedFileError`."""
+        """First revision of a new document. Raises `DamagedFileError`."""
         return self.removed_rev(kind) + 1
 
     def removed_rev(self, kind: DocumentKind) -> int:
-        """The highest that a retired document of this kind had, or more, as it grows with every removal; 0 = none was.
+        """At least the highest revision of any retired document of this kind; 0 = none was retired.
 
-        Raises `DamagedFileError`.
+        Grows with every removal. Raises `DamagedFileError`.
         """
         path = self._removed / kind
         try:
@@ -152,11 +155,11 @@ class DocumentStore:
             raise DamagedFileError(path, "is no number of a revision") from None
 
     def retire(self, documents: Sequence[AnyDocument], removed_rev: int = 0) -> list[AnyDocument]:
-        """Removes those that are on the disk as they are here, newest revision and all, and returns them.
+        """Removes the documents whose newest revision on disk is the one passed; returns them.
 
-        None where others commit all the time. documents: of one kind. Their ids may be given again: see above.
-        removed_rev: as far as others know it; where the disk's is lower, this is an older copy, of which nothing is
-        removed: its number would reach theirs. Raises `DamagedFileError`.
+        Removes nothing if commits never pause. documents: all of one kind; their ids may be used again, see above.
+        removed_rev: the number that other servers know. If the disk's is lower, this is an older copy of the directory
+        and nothing is removed: raising its number would hide that. Raises `DamagedFileError`.
         """
         doomed = [document for document in documents if document.rev <= MAX_RETIRED_REV]
         if not doomed:
@@ -172,9 +175,9 @@ class DocumentStore:
             replace_file(self._removed / kind, str(rev).encode())
             folders = [Path(self._document_folder(kind, document.id)) for document in doomed]
             for folder in folders:
-                with suppress(FileNotFoundError):  # Another process may have erased it meanwhile.
+                with suppress(FileNotFoundError):  # Another process may have erased it by now.
                     discarded.append(set_aside(folder, self._trash))
-        # NOTE: first, or a crash could bring a folder back from which the newest revisions are gone.
+        # NOTE: sync before deleting, or a crash could bring back a folder whose newest revisions are gone.
         for parent in {folder.parent for folder in folders}:
             sync_folder(parent)
         for trash in discarded:
@@ -182,9 +185,9 @@ class DocumentStore:
         return doomed
 
     def retired_among(self, kind: DocumentKind, revs: Mapping[str, int], mark: ScanMark | None = None) -> list[str]:
-        """Ids of those documents, known at these revisions, that were retired; not of what is gone in another way.
+        """Ids of the documents, known at these revisions, that were retired; not of those that disappeared otherwise.
 
-        mark: of a scan, to look for no more than it did not find. Raises `DamagedFileError`.
+        mark: from a scan; only documents that it did not find are looked up on disk. Raises `DamagedFileError`.
         """
         removed_rev = self.removed_rev(kind)
         seen = mark.mtimes_ns if mark is not None else {}
@@ -197,7 +200,7 @@ class DocumentStore:
         ]
 
     def revision(self, kind: DocumentKind, document_id: str, rev: int) -> AnyDocument | None:
-        """None where it never was or was pruned. A damaged one is reported and counts as pruned."""
+        """None if it never existed or was pruned. A damaged revision is reported and counts as pruned."""
         folder = self._document_folder(kind, document_id)
         if not os.path.exists(f"{folder}/{_file_name(rev)}"):
             return None
@@ -208,11 +211,11 @@ class DocumentStore:
             return None
 
     def has_any(self, kind: DocumentKind) -> bool:
-        """Whether there is a file where documents of this kind are, readable or not, or may be one."""
+        """Whether the folder of this kind contains any file, readable or not; True if that cannot be determined."""
         return _has_files(self._kinds[kind])
 
     def scan(self, kind: DocumentKind) -> Iterator[AnyDocument]:
-        """The newest revision of every document, deleted ones too, in no order."""
+        """The newest revision of every document, including deleted ones, in no particular order."""
         for entry in self._document_folders(kind, self._on_damage):
             try:
                 document = self._newest_of(kind, entry.path)
@@ -223,10 +226,10 @@ class DocumentStore:
                 yield document
 
     def scan_changed(self, kind: DocumentKind, since: ScanMark | None = None) -> tuple[list[AnyDocument], ScanMark]:
-        """The newest revision of every document whose folder changed since that mark, some unchanged ones with them.
+        """The newest revision of every document whose folder changed since the mark, and perhaps of unchanged ones.
 
-        Without a mark all. Nothing committed before the call is ever missed by this call and the ones after it, also
-        where the system did not let it, or a folder that it is in, be read at first.
+        Without a mark, all documents. This call and those after it together miss nothing that was committed before the
+        call, even if the system at first refused to let the file, or a folder above it, be read.
         """
         seen = since.mtimes_ns if since is not None else {}
         settled_before_ns = time.time_ns() - UNSETTLED_NS
@@ -244,7 +247,7 @@ class DocumentStore:
             try:
                 mtime_ns = entry.stat().st_mtime_ns
             except FileNotFoundError:
-                continue  # Removed meanwhile.
+                continue  # Removed since it was listed.
             except OSError as error:
                 note(_unread(entry.path, error))
                 continue
@@ -265,16 +268,16 @@ class DocumentStore:
     def last_commit_ns(self) -> int:
         """Changes with every commit to any document, by any process: a cheap sign that there is something to scan.
 
-        A time stamp; two commits within the clock's steps have the same, so only one that is older than
-        `UNSETTLED_NS` stands for all that was committed so far.
+        A timestamp. Two commits within one tick of the clock share it, so it covers everything committed so far only
+        once it is older than `UNSETTLED_NS`.
         """
         return os.stat(self._temporary).st_mtime_ns
 
     def remove(self, kind: DocumentKind, document_id: str) -> None:
-        """With all its revisions; when this returns, it stays gone after a crash. Nothing happens where there is none.
+        """Removes a document with all its revisions, durably; does nothing if there is none.
 
-        NOTE: only what nobody ever commits again, since a document never goes back to its first revision. For others
-        see `retire`.
+        NOTE: only for documents that are never committed again, since a document's revision never decreases. For
+        others see `retire`.
         """
         folder = Path(self._document_folder(kind, document_id))
         with suppress(FileNotFoundError):
@@ -282,7 +285,7 @@ class DocumentStore:
             sync_folder(folder.parent)
 
     def forget_older(self, kind: DocumentKind, document_id: str) -> None:
-        """Only the newest revision is left, also after a crash."""
+        """Durably removes all revisions except the newest."""
         folder = self._document_folder(kind, document_id)
         names = sorted(filter(_FILE_NAME.fullmatch, _names(folder)))
         for name in names[:-1]:
@@ -292,13 +295,13 @@ class DocumentStore:
             sync_folder(Path(folder))
 
     def empty_trash(self) -> None:
-        """Finishes removals in which a process was killed."""
+        """Finishes removals that were interrupted when a process was killed."""
         empty_trash(self._trash)
 
     def prune(self, now: float | None = None) -> int:
-        """Removes revisions that are neither among the last 50 nor of the last 30 days; returns how many.
+        """Removes revisions that are neither among the last 50 nor from the last 30 days; returns the number removed.
 
-        What the system does not let go stays and is reported.
+        Revisions that the system refuses to remove stay and are reported.
         """
         now = time.time() if now is None else now
         self.empty_trash()
@@ -314,14 +317,14 @@ class DocumentStore:
         return num_removed
 
     def _is_newest(self, document: AnyDocument) -> bool:
-        """Whether the disk has it, and no newer revision."""
+        """Whether this is the newest revision on disk."""
         try:
             return self.get(document.kind, document.id) == document
         except DamagedFileError:
             return False
 
     def _names_before(self, document: AnyDocument, folder: Path) -> list[str]:
-        """Of the revisions that this one follows, newest first. Raises `RevisionTakenError`, `RevisionGapError`."""
+        """File names of the earlier revisions, newest first. Raises `RevisionTakenError`, `RevisionGapError`."""
         names = _newest_first(_names(str(folder)))
         newest = _rev(names[0]) if names else self.removed_rev(document.kind)
         if newest >= document.rev:
@@ -349,7 +352,7 @@ class DocumentStore:
         return self._read_newest(kind, folder, names)
 
     def _read_newest(self, kind: DocumentKind, folder: str, names: list[str]) -> AnyDocument | None:
-        """names: of what is in the folder. Raises `DamagedFileError`."""
+        """names: the folder's entries. Raises `DamagedFileError`."""
         newest = _newest(names)
         if newest is None:
             return None
@@ -357,11 +360,11 @@ class DocumentStore:
             return self._read(kind, folder, newest)
         except UnreadFileError:
             if not _is_there(folder):
-                return None  # Removed meanwhile.
+                return None  # Removed since it was listed.
             names = _listed(folder)
             if _newest(names) == newest:
                 raise
-            return self._read_newest(kind, folder, names)  # Retired meanwhile, and its id given again.
+            return self._read_newest(kind, folder, names)  # Retired since it was listed, and its id used again.
 
     def _read(self, kind: DocumentKind, folder: str, name: str) -> AnyDocument:
         path = f"{folder}/{name}"
@@ -424,7 +427,7 @@ def _unread(path: str, error: OSError) -> UnreadFileError:
 
 
 def _is_there(folder: str) -> bool:
-    """NOTE: True where that cannot be told. Whoever takes what cannot be read for missing removes its contents."""
+    """NOTE: True if that cannot be determined: callers discard what is missing, so unreadable must not mean missing."""
     try:
         os.stat(folder)
     except OSError as error:
@@ -433,7 +436,7 @@ def _is_there(folder: str) -> bool:
 
 
 def _has_files(folder: str) -> bool:
-    """NOTE: True where that cannot be told. Whoever takes what cannot be read for missing opens a server."""
+    """NOTE: True if that cannot be determined: a server without keys is open, so unreadable must not mean missing."""
     try:
         with os.scandir(folder) as entries:
             shown = (entry for entry in entries if not _is_hidden(entry.name))
@@ -443,12 +446,12 @@ def _has_files(folder: str) -> bool:
 
 
 def _num_revisions(size_bytes: int) -> int:
-    """How many of this size stay."""
+    """The number of revisions of this size to keep."""
     return min(MAX_REVISIONS, max(MIN_REVISIONS, MAX_REVISIONS_BYTES // size_bytes))
 
 
 def _is_hidden(name: str) -> bool:
-    """Nothing of ours: `.DS_Store` and others that macOS puts into a folder somebody looks at."""
+    """Not one of our files: for example `.DS_Store`, which macOS creates in folders that a user opens."""
     return name.startswith(".")
 
 
@@ -473,7 +476,7 @@ def _remove_older(folder: str, names: list[str], before: float) -> int:
     num_removed = 0
     for name in names:
         path = f"{folder}/{name}"
-        with suppress(FileNotFoundError):  # Another process may do the same.
+        with suppress(FileNotFoundError):  # Another process may be removing the same files.
             if os.stat(path).st_mtime < before:
                 os.unlink(path)
                 num_removed += 1

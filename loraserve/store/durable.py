@@ -16,7 +16,7 @@ _DISCARDED = ".discarded-"
 
 
 def data_folder(data_dir: Path, name: str) -> Path:
-    """The store's own sub-folder `name`, mode 0700 whatever the umask and however the data directory was made."""
+    """The store's own subfolder `name`, with mode 0700 regardless of the umask and of how `data_dir` was created."""
     if not data_dir.is_dir():
         data_dir.parent.mkdir(parents=True, exist_ok=True)
         make_folder(data_dir)
@@ -28,14 +28,14 @@ def data_folder(data_dir: Path, name: str) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """The folder exists, mode 0700, and will after a crash; its parent must exist."""
+    """Durably creates the folder with mode 0700 unless it exists; its parent must exist."""
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     sync_folder(path.parent)
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """A new file, mode 0600, whose content survives a crash; its name only after `sync_folder`."""
+    """Creates a file with mode 0600. Its content survives a crash; its name only after `sync_folder`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         write_all(descriptor, data)
@@ -45,7 +45,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_all(descriptor: int, data: Bytes) -> None:
-    """At the file's position. Raises `OSError`, possibly after a part."""
+    """Writes at the file's position. Raises `OSError`, possibly after writing a part."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -65,36 +65,36 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """With all in it, also while another process removes the same."""
+    """Removes a folder and its contents, even while another process is removing it."""
     while path.exists():
-        # Up to Python 3.12, `rmtree` stops at the first file that somebody else has removed.
+        # Up to Python 3.12, `rmtree` stops at the first file that another process has removed.
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
 
 
 def discard_folder(path: Path, trash: Path) -> None:
-    """Gone from its name at once and as a whole, its bytes right after. `trash`: a folder of the same file system.
+    """Removes the folder's name atomically, then its contents. `trash`: a folder on the same file system.
 
-    Raises `FileNotFoundError` where another process was faster.
+    Raises `FileNotFoundError` if another process was faster.
     """
     remove_folder(set_aside(path, trash))
 
 
 def set_aside(path: Path, trash: Path) -> Path:
-    """As `discard_folder`, but for its bytes: returns where they are."""
+    """Like `discard_folder`, but keeps the contents; returns their new place."""
     doomed = trash / f"{_DISCARDED}{secrets.token_hex(8)}"
     path.rename(doomed)
     return doomed
 
 
 def empty_trash(trash: Path) -> None:
-    """Finishes what `discard_folder` was killed in."""
+    """Finishes calls of `discard_folder` that were interrupted when a process was killed."""
     for doomed in trash.glob(f"{_DISCARDED}*"):
         shutil.rmtree(doomed, ignore_errors=True)
 
 
 def remove_old_folders(parent: Path, pattern: str, older_than_s: float) -> None:
-    """Those in which nothing was made or removed for so long: what processes that were killed left behind."""
+    """Removes folders left by killed processes: those in which no entry was created or removed for `older_than_s`."""
     before = time.time() - older_than_s
     for folder in parent.glob(pattern):
         with suppress(FileNotFoundError):

@@ -1,6 +1,7 @@
-"""Ids of engines that outlive their processes, so that charts go on after a restart.
+"""Engine ids that outlive their processes, so that charts continue after a restart.
 
-`engines/engine-<n>.lock` below the data directory; the first that nobody holds is taken. A process that dies lets go.
+An id is `engines/engine-<n>.lock` below the data directory. A process takes the first that is not locked; its lock is
+released when it dies.
 """
 
 import os
@@ -13,7 +14,7 @@ SUFFIX = ".lock"
 
 
 class EngineSlot:
-    """Held until `release`, or the end of the process."""
+    """Held until `release` or the end of the process."""
 
     def __init__(self, data_dir: Path) -> None:
         folder = data_folder(data_dir, "engines")
@@ -30,5 +31,5 @@ class EngineSlot:
 
 
 def engine_ids(data_dir: Path) -> list[str]:
-    """Of every engine that ever was, by name."""
+    """Ids of all engines that ever existed, sorted by name."""
     return sorted(path.name.removesuffix(SUFFIX) for path in data_folder(data_dir, "engines").glob(f"engine-*{SUFFIX}"))

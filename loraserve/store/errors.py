@@ -1,4 +1,4 @@
-"""What the store refuses or finds broken. Messages are for operators: they may name files of the server."""
+"""Errors of the store: refused operations and damaged files. Messages are for operators: they may name server files."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ from loraserve.store.records import DocumentKind
 
 
 class StoreError(Exception):
-    """Base of everything here; an `OSError` of the file system passes through unchanged."""
+    """Base class of all errors here; an `OSError` from the file system passes through unchanged."""
 
 
 class RevisionTakenError(StoreError):
-    """Somebody else committed this revision first; read the newest one and decide again."""
+    """Another writer committed this revision first; read the newest one and decide again."""
 
     def __init__(self, kind: DocumentKind, document_id: str, rev: int) -> None:
         super().__init__(f"{kind} {document_id!r}: revision {rev} exists already; read the newest and try again")
@@ -38,13 +38,13 @@ class DamagedFileError(StoreError):
 
 
 class UnreadFileError(DamagedFileError):
-    """The system did not let it be read, for now: too many open files, an input error, a folder of another user."""
+    """The system refused to read it, perhaps temporarily: too many open files, an I/O error, another user's folder."""
 
     remedy = "see that the server's user may read it, or restore it from a backup"
 
 
 class IncompleteBlobError(StoreError):
-    """A folder to be published holds something else than the files of a blob."""
+    """A folder to be published does not contain exactly the files of a blob."""
 
 
 class UploadNotFoundError(StoreError):
@@ -54,11 +54,11 @@ class UploadNotFoundError(StoreError):
 
 
 class UploadFileError(StoreError):
-    """A file name that is not part of this upload, given twice, or with a size out of range."""
+    """A file that is not part of this upload, is named twice, or has a size out of range."""
 
 
 class UploadStateError(StoreError):
-    """The upload's state does not allow this."""
+    """The upload's state does not allow this operation."""
 
     def __init__(self, upload_id: str, state: str, wanted: str) -> None:
         super().__init__(f"upload {upload_id} is {state}: cannot {wanted}")
@@ -66,7 +66,7 @@ class UploadStateError(StoreError):
 
 
 class OffsetError(StoreError):
-    """Bytes were sent for another place than the end of what is there; `actual` is where to go on."""
+    """Bytes were sent for an offset other than the end of the stored bytes; continue at `actual`."""
 
     def __init__(self, file: str, offset: int, actual: int) -> None:
         super().__init__(f"{file}: bytes from offset {offset}, but {actual} are stored: go on at {actual}")
@@ -74,4 +74,4 @@ class OffsetError(StoreError):
 
 
 class InvalidNameError(StoreError):
-    """A name that cannot be; the message is safe to show."""
+    """An invalid name; the message is safe to show to clients."""

@@ -1,6 +1,6 @@
-"""What adapter folders of the command line held when a server read them last, so that a restart need not do it again.
+"""Digests of the adapter folders given on the command line, so that a restart need not read unchanged ones again.
 
-`sources-<what they were read as>.json`. A hint: whatever is wrong with it, folders are read.
+Kept in `sources-<hash of read_as>.json`. It is only a hint: if anything is wrong with it, the folders are read.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from loraserve_adapters.safetensors_file import WEIGHTS_NAME
 from loraserve.store.durable import replace_file
 
 States = tuple[FileState, FileState]
-"""Of config and weights."""
+"""States of config and weights."""
 
 
 class KnownSource(msgspec.Struct, frozen=True):
@@ -26,17 +26,17 @@ class KnownSource(msgspec.Struct, frozen=True):
 
 
 class KnownSources:
-    """Threads may use it; two servers of one data directory and base model lose each other's at worst."""
+    """Thread-safe. Two servers with the same data directory and base model at worst overwrite each other's entries."""
 
     def __init__(self, data_dir: Path, read_as: str) -> None:
-        """read_as: all that decides, besides its files, whether a folder is accepted and what its digest is."""
+        """read_as: everything except its files that determines whether a folder is accepted, and its digest."""
         self._path = data_dir / f"sources-{hashlib.sha256(read_as.encode()).hexdigest()[:16]}.json"
         self._lock = threading.Lock()
         self._found: dict[str, KnownSource] = {}
         self._before = self._load()
 
     def digest(self, folder: Path) -> str | None:
-        """Of its content, if its files are the very ones that were read."""
+        """Digest of the folder's content, if its files are unchanged since they were read."""
         name = _name(folder)
         known = self._found.get(name) or self._before.get(name)
         if known is None or known.states != states_of(folder):
@@ -45,17 +45,17 @@ class KnownSources:
         return known.digest
 
     def begin(self, folder: Path) -> States | None:
-        """Call before it is read. None where a change could go unseen, so that it is not to be remembered."""
+        """Call before reading the folder. None if a change could go unnoticed: then do not call `remember`."""
         now_ns = time.time_ns()
         states = states_of(folder)
         return states if states is not None and all(state.was_settled(now_ns) for state in states) else None
 
     def remember(self, folder: Path, states: States, digest: str) -> None:
-        """states: from before it was read."""
+        """states: as `begin` returned them."""
         self._add(folder, KnownSource(states, digest))
 
     def save(self) -> None:
-        """What was asked for or remembered; nothing else. Raises `OSError`."""
+        """Keeps only entries that were looked up or remembered since the start. Raises `OSError`."""
         with self._lock:
             if self._found != self._before:
                 replace_file(self._path, msgspec.json.encode(self._found))
@@ -75,6 +75,6 @@ def _name(folder: Path) -> str:
 
 
 def states_of(folder: Path) -> States | None:
-    """None where it lacks one of the files."""
+    """None if one of the files is missing."""
     config, weights = file_state(folder / CONFIG_NAME), file_state(folder / WEIGHTS_NAME)
     return None if config is None or weights is None else (config, weights)

@@ -1,4 +1,4 @@
-"""Locks between processes and threads, held through an open file: a process that dies lets go of them."""
+"""Locks between processes and threads, held through an open file: they are released when their process dies."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ RETRY_S = 0.0005
 
 
 def lock(path: Path, *, shared: bool = False) -> int:
-    """A descriptor that holds the lock until it is closed; waits for it. Not reentrant."""
+    """Waits for the lock; returns a descriptor that holds it until closed. Not reentrant."""
     descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -22,7 +22,7 @@ def lock(path: Path, *, shared: bool = False) -> int:
 
 
 def try_lock(path: Path, within_s: float = 0.0) -> int | None:
-    """None where somebody else has it all that time."""
+    """None if the lock is held elsewhere during all of `within_s`."""
     descriptor = _open(path)
     until_s = time.monotonic() + within_s
     while True:

@@ -1,4 +1,4 @@
-"""What names may look like, and what a request's `model` means. No name ever becomes a path: see `documents.py`."""
+"""The syntax of names and of a request's `model`. No name ever becomes a path: see `documents.py`."""
 
 import re
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from loraserve.store.records import LIVE_ALIAS
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TENANT_NAME = ADAPTER_NAME
 ALIAS_NAME = re.compile(r"(?!v[0-9]+\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Never like `v3`, which is a version."""
+"""Excludes names such as `v3`, which denote versions."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 _VERSION = re.compile(r"v([1-9][0-9]{0,8})")
@@ -23,7 +23,7 @@ class BaseRef(msgspec.Struct, frozen=True):
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """An adapter's alias or, when `version` is not None, that version of it."""
+    """An alias of an adapter or, if `version` is not None, that version of it."""
 
     name: str
     alias: str = LIVE_ALIAS
@@ -34,9 +34,9 @@ ModelRef = BaseRef | AdapterRef
 
 
 def parse_model_ref(model: str, base_names: Collection[str]) -> ModelRef | None:
-    """`name`, `name@alias`, `name@v3`, each also as `<base>:name`; only `<base>` itself is the base model.
+    """`name`, `name@alias` or `name@v3`, each optionally prefixed with `<base>:`; `<base>` alone is the base model.
 
-    None when it can be no model's name, to be answered like one that does not exist.
+    None if it is not a valid model name; answer that like a model that does not exist.
     """
     if model in base_names:
         return BaseRef()
@@ -54,7 +54,7 @@ def parse_model_ref(model: str, base_names: Collection[str]) -> ModelRef | None:
 
 
 def check_adapter_name(name: str, base_names: Collection[str]) -> None:
-    """Raises `InvalidNameError`. base_names: what the base model is called, taken for it."""
+    """Raises `InvalidNameError`. base_names: the base model's names, which adapters may not use."""
     if not ADAPTER_NAME.fullmatch(name):
         raise InvalidNameError(f"an adapter cannot be named {_shown(name)}: use {_ALPHABET}")
     if name in base_names:

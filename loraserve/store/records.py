@@ -1,4 +1,4 @@
-"""What a person declares: tenants, keys and adapters, as they are written to disk and mirrored in Redis."""
+"""Declared state: tenants, keys and adapters, as written to disk and mirrored in Redis."""
 
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ class DocumentKind(StrEnum):
 
 
 class Role(StrEnum):
-    """What a key may do; each role may also do what the ones before it may, except that `viewer` may not infer."""
+    """What a key may do. Each role includes the rights of the roles before it, except that `viewer` may not infer."""
 
     INFER = "infer"
     VIEWER = "viewer"
@@ -22,7 +22,7 @@ class Role(StrEnum):
 
 
 class Status(StrEnum):
-    """Of a tenant or a key. Revoking a key is final, suspending is not."""
+    """Status of a tenant or a key. Revoking a key is final, suspending is not."""
 
     ACTIVE = "active"
     SUSPENDED = "suspended"
@@ -30,15 +30,15 @@ class Status(StrEnum):
 
 
 ANY_TENANT = "*"
-"""The tenant of a key for all tenants (`X-Tenant` says for which one it acts)."""
+"""The `tenant` of a key for all tenants (`X-Tenant` selects the one it acts for)."""
 DEFAULT_TENANT = "default"
-"""Who an open server's requests belong to."""
+"""Owner of an open server's requests."""
 SHARED_TENANT = "shared"
 """Its adapters are visible to every tenant."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """None = no limit; 0 refuses everything, of `max_queued` what would have to wait."""
+    """None = no limit; 0 refuses everything (for `max_queued`: everything that would have to wait)."""
 
     requests_per_min: int | None = None
     tokens_per_min: int | None = None
@@ -48,13 +48,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_queued: int | None = None
     """Sequences waiting in an engine."""
     max_adapters: int | None = None
-    """Of a tenant; not of a key."""
+    """Tenants only, not keys."""
     max_adapter_bytes: int | None = None
-    """Of a tenant, over all versions, deleted ones too while they are on the disk; shared content counts in full."""
+    """Tenants only. All versions, including deleted ones still on disk; content shared with others counts in full."""
 
 
 class TenantDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """NOTE: fields with their defaults are not written, so that a release that knows no deletion can read all tenants
+    """NOTE: fields at their defaults are not written, so that releases without tenant deletion can read all tenants
     that are not deleted."""
 
     status: Status = Status.ACTIVE
@@ -65,29 +65,29 @@ class TenantDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kv_salt: str
     """Random; part of every prefix-cache hash, so that tenants share no blocks."""
     deleted_at: float | None = None
-    """Unix time; restorable for 24 h. Its keys, adapters and uploads do not exist meanwhile, though nothing of them is
-    changed: what a document of a tenant is worth is judged by its tenant's."""
+    """Unix time; restorable for 24 h. While deleted, its keys, adapters and uploads count as missing, but they are not
+    changed: whether they are valid depends on this document."""
     is_erasing: bool = False
-    """For good: it cannot be restored, and what it had is being removed."""
+    """Final: the tenant cannot be restored, and everything it owned is being removed."""
     erased_at: float | None = None
-    """Unix time: all of it is gone. This document stays, so that nobody else gets the id and with it the usage."""
+    """Unix time when everything was gone. This document stays, so that no new tenant inherits the id and its usage."""
 
 
 class KeyDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An API key `ls-<id>_<secret>`. Only the hash of the secret is kept."""
 
     tenant: str
-    """`ANY_TENANT` of a key for all tenants."""
+    """`ANY_TENANT` for a key for all tenants."""
     role: Role
     name: str = ""
-    """For people."""
+    """Display name."""
     adapters: list[str] | None = None
-    """Names it may use; None = all of the tenant's and the shared ones."""
+    """Names it may use; None = all of the tenant's adapters and the shared ones."""
     limits: Limits = Limits()
     sha256: str
-    """Hex, of the whole key as the client sends it."""
+    """Hex hash of the whole key as the client sends it."""
     previous_sha256: str | None = None
-    """Of the key before its rotation, which works until `previous_until`."""
+    """Hash of the key before its rotation; that key works until `previous_until`."""
     previous_until: float | None = None
     """Unix time."""
     expires_at: float | None = None
@@ -100,55 +100,55 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A base model that an adapter's content fits."""
 
     name: str
-    """What it was called when the content was checked, for people."""
+    """Its name when the content was checked; for display only."""
     fingerprint: str
-    """Of its linears' names and shapes: what decides."""
+    """Hash of its linears' names and shapes; this decides whether content fits."""
 
 
 class ClassifierRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a classifier's head gives numbers for."""
+    """The outputs of a classifier's head."""
 
     num_labels: int
     labels: list[str] = []
-    """Their names; empty = they have none."""
+    """Label names; empty = the labels have none."""
     problem_type: str | None = None
     """See `AdapterConfig`."""
     score_template: str | None = None
-    """Likewise."""
+    """See `AdapterConfig`."""
 
     def name_of(self, label: int) -> str:
-        """As transformers names those without a name."""
+        """Unnamed labels get the names that transformers gives them."""
         return self.labels[label] if self.labels else f"LABEL_{label}"
 
 
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One immutable content of an adapter.
 
-    NOTE: fields with their defaults are not written, so that a release that knows no activated LoRA, no classifiers or
-    no names of chat templates can read adapters that have none of these.
+    NOTE: fields at their defaults are not written, so that releases without activated LoRA, classifiers or chat
+    template names can read adapters that use none of these.
     """
 
     n: int
-    """1, 2, … as in `name@v2`; never used again after a deletion."""
+    """1, 2, … as in `name@v2`; not reused after a deletion."""
     digest: str
     upload_id: str
     created_at: float
     """Unix time."""
     by: str
-    """Key id, or who else did it: "open", "cli", "config"."""
+    """Key id, or another actor: "open", "cli", "config"."""
     size_bytes: int
-    """Of the source files."""
+    """Size of the source files."""
     max_rank: int
     targets: list[str]
-    """Kinds of modules, such as "q_proj", sorted."""
+    """Module kinds such as "q_proj", sorted."""
     bases: list[BaseRecord] = []
-    """The base models that the content was checked against; empty where that was not recorded."""
+    """The base models that the content was checked against; empty if that was not recorded."""
     invocation_token_ids: list[int] = []
-    """Of an activated LoRA: it changes nothing before the last place of a prompt where they are. Empty = it is none."""
+    """Activated LoRA: no effect before their last occurrence in a prompt. Empty = not an activated LoRA."""
     classifier: ClassifierRecord | None = None
-    """None = it answers with text, or is for embeddings."""
+    """None = it generates text, or is for embeddings."""
     chat_template: str | None = None
-    """What the server calls the one that its chats are rendered with; None = the base model's."""
+    """The server's name for the template that renders its chats; None = the base model's template."""
     deleted_at: float | None = None
 
 
@@ -157,19 +157,19 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_bp: int
     """Share of users in hundredths of a percent, 0 to 10,000."""
     salt: str
-    """Random; kept while the weight changes, so that who is in stays in."""
+    """Random; kept when the weight changes, so that users already in the canary stay in it."""
 
 
 class Alias(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int
     previous: int | None = None
-    """What rollback goes back to."""
+    """The version that a rollback restores."""
     canary: Canary | None = None
     moved_at: float
 
 
 class Tier(StrEnum):
-    """Where an adapter's bytes are, from far to near."""
+    """Where an adapter's bytes are, from farthest to nearest."""
 
     DISK = "disk"
     HOST = "host"
@@ -181,11 +181,11 @@ class Tier(StrEnum):
 class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tier: Tier
     until: float | None
-    """Unix time; None = until it is taken off."""
+    """Unix time; None = until the pin is removed."""
 
 
 LIVE_ALIAS = "live"
-"""What the bare name of an adapter means."""
+"""The alias that a bare adapter name refers to."""
 
 
 class AdapterDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -204,7 +204,7 @@ class AdapterDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deleted_at: float | None = None
     """Unix time; restorable for 24 h."""
     drain_until: float | None = None
-    """Unix time; of a deleted adapter: requests that still run then are aborted."""
+    """Unix time, for a deleted adapter: requests still running then are aborted."""
 
 
 D = TypeVar("D", TenantDoc, KeyDoc, AdapterDoc)
@@ -216,13 +216,13 @@ class Document(msgspec.Struct, Generic[D], frozen=True, kw_only=True, forbid_unk
     kind: DocumentKind
     id: str
     rev: int
-    """Each one more than the one before; the first is 1, or above all revisions of what was retired."""
+    """Increases by one each time; the first is 1, or higher than every revision of the kind's retired documents."""
     at: float
     """Unix time."""
     actor: str
     """Key id, "open", "cli", "config" or "server"."""
     action: str
-    """What was done, such as "alias.move"."""
+    """The action, such as "alias.move"."""
     request_id: str
     deleted: bool = False
     doc: D

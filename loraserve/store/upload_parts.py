@@ -32,9 +32,9 @@ class UploadParts:
             return 0
 
     def append(self, file_name: str, offset: int, data: Bytes) -> None:
-        """All of it and synced, or nothing. `offset` is the part's size.
+        """Writes and syncs all of the data, or nothing. `offset` is the part's size.
 
-        After an error the part is cut back: a later sync would succeed although the failed one's bytes are lost.
+        After an error the part is truncated: a later sync could succeed although the bytes of the failed one are lost.
         """
         part = self.path(file_name)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -50,7 +50,7 @@ class UploadParts:
             sync_folder(self._folder)
 
     def link_all(self) -> Path:
-        """The folder `prepared`, new, with every file under its own name."""
+        """Recreates the folder `prepared` with every file under its own name; returns its path."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self._prepared)
         self._prepared.mkdir(mode=0o700)

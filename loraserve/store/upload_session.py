@@ -1,4 +1,4 @@
-"""The record of one upload, and which states follow which."""
+"""The record of one upload, and its state transitions."""
 
 from enum import StrEnum
 
@@ -17,9 +17,9 @@ class UploadState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     REJECTED = "rejected"
-    """The content is refused; the report says why."""
+    """The content was rejected; the report says why."""
     FAILED = "failed"
-    """Something else went wrong; commit can be tried again."""
+    """Another error; the commit can be tried again."""
     EXPIRED = "expired"
     ABORTED = "aborted"
 
@@ -29,7 +29,7 @@ class UploadState(StrEnum):
 
     @property
     def is_in_commit(self) -> bool:
-        """A process works on it, or died at it, or could not write how it ended."""
+        """A process is working on it, or died while doing so, or could not record the outcome."""
         return self in (UploadState.VALIDATING, UploadState.LOADING)
 
     def can_become(self, state: "UploadState") -> bool:
@@ -39,7 +39,7 @@ class UploadState(StrEnum):
 _FOLLOWERS: dict[UploadState, tuple[UploadState, ...]] = {
     UploadState.OPEN: (
         UploadState.VALIDATING,
-        UploadState.REJECTED,  # By the config or the header of the weights, as soon as they are here.
+        UploadState.REJECTED,  # Because of the config or the weights' header, as soon as they have arrived.
         UploadState.EXPIRED,
         UploadState.ABORTED,
     ),
@@ -69,9 +69,9 @@ class UploadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: str
     """One of `UPLOAD_FILES`."""
     size_bytes: int
-    """Of the whole file, as announced."""
+    """Announced size of the whole file."""
     sha256: str | None = None
-    """Hex, as announced."""
+    """Announced hash, hex."""
     received_bytes: int = 0
 
     @property
@@ -83,20 +83,20 @@ class UploadResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     version: int
     digest: str
     created: bool
-    """False: this adapter had a version of the same content, which is meant."""
+    """False: the adapter already had a version with this content; `version` is that one."""
 
 
 class KeptContent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     digest: str
     at: float
-    """It was put on the disk before, if at all."""
+    """Latest possible time at which it was put on disk, if it was at all."""
 
 
 class UploadSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: str
     tenant: str
     name: str
-    """Of the adapter."""
+    """Name of the adapter."""
     actor: str
     state: UploadState = UploadState.OPEN
     files: list[UploadFile]
@@ -104,21 +104,21 @@ class UploadSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     activate: bool = True
     """Whether the alias `live` moves to the new version."""
     created_at: float
-    """Unix time, as all times here."""
+    """Unix time, like all times here."""
     updated_at: float
     expires_at: float
     report: msgspec.Raw = NO_REPORT
     """JSON of the validation report, or null."""
     result: UploadResult | None = None
-    """When ready."""
+    """Set if ready."""
     error: str | None = None
-    """When failed; safe to show."""
+    """Set if failed; safe to show to clients."""
     kept: KeptContent | None = None
-    """What commits put on the disk: blob and packed form, which stay there whether or not a version comes of them."""
+    """Content that commits put on disk (blob and packed form). It stays there whether or not it becomes a version."""
 
     @property
     def size_bytes(self) -> int:
-        """Announced, of all files."""
+        """Announced size of all files together."""
         return sum(file.size_bytes for file in self.files)
 
     @property
@@ -127,7 +127,7 @@ class UploadSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def unpublished_until(self) -> float:
-        """Until when content may be on the disk that this left there without a version; 0 = it left none."""
+        """Until when content that this upload left without a version may be on disk; 0 = it left none."""
         if self.kept is None or self.result is not None or not self.state.is_final:
             return 0.0
         return self.kept.at + SWEPT_WITHIN_S

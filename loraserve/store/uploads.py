@@ -1,8 +1,8 @@
 """Uploads in progress: one folder each, readable after a crash at any point.
 
-`uploads/<id>/{session.json, <file>.part, prepared/, lock, claim}`. Ids are made here and files are looked up in a
-closed list, so nothing a client sends becomes a path. What has arrived of a file is the size of its part: there is no
-second count.
+`uploads/<id>/{session.json, <file>.part, prepared/, lock, claim}`. Ids are generated here and file names come from a
+closed list, so nothing a client sends becomes a path. The number of received bytes is the size of the part file; it is
+not stored elsewhere.
 """
 
 import logging
@@ -37,15 +37,15 @@ from loraserve.store.upload_parts import UploadParts
 from loraserve.store.upload_session import NO_REPORT, UPLOAD_FILES, UploadFile, UploadSession, UploadState
 
 EXPIRE_AFTER_S = 86_400.0
-"""An upload that nobody finishes, from its creation."""
+"""Lifetime of an unfinished upload, from its creation."""
 KEEP_FINAL_S = 7 * 86_400.0
 """How long the record of a finished upload stays readable."""
 MAX_FINAL = 200
-"""Finished uploads of a tenant whose records are kept; of more, those go that ended first. One with a report on 110
-unknown fields of a config is 73 KB, and a client can have 29 of them made in a second."""
+"""Records of finished uploads kept per tenant; the earliest to end are removed first. A record with a report on 110
+unknown config fields is 73 KB, and one client can cause 29 of them per second."""
 
 SPOOL = "spool"
-"""Of the data directory: forms as they come, a folder each."""
+"""Folder below the data directory for incoming multipart forms, with one folder per form."""
 
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _SESSION = "session.json"
@@ -65,12 +65,12 @@ class UploadStore:
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(UploadSession)
         self._ended: dict[str, tuple[tuple[int, int], UploadSession]] = {}
-        """Final sessions by id, each with its record's inode and time: what ended is read from disk once.
+        """Final sessions by id, with their record's inode and modification time, so that each is read from disk once.
 
-        Without their reports, which are most of what a session is.
+        Without reports, which are most of a session's size.
         """
         self._reported: dict[str, tuple[int, int]] = {}
-        """Of damaged ones, the same of the record that the log tells of."""
+        """Inode and modification time of damaged records that were already logged, by id."""
 
     def create(
         self,
@@ -82,9 +82,9 @@ class UploadStore:
         activate: bool = True,
         now: float | None = None,
     ) -> UploadSession:
-        """An open upload with a new id. Raises `UploadFileError` unless the files are exactly `UPLOAD_FILES`.
+        """Creates an open upload with a new id. Raises `UploadFileError` unless the files are exactly `UPLOAD_FILES`.
 
-        Of the tenant's finished ones the oldest are removed, down to `MAX_FINAL`; likewise whenever one ends.
+        Removes the tenant's oldest finished uploads, down to `MAX_FINAL`, as does every upload that ends.
         """
         _check_files(files)
         self._remove_oldest(tenant)
@@ -120,10 +120,10 @@ class UploadStore:
         return msgspec.structs.replace(session, files=files)
 
     def update(self, upload_id: str, change: Callable[[UploadSession], UploadSession]) -> UploadSession:
-        """Replaces the record by what `change` makes of it, with nobody in between; returns it as stored.
+        """Atomically replaces the record by the result of `change`; returns it as stored.
 
-        A changed state must be one that can follow, else `UploadStateError`; `change` may raise to refuse. When the
-        new state is final, the bytes that were uploaded are removed.
+        Raises `UploadStateError` if the new state cannot follow the old one; `change` may raise to refuse. If the new
+        state is final, the uploaded bytes are removed.
         """
         with self._locked(upload_id):
             before = self.load(upload_id)
@@ -140,11 +140,11 @@ class UploadStore:
         return after
 
     def append(self, upload_id: str, file_name: str, offset: int, data: Bytes) -> int:
-        """Stores bytes at the end of a file that is `offset` long; returns its new length.
+        """Appends bytes to a file whose length is `offset`; returns its new length.
 
-        When this returns, the bytes survive a crash; when it raises, the file is as before. Raises `OffsetError` with
-        where to go on, `UploadFileError` for a file that is not announced or would become longer than announced,
-        `UploadStateError` unless the upload is open.
+        When this returns, the bytes survive a crash; when it raises, the file is unchanged. Raises `OffsetError` with
+        the offset to continue at, `UploadFileError` for a file that was not announced or would exceed its announced
+        size, `UploadStateError` unless the upload is open.
         """
         with self._locked(upload_id):
             session = self.load(upload_id)
@@ -163,13 +163,13 @@ class UploadStore:
             return end
 
     def part_path(self, upload_id: str, file_name: str) -> Path:
-        """The bytes of a file so far, to be read only; may not exist yet. Raises `UploadFileError`."""
+        """Path of the bytes received so far, for reading only; may not exist yet. Raises `UploadFileError`."""
         return self._parts(upload_id).path(file_name)
 
     def prepare(self, upload_id: str) -> Path:
-        """A new folder with all files under their own names: to be validated, given a manifest and published.
+        """A new folder with all files under their own names, ready to be validated, given a manifest and published.
 
-        Links, not copies: nothing may write into the files. Raises `UploadStateError` while a file is incomplete.
+        The files are hard links, not copies: do not write to them. Raises `UploadStateError` if a file is incomplete.
         """
         with self._locked(upload_id):
             session = self.load(upload_id)
@@ -179,15 +179,15 @@ class UploadStore:
 
     @contextmanager
     def claim(self, upload_id: str) -> Iterator[bool]:
-        """Who works on the commit: yields whether that is us. Held until exit, or until this process dies.
+        """Claims the commit exclusively, until exit or the death of the process. Yields whether the claim succeeded.
 
-        Claim before the state becomes validating: an upload that is validating and unclaimed is taken for a crash.
+        Claim before the state becomes validating: an upload that is validating but unclaimed counts as crashed.
         """
         with self._entered(upload_id, try_locked(self._path(upload_id) / "claim")) as is_ours:
             yield is_ours
 
     def sessions(self, tenant: str | None = None) -> list[UploadSession]:
-        """Newest first, without their reports, which `load` reads; None = of all tenants.
+        """Newest first; tenant None = all tenants. Without reports: use `load` for these.
 
         Damaged records are logged and left out.
         """
@@ -195,15 +195,15 @@ class UploadStore:
         return sorted(found, key=lambda session: session.created_at, reverse=True)
 
     def counted(self, tenant: str, now: float | None = None) -> list[UploadSession]:
-        """Those that take room: not final, or with content on the disk that no version came of.
+        """Uploads that count against the quota: not final, or with content on disk that did not become a version.
 
-        In any order, without their reports.
+        In no particular order, without reports.
         """
         now = time.time() if now is None else now
         return [s for s in self._of(tenant) if not s.state.is_final or now < s.unpublished_until]
 
     def recover(self) -> list[UploadSession]:
-        """Opens uploads again whose commit died with its process; returns them. Cheap enough to call each minute."""
+        """Reopens uploads whose commit died with its process; returns them. Cheap enough to call every minute."""
         recovered: list[UploadSession] = []
         for session in self._all():
             if not session.state.is_in_commit:
@@ -214,7 +214,7 @@ class UploadStore:
         return recovered
 
     def expire(self, now: float | None = None) -> list[UploadSession]:
-        """Ends what waited too long, removes old records and remains of crashes; returns what expired."""
+        """Expires overdue uploads, removes old records and leftovers of crashes; returns the expired uploads."""
         now = time.time() if now is None else now
         empty_trash(self._trash)
         expired: list[UploadSession] = []
@@ -226,7 +226,7 @@ class UploadStore:
                 if session.state.is_final and session.updated_at < now - KEEP_FINAL_S:
                     self.remove(session.id)
                 elif session.state.is_final:
-                    self._parts(session.id).remove()  # What a crash in `update` left.
+                    self._parts(session.id).remove()  # Left by a crash in `update`.
                 elif session.state in (UploadState.OPEN, UploadState.FAILED) and session.expires_at < now:
                     expired.append(self.update(session.id, _expired))
         for sessions in final.values():
@@ -235,8 +235,8 @@ class UploadStore:
         return expired
 
     def remove(self, upload_id: str) -> None:
-        """Record and bytes; nothing happens when it is not there."""
-        # Who waits for the lock may get it once the folder is in the trash.
+        """Removes record and bytes; does nothing if the upload does not exist."""
+        # Another waiter may get the lock once the folder is in the trash, and then find no folder.
         with suppress(UploadNotFoundError, FileNotFoundError), self._locked(upload_id):
             discard_folder(self._path(upload_id), self._trash)
         self._ended.pop(upload_id, None)
@@ -260,7 +260,7 @@ class UploadStore:
         return self._load_all(names)
 
     def _of(self, tenant: str) -> Iterator[UploadSession]:
-        """As `_all`; of final ones that are known, their records are not even looked at."""
+        """Like `_all`, but does not even check the record files of final sessions already in memory."""
         for name in self._names():
             known = self._ended.get(name)
             found = self._load_all([name]) if known is None else [known[1]]
@@ -276,7 +276,7 @@ class UploadStore:
                 self._report(name, damage)
 
     def _load_once(self, upload_id: str) -> UploadSession:
-        """As `load`, without the report; final ones from memory while their record is the same file."""
+        """Like `load`, without the report; final sessions come from memory while their record is the same file."""
         try:
             record = self._record(upload_id)
         except FileNotFoundError:
@@ -290,7 +290,7 @@ class UploadStore:
         return session
 
     def _report(self, upload_id: str, damage: DamagedFileError) -> None:
-        """Once, until its record is another file: the sessions are looked through all the time."""
+        """Logs the damage once per record file, because sessions are scanned all the time."""
         record = None
         with suppress(OSError):
             record = self._record(upload_id)
@@ -300,7 +300,7 @@ class UploadStore:
             self._reported[upload_id] = record
 
     def _record(self, upload_id: str) -> tuple[int, int]:
-        """Which file it is, and of when."""
+        """Identity of the record file: inode and modification time in ns."""
         found = (self._path(upload_id) / _SESSION).stat()
         return found.st_ino, found.st_mtime_ns
 
@@ -346,16 +346,16 @@ def _check_files(files: Sequence[UploadFile]) -> None:
 
 
 def _oldest(final: Sequence[UploadSession], now: float) -> list[UploadSession]:
-    """Of a tenant: those that are too many.
+    """The sessions beyond `MAX_FINAL`; `final`: one tenant's.
 
-    NOTE: not those that left content on the disk, of which nothing else tells whose it is.
+    NOTE: keeps those that left content on disk: nothing else records which tenant that content belongs to.
     """
     too_many = sorted(final, key=lambda session: session.updated_at)[:-MAX_FINAL]
     return [session for session in too_many if session.unpublished_until <= now]
 
 
 def _kept_by_now(session: UploadSession) -> UploadSession:
-    """Its content is swept by the time at which it was put on the disk, which was before this."""
+    """Moves `kept.at` to now: content is swept a fixed time after it was put on disk, which is in the past by now."""
     if session.kept is None:
         return session
     return msgspec.structs.replace(session, kept=msgspec.structs.replace(session.kept, at=session.updated_at))

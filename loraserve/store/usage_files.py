@@ -1,4 +1,4 @@
-"""Reading and keeping the usage logs of all processes."""
+"""Reading the usage logs of all processes, and their retention."""
 
 import os
 import re
@@ -32,13 +32,13 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 class ReadLines(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[UsageLine]
     next_offset: int
-    """Where to go on; the same offset again when nothing complete follows."""
+    """Offset to continue at; unchanged if no complete line follows."""
     num_damaged: int
-    """Complete lines that are no `UsageLine`, passed over."""
+    """Complete lines that were skipped because they are not a `UsageLine`."""
 
 
 def read_lines(path: Path, offset: int, max_bytes: int = READ_BYTES) -> ReadLines:
-    """The complete lines from a byte offset on, about `max_bytes` of them; a torn or unfinished last line is left.
+    """The complete lines from a byte offset on, about `max_bytes`; leaves a torn or unfinished last line for later.
 
     Raises `FileNotFoundError` for a log that retention removed.
     """
@@ -60,7 +60,7 @@ def read_lines(path: Path, offset: int, max_bytes: int = READ_BYTES) -> ReadLine
 
 
 def list_logs(data_dir: Path, since_day: str | None = None) -> list[LogFile]:
-    """Newest day first; within a day by process. since_day: yyyymmdd, None = all that there are."""
+    """Newest day first; within a day by process. since_day: yyyymmdd; None = all days."""
     folder = data_folder(data_dir, "usage")
     logs = [
         LogFile(day=day, process=path.stem, path=path, size_bytes=path.stat().st_size)
@@ -75,7 +75,7 @@ def list_logs(data_dir: Path, since_day: str | None = None) -> list[LogFile]:
 
 
 def remove_old_logs(data_dir: Path, today: str, keep_days: int = KEEP_DAYS) -> list[str]:
-    """Removes the days before the last `keep_days`, today (yyyymmdd, UTC) being the first of them; returns the days."""
+    """Removes days before the last `keep_days`, which include today (yyyymmdd, UTC); returns the removed days."""
     folder = data_folder(data_dir, "usage")
     first = datetime.strptime(today, "%Y%m%d") - timedelta(days=keep_days - 1)
     doomed = [day for day in _days(folder) if day < first.strftime("%Y%m%d")]

@@ -1,7 +1,7 @@
-"""What was used, one line a finished request: the truth that counters are added up from. Never a prompt or an answer.
+"""The usage log, one line per finished request: the source of all usage counters. Never a prompt or an answer.
 
-`usage/<yyyymmdd>/<process>.jsonl`, days of UTC. A process appends to its own files, and nobody
-ever changes a byte of them.
+`usage/<yyyymmdd>/<process>.jsonl`, with UTC days. A process appends only to its own files, and written bytes never
+change.
 """
 
 import os
@@ -21,7 +21,7 @@ LOG_SUFFIX = ".jsonl"
 
 
 class Outcome(StrEnum):
-    """How an admitted request ended; the tokens it was given are billed in every case."""
+    """How an admitted request ended; its tokens are billed in every case."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -38,26 +38,26 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str | None
     """None in open mode."""
     adapter: str | None
-    """None for the base model, as the next three."""
+    """None for the base model, like the next three fields."""
     adapter_tenant: str | None = None
-    """Its owner: the tenant itself or `shared`."""
+    """The adapter's owner: the tenant itself or `shared`."""
     version: int | None
     digest: str | None
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt's."""
+    """Prompt tokens found in the prefix cache."""
     output_tokens: int
     outcome: Outcome
     ttft_ms: float | None
-    """None when there was no token."""
+    """None if there was no token."""
     duration_ms: float
 
 
 class UsageLog:
-    """The lines of this process. `append` and `sync` may be called from two different threads."""
+    """The log of this process. `append` and `sync` may be called from two different threads."""
 
     def __init__(self, data_dir: Path, process: str) -> None:
-        """process: unique among processes and starts, 1 to 64 of a-z, 0-9 and `-`; else raises `InvalidNameError`."""
+        """process: unique across processes and restarts; 1 to 64 of a-z, 0-9, `-`, else raises `InvalidNameError`."""
         if not PROCESS_NAME.fullmatch(process):
             raise InvalidNameError(f"a process cannot be named {process[:80]!a}: use 1 to 64 of a-z, 0-9 and '-'")
         self._folder = data_folder(data_dir, "usage")
@@ -68,12 +68,12 @@ class UsageLog:
         self._size = 0
         self._dirty = False
         self._finished: list[int] = []
-        """Files of earlier days, not yet synced and closed."""
+        """Descriptors of earlier days' files, not yet synced and closed."""
 
     def append(self, line: UsageLine) -> None:
-        """Readable by everybody when this returns; survives a crash of the machine after the next `sync`.
+        """When this returns, other processes can read the line; after the next `sync` it survives a machine crash.
 
-        Raises `OSError`, such as for a full disk, with the file as it was before.
+        Raises `OSError`, for example if the disk is full, and then leaves the file unchanged.
         """
         day = datetime.fromtimestamp(line.at, UTC).strftime("%Y%m%d")
         if day != self._day:
@@ -88,7 +88,7 @@ class UsageLog:
         self._dirty = True
 
     def sync(self) -> None:
-        """To be called each second. After an `OSError` what was appended since the last call may be lost."""
+        """Call it every second. After an `OSError`, lines appended since the last call may be lost."""
         finished, self._finished = self._finished, []
         for descriptor in finished:
             try:
@@ -97,10 +97,10 @@ class UsageLog:
                 os.close(descriptor)
         if self._dirty:
             self._dirty = False
-            sync_file(self._descriptor)  # Of the new day, if `append` has just turned the page.
+            sync_file(self._descriptor)  # The new day's file, if `append` has just switched to it.
 
     def close(self) -> None:
-        """Everything synced. Nothing may be appended afterwards."""
+        """Syncs everything. Do not append afterwards."""
         self.sync()
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""Aliases: the names that lead to versions, moved atomically."""
+"""Aliases: names that refer to versions and are moved atomically."""
 
 import secrets
 import time
@@ -24,8 +24,8 @@ MAX_ALIASES = 64
 
 
 class AliasService:
-    """Called on the event loop. Every method raises `ServingError`: 409 where an alias would come to lead to a version
-    that was not made for the served base."""
+    """Called on the event loop. Every method raises `ServingError`: 409 if an alias would then refer to a version that
+    was not made for the served base."""
 
     def __init__(self, access: AdapterAccess, base: BaseRecord, *, clock: Callable[[], float] = time.time) -> None:
         self._access = access
@@ -44,7 +44,7 @@ class AliasService:
         expected_rev: int | None = None,
         create_only: bool = False,
     ) -> Document[AdapterDoc]:
-        """create_only: `If-None-Match: *`, 412 when the alias exists. Putting what is there already changes nothing."""
+        """create_only: `If-None-Match: *`; 412 if the alias exists. Putting the present value again changes nothing."""
         _check_name(alias)
         salt = secrets.token_hex(8)
 
@@ -63,7 +63,7 @@ class AliasService:
     async def delete(
         self, principal: Principal, request_id: str, name: str, alias: str, *, expected_rev: int | None = None
     ) -> Document[AdapterDoc]:
-        """Not `live`."""
+        """`live` cannot be deleted."""
         return await self._access.edit(
             principal,
             request_id,
@@ -82,7 +82,7 @@ class AliasService:
         *,
         expected_rev: int | None = None,
     ) -> Document[AdapterDoc]:
-        """Back to the version before the last move; once more undoes it. Ends a canary."""
+        """Return to the version before the last move; a second rollback undoes the first. Ends a canary."""
         return await self._access.edit(
             principal,
             request_id,

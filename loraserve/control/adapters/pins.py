@@ -1,4 +1,4 @@
-"""Keeps pinned adapters where their pins want them, on this engine."""
+"""Keeps pinned adapters in the memory tier that their pins request, on this engine."""
 
 import asyncio
 import logging
@@ -19,26 +19,26 @@ from loraserve.store.records import LIVE_ALIAS, AdapterDoc, AnyDocument, BaseRec
 
 CHECK_EVERY_S = 5.0
 MAX_CHECKS_BETWEEN_TRIES = 60
-"""5 minutes: what cannot be loaded, as its files are gone, is tried more and more seldom."""
+"""5 minutes. Content that cannot be loaded, for example because its files are gone, is retried less and less often."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Failure:
-    """Of loading or warming a content."""
+    """A content could not be loaded or warmed."""
 
     num_checks: int
-    """From the last try to the next."""
+    """Between the last try and the next."""
     num_checks_left: int
 
 
 class Pins:
     """Called on the event loop; `run` as a task.
 
-    `host`: loaded, and never given up for others. `device`: also brought into the engine's arena again, by one token of
-    generation, whenever others drove it out; of more than the arena holds, the rest stays as if pinned to `host`, as
-    they would drive out each other for ever.
+    `host`: loaded, and never unloaded in favor of others. `device`: also brought back into the engine's arena, by
+    generating one token, whenever others evicted it. If these exceed the arena, the rest is treated as pinned to
+    `host`; otherwise they would evict each other forever.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Pins:
         self._base = base
         self._clock = clock
         self._left_out: set[str] = set()
-        """Digests for which there was no room in the arena."""
+        """Digests that did not fit into the arena."""
         self._failures: dict[str, _Failure] = {}
-        """By digest, since the last try that succeeded."""
+        """By digest; removed when a try succeeds."""
         self._changed = asyncio.Event()
         catalog.subscribe(self._on_change)
 
@@ -74,8 +74,8 @@ class Pins:
                 continue
 
     async def keep(self) -> None:
-        """Load and warm what is pinned now. What cannot be is logged and tried again: the next time, the second after
-        that, the fourth, and so on; the next time if somebody changed its adapter."""
+        """Load and warm what is pinned now. Failures are logged and retried after 1, 2, 4, ... further checks, or at
+        the next check if the adapter's document changed."""
         wanted = self._wanted()
         self._failures = {digest: failure for digest, failure in self._failures.items() if digest in wanted}
         self._residency.pin(frozenset(wanted))
@@ -89,10 +89,9 @@ class Pins:
                 await self._try(digest, self._warm)
 
     def check_room(self, doc: AdapterDoc) -> None:
-        """Whether the arena holds what `doc` pins to the device, beside what is pinned there already.
+        """Whether the arena has room for what `doc` pins to the device, besides what is pinned there already.
 
-        doc: with the pin that it is to get. A content that was never loaded here counts as nothing. Raises
-        `ServingError` (409).
+        doc: with its new pin. Content that was never loaded here counts as 0 bytes. Raises `ServingError` (409).
         """
         if doc.pin is None or doc.pin.tier is not Tier.DEVICE:
             return
@@ -107,7 +106,7 @@ class Pins:
             raise ServingError(ErrorCode.CONFLICT, message, headers=NO_RETRY)
 
     def _fitting(self, digests: list[str]) -> list[str]:
-        """Those that the arena holds beside each other, taken in order. They must be loaded."""
+        """Those that fit into the arena together, taken in order. They must be loaded."""
         fitting: list[str] = []
         room_bytes = self._engine.model.arena_size_bytes
         for digest in digests:
@@ -122,11 +121,11 @@ class Pins:
         return fitting
 
     def _size_bytes(self, digest: str) -> int:
-        """Of its packed file, which is hardly more than what it takes in the arena."""
+        """Size of its packed file, which is barely larger than its share of the arena."""
         return self._residency.of(digest).packed_bytes or 0
 
     async def _try(self, digest: str, work: Callable[[str], Coroutine[None, None, None]]) -> bool:
-        """Whether it was tried, and done."""
+        """Whether `work` was tried and succeeded. It is not tried while a retry is not due."""
         failure = self._failures.get(digest)
         if failure is not None and failure.num_checks_left > 1:
             failure.num_checks_left -= 1
@@ -153,7 +152,7 @@ class Pins:
         return wanted
 
     def _live_digests(self, doc: AdapterDoc) -> set[str]:
-        """Without what was made for other bases."""
+        """Without versions that were made for other bases."""
         found = (find_version(doc, number) for number in live_numbers(doc))
         return {version.digest for version in found if version is not None and fits(version, self._base)}
 
@@ -177,13 +176,13 @@ class Pins:
 
 
 def pin_at(doc: AdapterDoc, now: float) -> Pin | None:
-    """None once it has ended, which the document does not say by itself, or the adapter is deleted."""
+    """The pin in effect; None once it has expired, which changes no document, or if the adapter is deleted."""
     if doc.pin is None or doc.deleted_at is not None:
         return None
     return doc.pin if doc.pin.until is None or now < doc.pin.until else None
 
 
 def live_numbers(doc: AdapterDoc) -> set[int]:
-    """Of the versions that the bare name means, a canary included: what a pin keeps."""
+    """Numbers of the versions that the bare name means, including a canary: those that a pin keeps."""
     alias = doc.aliases.get(LIVE_ALIAS)
     return set() if alias is None else versions_behind(alias)

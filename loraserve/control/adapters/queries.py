@@ -1,4 +1,4 @@
-"""What lists of adapters are asked by: state, text, tag, order."""
+"""Filters and order of adapter lists: state, text, tag, sort key."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class AdapterState(StrEnum):
     OTHER_BASE = "other_base"
     """Its live version was made for another base model than the served one."""
     DRAINING = "draining"
-    """Deleted, with requests that still run or an engine that still has it."""
+    """Deleted, but requests still run or an engine still has it."""
     DELETED = "deleted"
 
 
 class AdapterSort(StrEnum):
-    """A minus: the largest or newest first. Equals are in order of their names."""
+    """A minus means largest or newest first. Ties are in order of names."""
 
     NAME = "name"
     NAME_DOWN = "-name"
@@ -43,7 +43,7 @@ class AdapterSort(StrEnum):
     """In the last 24 hours."""
     MOST_REQUESTS = "-requests"
     LAST_USED = "last_used"
-    """What was never used counts as the oldest."""
+    """An adapter that was never used counts as the oldest."""
     LATEST_USED = "-last_used"
 
 
@@ -69,13 +69,13 @@ class AdapterQuery:
 
 
 ALL_ADAPTERS = AdapterQuery()
-"""Deleted ones aside."""
+"""Except deleted ones."""
 
 
 def sort_key(
     sort: AdapterSort, traffic: Mapping[AdapterKey, AdapterTraffic]
 ) -> tuple[Callable[[Document[AdapterDoc]], Any], bool]:
-    """And whether the largest comes first."""
+    """The key function, and whether the largest key comes first."""
 
     def of(document: Document[AdapterDoc]) -> AdapterTraffic:
         return traffic.get((document.doc.tenant, document.doc.name), NO_TRAFFIC)

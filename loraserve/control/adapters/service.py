@@ -31,7 +31,7 @@ MAX_PIN_S = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterPatch:
-    """Only what is set changes."""
+    """Unset fields stay as they are."""
 
     description: str | UnsetType = UNSET
     tags: list[str] | UnsetType = UNSET
@@ -42,14 +42,15 @@ class AdapterPatch:
 class Deletion:
     document: Document[AdapterDoc]
     drained: bool
-    """False: some engine has not let go yet."""
+    """False: some engine has not released it yet."""
 
 
 class AdapterService:
-    """Reads: the acting tenant's adapters and the shared ones, a tenant's own hiding a shared one of the same name.
+    """Reads: the acting tenant's adapters and the shared ones; a tenant's own hides a shared one of the same name.
 
-    Writes: the acting tenant's own only; a shared one gives 403, a foreign one the same 404 as a missing one.
-    Every method raises `ServingError`; `expected_rev`: 412 when it is not the newest revision.
+    Writes: only the acting tenant's own; a shared one gives 403, another tenant's the same 404 as a missing one.
+
+    Every method raises `ServingError`; `expected_rev`: 412 if it is not the newest revision.
     Called on the event loop.
     """
 
@@ -78,7 +79,7 @@ class AdapterService:
         query: AdapterQuery = ALL_ADAPTERS,
         traffic: Mapping[AdapterKey, AdapterTraffic] = NOTHING_USED,
     ) -> Page[Document[AdapterDoc]]:
-        """traffic: what to sort by, if by that."""
+        """traffic: for sorting by requests or last use."""
         found = [found for found in self._access.readable(principal) if query.matches(found, self.state_of)]
         found.sort(key=lambda document: document.doc.name)
         by, is_down = sort_key(query.sort, traffic)
@@ -86,7 +87,7 @@ class AdapterService:
         return page_of(found, lambda document: document.id, limit=query.limit, cursor=query.cursor)
 
     async def read(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
-        """With what any server committed before this call."""
+        """Includes whatever any server committed before this call."""
         return await self._access.read(principal, name, with_deleted=with_deleted)
 
     def state_of(self, document: Document[AdapterDoc]) -> AdapterState:
@@ -101,7 +102,7 @@ class AdapterService:
         return AdapterState.READY if self.fits(live) else AdapterState.OTHER_BASE
 
     def fits(self, version: VersionRecord) -> bool:
-        """Whether it was made for the served base, as far as that is known."""
+        """Whether it was made for the served base, as far as known."""
         return fits(version, self._base)
 
     async def patch(
@@ -128,9 +129,9 @@ class AdapterService:
         drain_s: float = 30.0,
         expected_rev: int | None = None,
     ) -> Deletion:
-        """Invisible at once. Its requests may run for another `drain_s` and are aborted then, on every server.
+        """Invisible at once. Its requests may run for another `drain_s` and are then aborted, on every server.
 
-        Returns when they have ended and the engines have let go, or soon after they should have: see `Draining`.
+        Returns when they have ended and the engines have released it, or soon after they should have: see `Draining`.
         """
         if not 0 <= drain_s <= MAX_DRAIN_S:
             raise invalid_value("drain_s", f"is {drain_s:g}; it must be 0 to {MAX_DRAIN_S:g}.")
@@ -147,12 +148,12 @@ class AdapterService:
     async def restore(
         self, principal: Principal, request_id: str, name: str, *, expected_rev: int | None = None
     ) -> Document[AdapterDoc]:
-        """Within 24 h; changes nothing where nothing is deleted. 409 where it was made for another base model."""
+        """Within 24 h; changes nothing if it is not deleted. 409 if it was made for another base model."""
 
         def change(doc: AdapterDoc) -> AdapterDoc:
             if doc.deleted_at is not None:
                 self._check_fits(doc)
-                # Its bytes have counted all the time.
+                # Its bytes kept counting while it was deleted.
                 self._quota.check_adapters(doc.tenant, doc.name)
             return mark_restored(doc, now=self._clock())
 
@@ -177,9 +178,9 @@ class AdapterService:
         *,
         expected_rev: int | None = None,
     ) -> Document[AdapterDoc]:
-        """Load what the bare name means now, and keep it in memory on every engine for `ttl_s`; None = until `unpin`.
+        """Load what the bare name means now and keep it in memory on every engine for `ttl_s`; None = until `unpin`.
 
-        409 where this engine's adapter memory has no room for it on the device.
+        409 if this engine's adapter memory has no room for it on the device.
         """
         if tier is Tier.DISK:
             raise invalid_value("tier", f"is 'disk'; it must be '{Tier.HOST}' or '{Tier.DEVICE}'.")
@@ -194,14 +195,14 @@ class AdapterService:
 
         found = await self._access.read(principal, name)
         if found.doc.tenant == principal.acting_tenant:
-            # First, as what it takes is known only then.
+            # Before the edit: its size is known only once it is loaded.
             await self._residency.load(self._version_to_load(found.doc).digest)
         return await self._access.edit(principal, request_id, name, "residency.pin", change, expected_rev=expected_rev)
 
     async def unpin(
         self, principal: Principal, request_id: str, name: str, *, expected_rev: int | None = None
     ) -> Document[AdapterDoc]:
-        """Nothing is unloaded by this; it may be."""
+        """Unloads nothing, but permits unloading."""
         return await self._access.edit(
             principal,
             request_id,

@@ -49,9 +49,9 @@ class VersionService:
         keep_versions: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """base: the one that uploads are checked against; base_names: all that it is called.
+        """base: the one that uploads are checked against; base_names: all its names.
 
-        keep_versions: of an adapter, see `keep_newest`; None = all.
+        keep_versions: per adapter, see `keep_newest`; None = all.
         """
         self._access = access
         self._declarations = declarations
@@ -63,14 +63,15 @@ class VersionService:
         self._clock = clock
 
     def check_name(self, name: str, param: str = "name") -> None:
-        """Whether an adapter may be called that. param: the field that has it."""
+        """Whether an adapter may have this name. param: the request field that contains it."""
         try:
             check_adapter_name(name, self._base_names)
         except InvalidNameError as error:
             raise invalid_value(param, f"is refused: {error}.") from None
 
     async def check_may_publish(self, principal: Principal, name: str) -> None:
-        """By the newest documents, whenever the principal was found good. Raises `ServingError`: 401, 403 or 503."""
+        """Checks by the newest documents, whenever the principal was authenticated. Raises `ServingError`: 401, 403 or
+        503."""
         await self._authenticator.reread(principal)
         self._check_still_may(principal, name)
 
@@ -84,11 +85,11 @@ class VersionService:
         activate: bool = True,
         unpublished: Sequence[UploadSession] = (),
     ) -> Published:
-        """Of the acting tenant. The first version becomes live in any case. Idempotent by upload id and by digest.
+        """Publish for the acting tenant. The first version always becomes live. Idempotent by upload id and by digest.
 
-        The blob must be in the store, which is not checked here. unpublished: uploads of the tenant that ended without
-        a version. NOTE: an upload takes as long as its sender likes, so who may not publish any more when it is
-        committed is refused: 401 or 403.
+        The blob must be in the store; this is not checked here. unpublished: uploads of the tenant that ended without a
+        version. NOTE: an upload takes as long as its sender likes, so a principal that may no longer publish when the
+        upload is committed is refused: 401 or 403.
         """
         self.check_name(name)
         tenant = principal.acting_tenant
@@ -123,7 +124,7 @@ class VersionService:
 
     @contextlib.asynccontextmanager
     async def _turn(self, principal: Principal) -> AsyncGenerator[None]:
-        """The tenant's, with what is known of the principal as new as what is known of the quota."""
+        """The tenant's quota turn. The principal is reread in it, to be as recent as the quota."""
         async with self._quota.turn(principal.acting_tenant):
             await self._authenticator.reread(principal)
             yield
@@ -134,7 +135,7 @@ class VersionService:
         newest.require_adapter(name)
 
     async def list(self, principal: Principal, name: str) -> tuple[Document[AdapterDoc], list[VersionRecord]]:
-        """Newest first, without deleted ones; with what any server committed before this call, as `read`."""
+        """Newest first, without deleted ones; like `read`, includes whatever any server committed before this call."""
         document = await self._access.read(principal, name)
         return document, versions_of(document.doc)[::-1]
 
@@ -145,7 +146,7 @@ class VersionService:
     async def delete(
         self, principal: Principal, request_id: str, name: str, n: int, *, expected_rev: int | None = None
     ) -> Document[AdapterDoc]:
-        """Refused (409) while an alias or canary leads to it. Its number is never used again."""
+        """Refused (409) while an alias or canary refers to it. Its number is never used again."""
         return await self._access.edit(
             principal,
             request_id,

@@ -1,7 +1,7 @@
 """How far the served model's answers with an adapter are from PEFT's: measured once, after the adapter is ready.
 
-In a process of its own, with the lowest priority and one thread, one adapter at a time, and only where memory allows.
-Neither torch nor PEFT is imported here.
+The measurement runs in a process of its own, with the lowest priority and one thread, one adapter at a time, and only
+if memory allows. Neither torch nor PEFT is imported here.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from loraserve.store.blobs import BlobStore
 from loraserve.store.durable import replace_file
 
 MEMORY_FACTOR = 2.5
-"""Free memory needed, in base weights: the engine's copy, then PEFT's while the first is given back, and work space."""
+"""Free memory needed, as a multiple of the base weights: the engine's copy, then PEFT's while the first is being freed,
+and work space."""
 TIMEOUT_S = 1800.0
 MAX_WAITING = 1024
 
@@ -34,7 +35,7 @@ class CertificateStatus(StrEnum):
     DIFFERS = "differs"
     """By more than rounding explains."""
     SKIPPED = "skipped"
-    """The reason says why; nothing is known."""
+    """Nothing is known; the reason says why."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +43,12 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """When skipped."""
     largest_difference: float | None = None
-    """Between two log-probabilities of any token, over all positions."""
+    """Between our log-probability and PEFT's, over all tokens and positions."""
     relative_difference: float | None = None
-    """The same as a share of the largest |logit|; what is compared with `tolerance`."""
+    """The same as a share of the largest |logit|; compared with `tolerance`."""
     tolerance: float | None = None
     num_positions: int = 0
-    """At which the whole vocabulary was compared."""
+    """Positions at which the whole vocabulary was compared."""
     base_fingerprint: str
     peft_version: str | None = None
     measured_at: float
@@ -57,16 +58,16 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 class CertificateJob(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     blob: str
-    """Folder."""
+    """Path of the folder."""
     packed_path: str
     base_fingerprint: str
     engine: EngineConfig
-    """Its device is the one that serves, not `auto`."""
+    """Its device is the one in use, not `auto`."""
     memory_factor: float = MEMORY_FACTOR
 
 
 class Certifier:
-    """Called on the event loop. `run` does the work; without it, what is queued waits."""
+    """Called on the event loop. `run` does the work; until it runs, queued digests wait."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Certifier:
         timeout_s: float = TIMEOUT_S,
         command: Sequence[str] = module_command("loraserve.control.contents.certificate_child"),
     ) -> None:
-        """pack: see `Ingest.pack`. engine: what the serving engine was started with."""
+        """pack: see `Ingest.pack`. engine: the configuration of the serving engine."""
         self._blobs = blobs
         self._packed_path = packed_path
         self._pack = pack
@@ -89,10 +90,10 @@ class Certifier:
         self._command = command
         self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
         self._queued: set[str] = set()
-        """What waits or is being measured."""
+        """Digests that wait or are being measured."""
 
     def queue(self, digest: str) -> None:
-        """Never raises; one that is queued stays where it is, and one that finds the queue full is left out."""
+        """Never raises. A queued digest keeps its place; one that finds the queue full is left out."""
         if digest not in self._queued and not self._waiting.full():
             self._queued.add(digest)
             self._waiting.put_nowait(digest)
@@ -109,7 +110,7 @@ class Certifier:
                 self._queued.discard(digest)
 
     def of(self, digest: str) -> Certificate | None:
-        """For the base model that is served now; None where it was not measured yet. Reads a small file."""
+        """For the base model that is served now; None if it was not measured yet. Reads a small file."""
         path = self._path(digest)
         if path is None or not path.exists():
             return None
@@ -119,7 +120,7 @@ class Certifier:
             return None
 
     async def certify(self, digest: str) -> Certificate | None:
-        """Measures and stores; one that was measured before is kept. None when the content is gone."""
+        """Measure and store; an earlier measurement is kept. None if the content is gone."""
         known = await asyncio.to_thread(self.of, digest)
         if known is not None and known.status is not CertificateStatus.SKIPPED:
             return known
@@ -135,7 +136,7 @@ class Certifier:
             engine=self._engine,
         )
         try:
-            # It may be lost, or of an earlier base, and made when somebody next asks for the adapter.
+            # It may be lost, or made for an earlier base: usually it is then made again at the adapter's next use.
             if not packed_path.exists():
                 await self._pack(digest, blob)
             certificate = await self._measure(job)
@@ -147,7 +148,7 @@ class Certifier:
         return certificate
 
     def _path(self, digest: str) -> Path | None:
-        """Servers of one directory may have the base model in different forms."""
+        """Servers that share a directory may have the base model in different forms."""
         blob, quantization = self._blobs.folder(digest), self._engine.quantization
         form = "" if quantization == "none" else f"-{quantization}"
         return None if blob is None else blob / f"certificate-{self._base_fingerprint()[:16]}{form}.json"
@@ -181,7 +182,7 @@ class Certifier:
                 "the certificate of %s failed: %s", job.digest[:12], errors[-4096:].decode(errors="replace")
             )
             return skipped(job, "the measurement failed; the server's log says why")
-        # The last line: libraries print what they like before it.
+        # The last line: libraries may print anything before it.
         return msgspec.json.decode(answer.rstrip().rpartition(b"\n")[2], type=Certificate)
 
 

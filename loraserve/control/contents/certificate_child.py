@@ -1,4 +1,4 @@
-"""Measures one adapter against PEFT: `python -m loraserve.control.contents.certificate_child`, a job on stdin."""
+"""Measures one adapter against PEFT: `python -m loraserve.control.contents.certificate_child` with a job on stdin."""
 
 import gc
 import importlib.util
@@ -33,13 +33,13 @@ PROMPT_TOKENS = 24
 NEW_TOKENS = 4
 KV_BYTES = 128 << 20
 PATTERN_S = 60
-"""PEFT matches patterns with `re`, which a pattern that we match in bounded time can still keep busy for ever."""
+"""PEFT matches patterns with `re`, which can hang forever on a pattern that we match in bounded time."""
 HEAD_TOLERANCE = 1e-5
-"""Of the sum of a number's products, which are in float32."""
+"""As a share of the sum of |products| that make up a number; they are computed in float32."""
 CLASSIFIERS_OWN = frozenset({"modules_to_save", "id2label", "problem_type", "score_template"})
-"""Fields about the head, and about what its numbers mean."""
+"""Fields about the head and the meaning of its numbers."""
 OURS = frozenset({"chat_template"})
-"""Fields that PEFT does not know, and that change nothing of what is compared."""
+"""Fields that PEFT does not know, and that do not affect what is compared."""
 
 
 class Skipped(Exception):
@@ -48,25 +48,25 @@ class Skipped(Exception):
 
 @dataclass(slots=True)
 class Sample:
-    """One prompt, and what the engine answers with the adapter."""
+    """One prompt, and the engine's answer with the adapter."""
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
-    """Greedy; none of a classifier."""
+    """Greedy; empty for a classifier."""
     rows: "list[Tensor]" = field(default_factory=list)
-    """Of each token its log-probabilities [vocab_size]; of a classifier the vectors [hidden_size] of the last tokens of
-    the prompt, as few labels' numbers may all be near 0. float32."""
+    """Log-probabilities [vocab_size] for each token; for a classifier the vectors [hidden_size] of the prompt's last
+    tokens, because the numbers of a few labels may all be near 0. float32."""
     is_head_right: bool = True
-    """Of a classifier: whether its numbers are what its head makes of these vectors."""
+    """For a classifier: whether its numbers are what its head computes from these vectors."""
 
 
 @dataclass(slots=True)
 class Reference:
-    """The whole model with the adapter in it, by PEFT."""
+    """The whole model with the adapter, built by PEFT."""
 
     model: "PreTrainedModel"
     body: "Module | None"
-    """A part of it, see `body_name`, where that is all that counts: of a classifier."""
+    """A part of it, see `body_name`, if only that is compared: for a classifier."""
 
     def numbers(self, token_ids: "Tensor", num_positions: int) -> "Tensor":
         """Logits of the last positions, or their hidden states. token_ids: [1, n]."""
@@ -85,7 +85,7 @@ def main() -> int:
         certificate = skipped(job, str(reason))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(certificate))
     sys.stdout.buffer.flush()
-    # Nothing is left to save, and taking torch down in order takes long.
+    # Nothing is left to save, and shutting torch down in order takes long.
     os._exit(0)
 
 
@@ -166,8 +166,8 @@ def _check_memory(job: CertificateJob) -> None:
 
 
 def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription, str]":
-    """With `body_name`. Of a model of experts there are several, of which one that agrees is enough, as in the check of
-    the model."""
+    """Samples, description and `body_name`. For a mixture of experts there are several samples, of which one that
+    agrees is enough, as in the check of the model."""
     import torch
     from loraserve_adapters.config import SEQ_CLS
     from loraserve_adapters.headless import body_name
@@ -212,7 +212,7 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription, 
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
 
     def answers(sample: Sample, prompt: list[int], pooling: PoolingParams | None) -> Iterator["Tensor"]:
-        """Rows of log-probabilities, or the vector."""
+        """Rows of log-probabilities, or the pooled vector."""
         engine.add_request(EngineRequest("0", prompt, sampling, adapter_digest=job.digest, pooling=pooling))
         while engine.has_work():
             for output in engine.step():
@@ -244,8 +244,8 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription, 
 def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool = False) -> Reference:
     """PEFT puts the adapter where it was trained: on the whole model, or on the body alone.
 
-    The model is called as PEFT's own where that is the whole one, which knows from which token on an activated LoRA
-    counts. Of a classifier its body counts: its head is none of PEFT's.
+    On the whole model, PEFT's wrapper is called, because it knows from which token on an activated LoRA applies. For a
+    classifier the body is compared: PEFT does not get its head.
     """
     import torch
     from loraserve_adapters.config import FEATURE_EXTRACTION, SEQ_CLS
@@ -260,7 +260,7 @@ def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool
     weights = {
         name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
         for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()
-        if "lora_" in name or name.endswith(ROWS)  # without copies of the base's, which may be rounded here
+        if "lora_" in name or name.endswith(ROWS)  # without copies of base weights, which may be rounded here
     }
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
         raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by other ranks than in training")
@@ -272,10 +272,10 @@ def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool
     peft_model = get_peft_model(cast("PreTrainedModel", trained), config, autocast_adapter_dtype=False)
     signal.alarm(0)
     for name, parameter in peft_model.named_parameters():
-        if ".lora_magnitude_vector" in name:  # as they are served; PEFT itself trains them so
+        if ".lora_magnitude_vector" in name:  # float32 as served; PEFT itself trains them so
             parameter.data = parameter.data.float()
     result = set_peft_model_state_dict(peft_model, weights)
-    # Of a tied `lm_head` it leaves tokens' rows out, as they are the embedding's.
+    # For a tied `lm_head`, PEFT leaves the tokens' rows out, because they are the embedding's.
     copies = [name for name in result.unexpected_keys if name.endswith(ROWS)]
     knows_rows = len(copies) < sum(name.endswith(ROWS) for name in weights)
     if unknown := [name for name in result.unexpected_keys if name not in copies or not knows_rows]:
@@ -299,7 +299,7 @@ def _config_fields(job: CertificateJob) -> dict[str, Any]:
 
 
 def _trained_tokens(fields: dict[str, Any]) -> list[int]:
-    """Whose rows are the adapter's."""
+    """Ids of tokens whose rows are the adapter's."""
     tokens = fields.get(FIELD) or []
     return [token_id for ids in tokens.values() for token_id in ids] if isinstance(tokens, dict) else tokens
 

@@ -1,4 +1,4 @@
-"""Gets one content into the engine, packed anew where its packed file is lost, damaged or of another base."""
+"""Loads one content into the engine; packs it again if its packed file is lost, damaged or for another base."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ Packer = Callable[[str, Path], Awaitable[Path]]
 
 
 class ContentLoader:
-    """Called on the event loop, one call for a digest at a time."""
+    """Called on the event loop, by at most one caller per digest at a time."""
 
     def __init__(
         self, engine: EngineClient, blobs: BlobStore, *, packed_dir: Path, packer: Packer, base_name: str
     ) -> None:
-        """base_name: what the served base is called."""
+        """base_name: name of the served base."""
         self._engine = engine
         self._blobs = blobs
         self._packed_dir = packed_dir
@@ -34,10 +34,10 @@ class ContentLoader:
         self._base_name = base_name
 
     async def load(self, digest: str, *, anew: bool = False) -> int:
-        """Size of the packed file. Raises `ServingError`: the content is gone or unreadable, does not fit the base,
-        the engine refuses it or is dead.
+        """Returns the size of the packed file. Raises `ServingError`: the content is gone or unreadable, does not fit
+        the base, the engine refuses it or is dead.
 
-        anew: the packed file is made again, whatever it looks like.
+        anew: make the packed file again, even if it looks intact.
         """
         path = self._packed_dir / packed_file_name(digest, self._engine.model.layout)
         size_bytes = None if anew else await asyncio.to_thread(_size_of, path)
@@ -46,7 +46,7 @@ class ContentLoader:
                 await self._load_packed(digest, path)
                 return size_bytes
             except AdapterLoadError as error:
-                # A damaged cache is written again from the content itself.
+                # The packed file is a cache: it is written again from the content itself.
                 logger.warning("the packed file of %s is not usable (%s); it is made again", digest[:12], error)
         await self._pack(digest)
         try:

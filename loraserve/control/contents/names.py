@@ -1,4 +1,4 @@
-"""Which adapters have a content, for naming what an engine has by digest."""
+"""Which adapters have a content: names for what an engine knows by digest."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -29,9 +29,9 @@ class ContentNames:
         catalog.subscribe(self._on_change)
 
     def name(self, principal: Principal, digest: str, tenant: str | None = None) -> ContentName | None:
-        """The name by which a tenant (by default the acting one) has it, else by which all have it; None = not known.
+        """The adapter of `tenant` (default: the acting one) that has the content, else a shared one; None = unknown.
 
-        With a key for all tenants (`*`), any other name then.
+        With a key for all tenants (`*`), otherwise any adapter that has it.
         """
         tenant = principal.acting_tenant if tenant is None else tenant
         known = [name for name in self._names.get(digest, ()) if _may_see(principal, name)]

@@ -1,4 +1,4 @@
-"""Removes content that no document refers to. Found by going through all documents, never by counting."""
+"""Removes content that no document refers to, as found by reading all documents, never by counting references."""
 
 import re
 from collections.abc import Iterable
@@ -15,22 +15,22 @@ from loraserve.store.errors import DamagedFileError
 from loraserve.store.records import AdapterDoc, Document, DocumentKind
 
 UNREAD_AFTER_S = 7 * 86_400
-"""A packed file of another base model or release that was not read for so long is nobody's any more."""
+"""A packed file for another base model or release that was not read for this long is no longer in use."""
 _PACKED = re.compile(r"([0-9a-f]{64})-.*")
 
 
 def reachable(documents: Iterable[Document[AdapterDoc]], now: float) -> set[str]:
-    """Digests that must stay on disk: of adapters that are there, or deleted and still restorable."""
+    """Digests that must stay on disk: of adapters that exist, or are deleted and still restorable."""
     return {digest for document in documents for digest in wants(document.doc, now=now, restorable=True)}
 
 
 def sweep_contents(data_dir: Path, packed_dir: Path, layout: BaseLayout, now: float) -> list[str]:
     """Removes unreachable blobs and packed files older than an hour; returns the blobs' digests. Synchronous.
 
-    Packed files of what is reachable that are not for `layout` go once nobody read them for a week; they can be packed
+    Packed files of reachable content that are not for `layout` are removed once unread for a week; they can be made
     again.
 
-    Reads the documents from disk, since memory may lag behind another server. Raises `DamagedFileError`, with nothing
+    Reads the documents from disk, because memory may lag behind another server. Raises `DamagedFileError`, with nothing
     removed: a document that cannot be read may refer to anything.
     """
     documents = DocumentStore(data_dir, on_damage=_raise)

@@ -1,4 +1,4 @@
-"""Which contents the engine has, by digest: loaded at first use, forgotten when no document wants them any more."""
+"""Which contents the engine has, by digest: loaded at first use, unloaded when no document refers to them any more."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.store.records import Tier
 
 MAX_LOADED = 4096
-"""Contents the engine knows at once; one costs it a path and, while it is used, a mapping."""
+"""Contents the engine knows at once; each costs it a path and, while it is used, a mapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class DigestResidency:
-    """How near one content is to this server's engine, and how much it is used."""
+    """How close one content is to this server's engine, and how much it is used."""
 
     digest: str
     tier: Tier
@@ -32,7 +32,7 @@ class DigestResidency:
     num_hits: int
     """Requests since the start of this process."""
     load_ms: float | None
-    """What its last load took, with packing where that was needed."""
+    """Duration of its last load, including packing if that was needed."""
     num_references: int
     """Requests that use it now."""
 
@@ -41,9 +41,9 @@ class DigestResidency:
 class _Entry:
     is_loaded: bool = False
     is_unloading: bool = False
-    """The engine was told to forget it and has not said yet that it has."""
+    """The engine was told to forget it and has not confirmed yet."""
     is_damaged: bool = False
-    """Its packed file, as the engine has found."""
+    """The engine has found its packed file damaged."""
     num_references: int = 0
     num_hits: int = 0
     packed_bytes: int | None = None
@@ -55,8 +55,8 @@ class _Entry:
 class Residency:
     """Called on the event loop. Calls for one digest take turns; others do not wait for them.
 
-    NOTE: the engine is told to forget a content only with no reference to it, and from that moment on it counts as not
-    loaded; so whoever holds a content has it.
+    NOTE: the engine is told to forget a content only while nothing references it, and from that moment on it counts as
+    not loaded; so for a caller inside `hold`, the engine has the content.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Residency:
 
     @contextlib.asynccontextmanager
     async def hold(self, digest: str, *, tenant: str | None = None) -> AsyncGenerator[float]:
-        """The engine has the content for as long as this is entered. Gives the milliseconds that loading took.
+        """The engine has the content for as long as this is entered. Yields the milliseconds that loading took.
 
-        tenant: whose request it is; None = the server's own work, which is nobody's use. Raises `ServingError`: see
+        tenant: the request's; None = the server's own work, which counts as no tenant's use. Raises `ServingError`: see
         `ContentLoader.load`.
         """
         with self._reference(digest) as entry:
@@ -97,18 +97,18 @@ class Residency:
             yield load_ms
 
     async def load(self, digest: str) -> None:
-        """Make the engine know it now, without using it. Raises `ServingError`."""
+        """Load it into the engine now, without using it. Raises `ServingError`."""
         with self._reference(digest) as entry:
             await self._ensure(digest, entry)
 
     def distrust(self, digest: str) -> None:
-        """The engine could not read its packed file, of which loading reads the header alone. It is made again before
-        anybody uses it."""
+        """The engine could not read its packed file, of which loading reads only the header. The file is made again
+        before the content's next use."""
         if (entry := self._entries.get(digest)) is not None:
             entry.is_damaged = True
 
     def pin(self, digests: frozenset[str]) -> None:
-        """From now on only these are never given up for others; they are not loaded by this."""
+        """From now on exactly these are never unloaded in favor of others. Does not load them."""
         self._pinned = digests
 
     def is_wanted(self, digest: str) -> bool:
@@ -120,7 +120,7 @@ class Residency:
         return entry is not None and entry.is_loaded
 
     def has_forgotten(self, digest: str) -> bool:
-        """Whether the engine has let go of it, and nobody is about to use it."""
+        """Whether the engine does not have it and no caller is about to use it."""
         entry = self._entries.get(digest)
         return entry is None or _is_idle(entry)
 
@@ -146,9 +146,9 @@ class Residency:
         )
 
     def seen_by(self, tenant: str, digest: str, *, is_pinned: bool = False) -> DigestResidency:
-        """As `of`, but of uses only the tenant's own: who else has the same content, and uses it, is not its business.
+        """As `of`, but counts only the tenant's own uses: whether others have and use the same content is not revealed.
 
-        Content that the tenant has not used here is on disk for it, unless a pin that it sees keeps it.
+        Content that the tenant has not used here is shown as on disk, unless a pin that the tenant sees keeps it.
         """
         use = self._uses.of(tenant, digest)
         if use.num_hits == 0 and not is_pinned:
@@ -156,11 +156,11 @@ class Residency:
         return replace(self.of(digest), num_hits=use.num_hits, last_used_at=use.last_used_at)
 
     def not_forgotten(self) -> list[str]:
-        """Digests that the engine knows, is letting go of, or is about to get."""
+        """Digests that the engine knows, is unloading, or is about to get."""
         return [digest for digest, entry in self._entries.items() if not _is_idle(entry)]
 
     async def wait_unloaded(self, digests: set[str], timeout_s: float) -> bool:
-        """Whether this engine has forgotten those of them that no document wants any more, by then."""
+        """Whether this engine has, in time, forgotten those of them that no document refers to any more."""
         waiting = [
             asyncio.create_task(entry.unloaded.wait())
             for digest in digests
@@ -176,7 +176,7 @@ class Residency:
         return not pending
 
     async def close(self) -> None:
-        """Nothing runs in the background afterwards."""
+        """Afterwards nothing runs in the background."""
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -216,7 +216,7 @@ class Residency:
         self._spawn(self._unload(digest, entry, even_if_wanted=False))
 
     def _give_up_oldest(self) -> None:
-        """Beyond the limit, the least recently used contents that nobody holds go."""
+        """Above the limit, unload the least recently used contents that nothing references."""
         num_excess = self._num_loaded - self._max_loaded
         if num_excess <= 0:
             return

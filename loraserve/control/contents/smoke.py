@@ -1,4 +1,4 @@
-"""A first request with a new content to the live engine, before anybody can see it."""
+"""A first request with new content to the live engine, before anyone can see the content."""
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
@@ -33,7 +33,7 @@ class Holder(Protocol):
 
 
 class SmokeTest:
-    """Values that are finite one by one can still overflow when they are multiplied: only a forward pass tells."""
+    """Values that are all finite can still overflow when they are multiplied; only a forward pass shows that."""
 
     def __init__(self, engine: EngineClient, residency: Holder) -> None:
         self._engine = engine
@@ -41,8 +41,8 @@ class SmokeTest:
 
     @asynccontextmanager
     async def __call__(self, content: Content) -> AsyncGenerator[None]:
-        """Entered once it is passed. The engine has the content until it is left: what is published by then need not be
-        loaded again. Raises `AdapterRejectedError` where the adapter is at fault, else `ServingError`.
+        """Entered once the test is passed. The engine has the content until it is left, so that content published by
+        then need not be loaded again. Raises `AdapterRejectedError` if the adapter is at fault, else `ServingError`.
         """
         model = self._engine.model
         request = EngineRequest(
@@ -51,7 +51,7 @@ class SmokeTest:
             sampling=SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True),
             adapter_digest=content.digest,
             pooling=None if content.classifier is None else to_classify(LabelActivation.NONE),
-            # A prefix of its own: nothing cached before counts, and nothing after finds this.
+            # A cache of its own: it uses nothing that was cached before, and nothing later finds its blocks.
             cache_salt=secrets.token_hex(16),
         )
         async with self._residency.hold(content.digest):
@@ -66,7 +66,7 @@ class SmokeTest:
 
 
 def _prompt(vocab_size: int, max_model_len: int, invocation_token_ids: Sequence[int]) -> list[int]:
-    """Tokens from all over the vocabulary, behind what activates the adapter."""
+    """Tokens from the whole vocabulary, after those that activate the adapter."""
     length = max(1, min(PROMPT_TOKENS, max_model_len - NEW_TOKENS - len(invocation_token_ids)))
     return [*invocation_token_ids, *(index * vocab_size // length for index in range(length))]
 

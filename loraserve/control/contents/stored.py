@@ -1,7 +1,7 @@
-"""The stored content of versions: their config and weights as they were kept, and what validation found.
+"""The stored content of versions: config and weights as kept, and what validation found.
 
-The config is written anew from what was understood of it; so are the weights unless they are as safetensors writes
-them. What either means, and so the digest, is what was uploaded.
+The config is rewritten from its parsed fields, and so are the weights unless they are already as safetensors writes
+them. The meaning of both, and thus the digest, is that of the upload.
 """
 
 import asyncio

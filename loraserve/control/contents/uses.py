@@ -1,9 +1,9 @@
-"""How often each tenant used each content here, so that nobody is shown another's use."""
+"""How often each tenant used each content here, so that no tenant is shown another's use."""
 
 from dataclasses import dataclass
 
 MAX_USES = 65_536
-"""Pairs of tenant and content whose use is remembered; the least recently used go first."""
+"""Pairs of tenant and content whose use is remembered; the least recently used are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)

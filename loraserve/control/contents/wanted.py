@@ -1,4 +1,4 @@
-"""Which contents the documents refer to, kept up with every change."""
+"""Which contents the documents refer to, updated with every change."""
 
 import time
 from collections import Counter
@@ -11,17 +11,17 @@ from loraserve.store.records import AdapterDoc, AnyDocument, Document
 
 
 class WantedContents:
-    """Called on the event loop. A document that is deleted, or its tenant, wants nothing, though it may be restored."""
+    """Called on the event loop. A document that is deleted, or whose tenant is, wants nothing, even if restorable."""
 
     def __init__(
         self, catalog: Catalog, on_dropped: Callable[[str], None], *, clock: Callable[[], float] = time.time
     ) -> None:
-        """on_dropped: told each digest that a document stops referring to; others may still."""
+        """on_dropped: called with each digest that a document stops referring to; others may still refer to it."""
         self._catalog = catalog
         self._on_dropped = on_dropped
         self._clock = clock
         self._wanted_by: dict[str, set[str]] = {}
-        """By document."""
+        """Digests by document id."""
         self._num_wanting: Counter[str] = Counter()
         for document in catalog.all_adapters():
             self._take_in(document)
@@ -36,7 +36,7 @@ class WantedContents:
                 self._on_dropped(digest)
 
     def _take_in(self, document: Document[AdapterDoc]) -> set[str]:
-        """What this document wanted and does not want any more."""
+        """Returns what this document wanted and no longer wants."""
         is_gone = self._catalog.is_deleted(document.doc.tenant)
         new = set[str]() if is_gone else wants(document.doc, now=self._clock(), restorable=False)
         old = self._wanted_by.get(document.id, set())

@@ -1,11 +1,10 @@
-"""Erases tenants that were deleted more than 24 hours ago: first that is decided, then done, then said.
+"""Erases tenants that were deleted more than 24 hours ago: records the decision, removes the data, records completion.
 
-Every step can be repeated, by any server, so a server that is killed in between leaves the rest to the next sweep. What
-a server that lags, or one of an older release, writes of a tenant that is erased already is removed by the next sweep
-too.
+Any server can repeat any step, so if a server is killed in between, the next sweep finishes its work. If a server that
+lags or runs an older release writes something of an erased tenant, the next sweep removes that too.
 
-NOTE: a server never loses its last key by this, and so never opens: it takes a key for all tenants (`*`) to delete a
-tenant that has keys, and that key's document stays as long as no other tenant that is there has one, see `Retirement`.
+NOTE: erasing never removes a server's last key, which would open the server: deleting a tenant that has keys takes a
+key for all tenants (`*`), and that key's document stays as long as no other undeleted tenant has one, see `Retirement`.
 """
 
 import asyncio
@@ -25,16 +24,16 @@ from loraserve.store.errors import DamagedFileError
 from loraserve.store.records import Document, TenantDoc
 
 HEARD_AFTER_S = 2 * RECONCILE_EVERY_S
-"""Every server that runs knows by then that a tenant is to be erased, and puts nothing of it into Redis any more."""
+"""By then every running server knows that a tenant is to be erased, and no longer puts anything of it into Redis."""
 REMOVED_AT_ONCE = 100
-"""Documents; a server that shuts down waits for no more of them."""
+"""Documents; a server that shuts down waits for at most this many."""
 ACTOR = "server"
 
 logger = logging.getLogger(__name__)
 
 
 class Erasure:
-    """`sweep` is called on the event loop, by every server now and then."""
+    """Every server calls `sweep` periodically, on the event loop."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class Erasure:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """sweep_contents: removes what no document leads to at that time. Synchronous."""
+        """sweep_contents: removes contents that no document refers to at the given time. Synchronous."""
         self._catalog = catalog
         self._declarations = declarations
         self._live = live
@@ -55,10 +54,9 @@ class Erasure:
         self._clock = clock
 
     async def sweep(self) -> None:
-        """Also removes all other contents that no document leads to. Raises `DamagedFileError`.
+        """Also removes all other contents that no document refers to. Raises `DamagedFileError`.
 
-        The time is this server's or Redis's, whichever is earlier: what a clock that runs ahead would remove, nobody
-        can bring back.
+        Uses this server's time or Redis's, whichever is earlier: what a fast clock removes cannot be restored.
         """
         now = self._clock()
         emptied: set[str] = set()
@@ -77,8 +75,9 @@ class Erasure:
                 await self._edit(document.id, "tenant.erase", lambda current: mark_erasing(current.doc, now=now))
 
     async def _empty(self, now: float) -> set[str]:
-        """Of tenants that are being erased, or were, there is nothing in Redis or on the disk afterwards but their own
-        documents, usage and contents. Returns those of which that is to be said. Raises `LiveUnavailableError`.
+        """Afterwards Redis and the disk contain nothing of tenants that are being erased, or were, except their own
+        documents, usage and contents. Returns those whose completion is yet to be recorded. Raises
+        `LiveUnavailableError`.
         """
         erasing = {document.id: document.doc for document in self._catalog.known_tenants() if _is_due(document, now)}
         if not erasing:
@@ -94,15 +93,15 @@ class Erasure:
         for kind, document_ids in found.documents.items():
             for at in range(0, len(document_ids), REMOVED_AT_ONCE):
                 doomed = document_ids[at : at + REMOVED_AT_ONCE]
-                # First, as the disk is what tells the next sweep of what is left.
+                # Redis first: the next sweep reads from the disk what is left to do.
                 await self._live.documents.remove(kind, doomed)
                 await asyncio.to_thread(self._remains.remove, kind, doomed)
         await self._catalog.forget_erased()
         await asyncio.to_thread(self._remains.remove_uploads, found.uploads)
 
     async def _edit(self, tenant: str, action: str, change: Callable[[Document[TenantDoc]], TenantDoc]) -> None:
-        """Nothing happens while its document cannot be read, or on an older copy of a data directory, in which it is
-        deleted and was restored since. Others are erased all the same."""
+        """Does nothing while its document cannot be read, or on an older copy of a data directory, where a tenant that
+        was restored since is still deleted. Other tenants are erased regardless."""
 
         def checked(current: Document[TenantDoc] | None) -> TenantDoc:
             assert current is not None, "a tenant's document is never removed"
@@ -121,7 +120,7 @@ def _is_due(document: Document[TenantDoc], now: float) -> bool:
 
 @contextlib.contextmanager
 def _later_without_redis() -> Iterator[None]:
-    """What is not done now is left to the next sweep."""
+    """If Redis is gone, leave the rest to the next sweep."""
     try:
         yield
     except LiveUnavailableError as error:

@@ -1,4 +1,4 @@
-"""What the data directory has of tenants that are erased, besides their own documents, their usage and contents."""
+"""What the data directory still contains of erased tenants, besides their own documents, usage and contents."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +14,15 @@ HELD_KINDS = (DocumentKind.KEY, DocumentKind.ADAPTER)
 @dataclass(frozen=True, slots=True)
 class Found:
     tenants: set[str]
-    """Those that are erased by what the disk says of them, whatever is in memory."""
+    """Those that are being erased or were, according to the disk, whatever is in memory."""
     documents: dict[DocumentKind, list[str]]
     uploads: list[str]
     is_all: bool
-    """False: something cannot be read, and may be theirs."""
+    """False: something cannot be read and may be theirs."""
 
 
 class Remains:
-    """Synchronous. NOTE: the only one that removes documents of ids that are never given again."""
+    """Synchronous. NOTE: the only class that removes documents for good, because their ids are never reused."""
 
     def __init__(self, data_dir: Path, uploads: UploadStore) -> None:
         self._documents = DocumentStore(data_dir, on_damage=self._on_damage)
@@ -45,7 +45,7 @@ class Remains:
             self._uploads.remove(upload_id)
 
     def forget_history(self, tenants: set[str]) -> None:
-        """What their own documents said before, and what killed servers left of documents that they removed."""
+        """Remove older revisions of their own documents, and what killed servers left of documents being removed."""
         for tenant in tenants:
             self._documents.forget_older(DocumentKind.TENANT, tenant)
         self._documents.empty_trash()

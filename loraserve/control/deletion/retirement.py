@@ -1,7 +1,7 @@
-"""Removes documents of what is gone for long, so that keys and names that nobody uses any more do not add up for ever.
+"""Removes documents of keys and adapters that have been gone for long, so that unused keys and names do not accumulate.
 
-First from the disk, where nobody commits meanwhile and only what is there as it was judged; then from Redis, unless it
-has a newer revision by then. Other servers forget what they do not find there any more with their next reconciliation.
+First from the disk, while nobody commits and only if the document is still the one that was judged; then from Redis,
+unless it has a newer revision by then. Other servers forget at their next reconciliation what the disk no longer has.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from loraserve.store.documents import KEEP_S, DocumentStore
 from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc
 
 MAX_GONE = 1000
-"""Keys of a tenant that are gone, and adapters: of more, the documents of the oldest are removed before their time."""
+"""Per tenant, for keys and for adapters: if more of them are gone, documents of the oldest are removed early."""
 KEPT_AT_LEAST_S = 3600.0
-"""All the same. What is told of them has reached all servers by then."""
+"""Even above `MAX_GONE`. By then all servers have heard of the change."""
 RETIRED_AT_ONCE = 50
-"""Nobody commits until they are set aside; a server that shuts down waits for no more of them."""
+"""Nobody can commit until these are set aside; a server that shuts down waits for at most this many."""
 
 D = TypeVar("D", KeyDoc, AdapterDoc)
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Retirement:
-    """`sweep` is called on the event loop, by every server now and then."""
+    """Every server calls `sweep` periodically, on the event loop."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Retirement:
         self._clock = clock
 
     async def sweep(self) -> None:
-        """Of the tenants that are there.
+        """Retire documents of all tenants that are not deleted.
 
-        NOTE: a server with keys never loses its last one by this, and so never opens; nor one that is a `--api-key` of
-        it too, which would be good again without its document.
+        NOTE: never removes a server's last key, which would open the server, nor a key that is also one of its
+        `--api-key`s, which would work again without its document.
         """
         try:
             now = await self._now()
@@ -70,10 +70,10 @@ class Retirement:
             logger.warning("documents of what is gone for long are removed later: %s", error)
 
     async def _now(self) -> float:
-        """This server's time or Redis's, whichever is earlier, as for `Erasure`; 30 days after the last change at most.
+        """This server's time or Redis's, whichever is earlier, as in `Erasure`; at most 30 days after the last change.
 
-        A key that works ends after that change, so a clock that runs ahead by years, where both are one machine's,
-        removes none of them.
+        A working key expires after that change, so it is not removed even by a clock that is years ahead, if server and
+        Redis share one machine.
         """
         changed_at = (document.at for kind in DocumentKind for document in self._catalog.all(kind))
         live_now = await self._live.connection.server_time_ms() / 1000
@@ -83,7 +83,7 @@ class Retirement:
         for at in range(0, len(documents), RETIRED_AT_ONCE):
             some = documents[at : at + RETIRED_AT_ONCE]
             kind = some[0].kind
-            # NOTE: not on an older copy of a data directory, in which something is gone that came back since.
+            # NOTE: nothing on an older copy of a data directory, where a document may be gone that came back since.
             known_rev = await self._live.documents.removed_rev(kind)
             revs = await self._live.documents.revs([(kind, each.id) for each in some])
             doomed = [each for each, rev in zip(some, revs, strict=True) if rev <= each.rev]
@@ -98,9 +98,9 @@ class Retirement:
 
 
 def outlived(found: Iterable[tuple[Document[D], float | None]], now: float, at_least_s: float) -> list[Document[D]]:
-    """Those that were gone for so long, or so many ago, that their documents are to be removed.
+    """Documents to be removed: those gone for `KEEP_S`, or for `at_least_s` if `MAX_GONE` of the tenant went later.
 
-    found: with the time since which each is gone; None = it is not. at_least_s: however many there are.
+    found: with the time since which each is gone; None = it is not.
     """
     gone_of: dict[str, list[tuple[float, Document[D]]]] = defaultdict(list)
     for document, since in found:

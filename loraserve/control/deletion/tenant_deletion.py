@@ -1,4 +1,4 @@
-"""Tenants deleted and restored: one revision of the tenant's document, by which all that it has is judged."""
+"""Deletes and restores tenants: one revision of the tenant's document decides about everything it owns."""
 
 import time
 from collections.abc import Callable
@@ -24,17 +24,17 @@ from loraserve.store.records import AdapterDoc, Document, TenantDoc
 class TenantDeletion:
     document: Document[TenantDoc]
     drained: bool
-    """False: some server or engine has not let go yet."""
+    """False: some server or engine has not released it yet."""
 
     @property
     def state(self) -> TenantState:
-        """By all servers, unlike `TenantDeletionService.state_of`."""
+        """Takes all servers into account, unlike `TenantDeletionService.state_of`."""
         return state_of(self.document.doc, goes_on=not self.drained)
 
 
 class TenantDeletionService:
     """Called on the event loop. Every method raises `ServingError`, 403 without an admin key for all tenants (`*`);
-    `expected_rev`: 412 when it is not the newest revision."""
+    `expected_rev`: 412 if it is not the newest revision."""
 
     def __init__(
         self,
@@ -59,9 +59,10 @@ class TenantDeletionService:
     async def delete(
         self, principal: Principal, request_id: str, tenant: str, *, expected_rev: int | None = None
     ) -> TenantDeletion:
-        """Nobody can act for it from the next request on, on any server, and what runs is aborted. Idempotent.
+        """From the next request on, nobody can act for it on any server; running requests are aborted. Idempotent.
 
-        Returns when its requests have ended and engines have let go, or soon after they should have: see `Draining`.
+        Returns when they have ended and engines have released its adapters, or soon after they should have: see
+        `Draining`.
         """
         principal.require(Action.ADMINISTER_ALL)
         check_deletable(tenant)
@@ -72,7 +73,7 @@ class TenantDeletionService:
     async def restore(
         self, principal: Principal, request_id: str, tenant: str, *, expected_rev: int | None = None
     ) -> Document[TenantDoc]:
-        """Within 24 h, with its keys and adapters as they were; changes nothing where nothing is deleted."""
+        """Within 24 h, with its keys and adapters as they were; changes nothing if it is not deleted."""
         principal.require(Action.ADMINISTER_ALL)
         return await self._edit(principal, request_id, tenant, "tenant.restore", self._restored, expected_rev)
 

@@ -1,4 +1,4 @@
-"""What each management act makes of an adapter's document. Pure: time and randomness come in as arguments."""
+"""How each management operation changes an adapter's document. Pure: time and randomness are arguments."""
 
 import math
 
@@ -12,11 +12,11 @@ from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, BaseRecord, C
 RESTORABLE_S = 24 * 3600.0
 MAX_WEIGHT_BP = 10_000
 MAX_VERSIONS = 1000
-"""Of an adapter, deleted ones too while their content is on the disk: each is 364 bytes of every revision after it."""
+"""Per adapter, including deleted ones while their content is on disk. Each adds 364 bytes to every later revision."""
 
 
 class Content(msgspec.Struct, frozen=True):
-    """A blob that was validated, on its way to become a version."""
+    """A validated blob that is to become a version."""
 
     digest: str
     upload_id: str
@@ -45,12 +45,12 @@ def versions_of(doc: AdapterDoc) -> list[VersionRecord]:
 
 
 def find_version(doc: AdapterDoc, n: int) -> VersionRecord | None:
-    """None for deleted ones too."""
+    """None also if it is deleted."""
     return next((version for version in doc.versions if version.n == n and version.deleted_at is None), None)
 
 
 def live_version(doc: AdapterDoc) -> VersionRecord | None:
-    """What the bare name means, canaries aside."""
+    """The version that the bare name means, ignoring a canary."""
     alias = doc.aliases.get(LIVE_ALIAS)
     return None if alias is None else find_version(doc, alias.version)
 
@@ -66,7 +66,7 @@ def version_of(doc: AdapterDoc, n: int) -> VersionRecord:
 def wants(doc: AdapterDoc, *, now: float, restorable: bool) -> set[str]:
     """Digests that the document refers to.
 
-    restorable: also those of a deleted adapter that can be restored, which must stay on disk but not in the engine.
+    restorable: include a deleted adapter that can be restored; its contents must stay on disk, but not in the engine.
     """
     if doc.deleted_at is not None and not (restorable and now < doc.deleted_at + RESTORABLE_S):
         return set()
@@ -74,7 +74,7 @@ def wants(doc: AdapterDoc, *, now: float, restorable: bool) -> set[str]:
 
 
 def kept_until(doc: AdapterDoc, version: VersionRecord) -> float:
-    """Unix time until which a version's content is on the disk, about; infinite for what is not deleted."""
+    """Approximate Unix time until which a version's content stays on disk; infinite if nothing is deleted."""
     swept_at = version.created_at + SWEPT_WITHIN_S
     if version.deleted_at is not None:
         return swept_at
@@ -92,11 +92,12 @@ def add_version(
     by: str,
     now: float,
 ) -> AdapterDoc:
-    """The adapter with the content as a version: the one it has with this digest or upload, else a new one.
+    """The adapter with the content as a version: its present one with this digest or upload, else a new one.
 
-    doc: None = a new adapter. A deleted one begins anew: its versions are gone for good, their numbers stay used.
-    Deleted versions whose content is no longer on the disk are forgotten.
-    base: what the content was checked against.
+    doc: None = a new adapter. A deleted one starts over: its versions are gone for good, their numbers stay used.
+    Deleted versions whose content is no longer on disk are dropped.
+
+    base: the one that the content was checked against.
     """
     if doc is None:
         doc = AdapterDoc(tenant=tenant, name=name, created_at=now)
@@ -118,11 +119,11 @@ def add_version(
             classifier=content.classifier,
             chat_template=content.chat_template,
         )
-        # Else the document, and with it each of its revisions, would grow with every version there ever was.
+        # Otherwise the document, and each of its revisions, would grow with every version ever published.
         kept = [version for version in doc.versions if now < kept_until(doc, version)]
         doc = replace(doc, versions=[*kept, version])
     elif version.upload_id == content.upload_id:
-        # The same commit once more: whatever was done with the version since then stays.
+        # The same commit again: keep whatever was done with the version since.
         return doc
     else:
         doc = _with_base(doc, version, base)
@@ -139,7 +140,7 @@ def _with_base(doc: AdapterDoc, version: VersionRecord, base: BaseRecord) -> Ada
 
 
 def check_num_versions(doc: AdapterDoc, *, now: float) -> None:
-    """Whether another may be added. doc: without what goes when that comes. Raises `ServingError` (429)."""
+    """Whether another may be added. doc: without the versions that adding it drops. Raises `ServingError` (429)."""
     num_deleted = sum(version.deleted_at is not None and now < kept_until(doc, version) for version in doc.versions)
     num_versions = len(versions_of(doc)) + num_deleted
     if num_versions < MAX_VERSIONS:
@@ -153,7 +154,7 @@ def check_num_versions(doc: AdapterDoc, *, now: float) -> None:
 
 
 def find_published(doc: AdapterDoc, content: Content) -> VersionRecord | None:
-    """The version that publishing this content gives."""
+    """The version that this content was published as, if any."""
     versions = versions_of(doc)
     by_upload = next((version for version in versions if version.upload_id == content.upload_id), None)
     return by_upload or next((version for version in versions if version.digest == content.digest), None)
@@ -162,7 +163,7 @@ def find_published(doc: AdapterDoc, content: Content) -> VersionRecord | None:
 def move_alias(
     doc: AdapterDoc, alias: str, version: int, canary: CanaryShare | None, *, salt: str, now: float
 ) -> AdapterDoc:
-    """salt: for a canary that begins now. Who is in a canary stays in while only its weight is raised."""
+    """salt: for a canary that begins now. Users in a canary stay in it while only its weight is raised."""
     version_of(doc, version)
     old = doc.aliases.get(alias)
     kept = old.canary if old is not None else None
@@ -185,7 +186,7 @@ def remove_alias(doc: AdapterDoc, alias: str) -> AdapterDoc:
 
 
 def roll_back(doc: AdapterDoc, alias: str, *, now: float) -> AdapterDoc:
-    """Swaps with the version before, so that a second one undoes the first."""
+    """Swaps with the previous version, so that a second rollback undoes the first."""
     old = alias_of(doc, alias)
     if old.previous is None:
         message = f"'{doc.name}@{alias}' has no version to go back to: it was never moved, or that version is deleted."
@@ -210,7 +211,7 @@ def remove_version(doc: AdapterDoc, n: int, *, now: float) -> AdapterDoc:
 
 
 def keep_newest(doc: AdapterDoc, num_versions: int, *, now: float) -> AdapterDoc:
-    """Deletes what is older than these, but for what an alias or a canary leads to or a rollback goes back to."""
+    """Deletes older versions than these, except those that an alias or canary refers to or a rollback returns to."""
     kept: set[int | None] = {version.n for version in versions_of(doc)[-num_versions:]}
     for alias in doc.aliases.values():
         kept |= {*versions_behind(alias), alias.previous}
@@ -253,7 +254,7 @@ def _canary(doc: AdapterDoc, version: int, share: CanaryShare, kept: Canary | No
 
 
 def versions_behind(alias: Alias) -> set[int]:
-    """With a canary two."""
+    """Numbers of the versions that the alias refers to: two with a canary."""
     return {alias.version} if alias.canary is None else {alias.version, alias.canary.version}
 
 
@@ -262,6 +263,6 @@ def _with_alias(doc: AdapterDoc, name: str, alias: Alias) -> AdapterDoc:
 
 
 def emptied(doc: AdapterDoc, now: float) -> AdapterDoc:
-    """A deleted adapter that begins anew."""
+    """A deleted adapter that starts over."""
     gone = [version if version.deleted_at is not None else replace(version, deleted_at=now) for version in doc.versions]
     return AdapterDoc(tenant=doc.tenant, name=doc.name, created_at=now, versions=gone)

@@ -1,4 +1,4 @@
-"""The newest revision of every document, in memory, kept level with the disk and with Redis."""
+"""The newest revision of every document, in memory, kept in sync with the disk and with Redis."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,13 @@ RECONCILE_EVERY_S = 60.0
 FOLLOW_WAIT_S = 1.0
 RETRY_S = 0.5
 PUTS_AT_ONCE = 8
-"""Of 16 sockets, so that a reconciliation leaves some to requests."""
+"""Of 16 sockets, so that a reconciliation leaves some for requests."""
 
 logger = logging.getLogger(__name__)
 
 
 class Catalog(DocumentIndex):
-    """Called on the event loop. `catch_up`, then `run` as a task; `synchronise` when Redis turns out to be another."""
+    """Called on the event loop: `catch_up`, then `run` as a task; `synchronise` if Redis turns out to be another."""
 
     def __init__(self, documents: DocumentStore, live: LiveStore, outage: Outage) -> None:
         super().__init__()
@@ -36,40 +36,40 @@ class Catalog(DocumentIndex):
         self._marks: dict[DocumentKind, ScanMark] = {}
         self._commits_seen_ns = 0
         self._untold: dict[tuple[DocumentKind, str], AnyDocument] = {}
-        """What Redis may not have, though it is level otherwise: put each second, until it takes them."""
+        """Documents that Redis may lack, though otherwise in sync: put every second until it accepts them."""
         self._position: str | None = None
         self._synchronising: asyncio.Task[None] | None = None
         self._lag = DiskLag(self._known_rev)
         self._was_told_of_keys = False
-        """Whether there is a key's document on disk or in Redis, readable or not, or was one since the start."""
+        """Whether a key document, readable or not, exists on disk or in Redis, or existed since the start."""
 
     @property
     def has_keys(self) -> bool:
-        """Revoked ones count, and those whose documents cannot be read."""
+        """Counts revoked keys, and keys whose documents cannot be read."""
         return self._was_told_of_keys or super().has_keys
 
     @property
     def ready(self) -> bool:
-        """Whether disk, Redis and memory were found level since Redis last came (back)."""
+        """Whether disk, Redis and memory were brought in sync since Redis last came (back)."""
         return self._position is not None and self._live.view.accepted is not None
 
     async def catch_up(self) -> None:
-        """Whatever any server committed before this call is known afterwards: enough to read, not to admit."""
+        """Afterwards everything that any server committed before this call is known: enough to read, not to admit."""
         await self._scan()
 
     async def refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
-        """Read one document from disk and see that Redis has it. Raises `LiveUnavailableError`."""
+        """Read one document from disk and make sure that Redis has it. Raises `LiveUnavailableError`."""
         document = await self._learn(kind, document_id)
         if document is not None:
             await self._put(document)
         return self.get(kind, document_id)
 
     async def reread(self, kind: DocumentKind, document_id: str) -> None:
-        """Whatever any server committed of this document before this call is known afterwards."""
+        """Afterwards every revision of this document that any server committed before this call is known."""
         await self._learn(kind, document_id)
 
     async def ask(self, refs: Sequence[DocumentRef]) -> None:
-        """Of these, the newest revision that Redis has is known afterwards, or `is_behind` says that the disk lacks it.
+        """Afterwards Redis's newest revision of each of these is known, or `is_behind` reports that the disk lacks it.
 
         Raises `LiveUnavailableError`.
         """
@@ -78,7 +78,7 @@ class Catalog(DocumentIndex):
             await self._hear(ref, rev)
 
     async def try_ask(self, refs: Sequence[DocumentRef]) -> None:
-        """As `ask`; while Redis is gone, `is_behind` goes by what it told last."""
+        """As `ask`; while Redis is gone, `is_behind` relies on what it reported last."""
         try:
             await self.ask(refs)
         except LiveUnavailableError:
@@ -86,19 +86,19 @@ class Catalog(DocumentIndex):
                 await self.reread(*ref)
 
     def is_behind(self, ref: DocumentRef) -> bool:
-        """Whether Redis told of something newer than the disk has: see `DiskLag`."""
+        """Whether Redis reported a newer revision than the disk has: see `DiskLag`."""
         return self._lag.has(ref)
 
     async def try_refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
-        """As `refresh`, content with the disk when Redis is gone."""
+        """As `refresh`, but while Redis is gone, the disk is enough."""
         with contextlib.suppress(LiveUnavailableError):
             return await self.refresh(kind, document_id)
         return self.get(kind, document_id)
 
     def tell_later(self, document: AnyDocument) -> None:
-        """One that is known here is put into Redis within a second, or as soon as it takes it.
+        """Put a document that is known here into Redis within a second, or as soon as Redis accepts it.
 
-        Other servers find it on disk meanwhile: a key or tenant within two seconds, an adapter within a minute.
+        Until then other servers find it on disk: a key or tenant within two seconds, an adapter within a minute.
         """
         self._untold[document.kind, document.id] = document
 
@@ -109,15 +109,15 @@ class Catalog(DocumentIndex):
         return is_newer
 
     def forget(self, document: AnyDocument) -> bool:
-        """NOTE: nor is Redis told of it any more."""
+        """NOTE: also drops it from the documents still to be put into Redis."""
         if self._untold.get((document.kind, document.id)) is document:
             del self._untold[document.kind, document.id]
         return super().forget(document)
 
     async def synchronise(self) -> None:
-        """Level with a Redis that was emptied or restarted, or is older: all documents by revision, then it counts.
+        """Sync with a Redis that was emptied or restarted, or is older: all documents by revision, then it is trusted.
 
-        Returns at once when that is not needed; all callers wait for the same work. Raises `LiveUnavailableError`.
+        Returns at once if that is not needed; all callers wait for the same work. Raises `LiveUnavailableError`.
         """
         if self.ready:
             return
@@ -147,12 +147,12 @@ class Catalog(DocumentIndex):
                 continue
             except LiveUnavailableError as error:
                 self._outage.failed(error)
-                # What is changed on disk meanwhile, such as a key revoked offline, holds all the same.
+                # Changes on disk during the outage, such as a key revoked offline, count all the same.
                 await self._scan()
                 await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Nothing goes on in the background afterwards."""
+        """Afterwards nothing runs in the background."""
         if self._synchronising is not None:
             self._synchronising.cancel()
             await asyncio.gather(self._synchronising, return_exceptions=True)
@@ -163,7 +163,7 @@ class Catalog(DocumentIndex):
             assert self._position is not None
             for change in await self._live.changes.read(self._position, FOLLOW_WAIT_S):
                 ref = (change.kind, change.id)
-                # NOTE: Redis may be further by now than a change that is known: that must not count as what it has.
+                # NOTE: skip known changes. Redis may be further by now, so they must not count as its newest revision.
                 if self._known_rev(ref) < change.rev:
                     await self._hear(ref, change.rev)
                 if change.kind is DocumentKind.KEY and not self.has_keys:
@@ -177,28 +177,28 @@ class Catalog(DocumentIndex):
             if time.monotonic() >= next_reconcile_s:
                 next_reconcile_s = time.monotonic() + RECONCILE_EVERY_S
                 await self._scan()
-            # A full one is not gone, which it would count as by refusing these.
+            # A full Redis would reject these and then count as gone, which it is not.
             if not self._outage.is_full:
                 await self._put_untold()
 
     async def _notice_commits(self) -> None:
-        """Keys that were made or revoked in the data directory alone, by `loraserve keys … --data-dir`, and tenants
-        deleted by a server that died before it told anybody."""
+        """Learn of keys created or revoked only in the data directory, by `loraserve keys … --data-dir`, and of tenants
+        deleted by a server that died before it notified others."""
         commits_ns = await asyncio.to_thread(self._documents.last_commit_ns)
         if commits_ns == self._commits_seen_ns:
             return
         is_settled = commits_ns < time.time_ns() - UNSETTLED_NS
-        # NOTE: seen only once all was read, or what could not be read for a moment waits for a reconciliation.
+        # NOTE: seen only once all was read; otherwise a file that was briefly unreadable waits for a reconciliation.
         if await self._scan([DocumentKind.TENANT, DocumentKind.KEY]) and is_settled:
             self._commits_seen_ns = commits_ns
 
     async def _scan(self, kinds: Iterable[DocumentKind] = DocumentKind) -> bool:
-        """Know the documents whose folders changed since the last scan; Redis is told of them later.
+        """Learn the documents whose folders changed since the last scan; they are put into Redis later.
 
-        False: the system did not let some be read, which the next scan tries again.
+        False: the system did not let some be read; the next scan tries them again.
         """
         is_complete = True
-        # First: what is there now, and not known after all was read, cannot be read.
+        # Before the scan: if there are key files now and no key is known after it, none of them can be read.
         has_key_files = not self.has_keys and await asyncio.to_thread(self._documents.has_any, DocumentKind.KEY)
         for kind in kinds:
             changed, self._marks[kind] = await asyncio.to_thread(
@@ -218,7 +218,7 @@ class Catalog(DocumentIndex):
         return is_complete
 
     async def _level(self, kind: DocumentKind) -> None:
-        """Redis has at least the revisions that we have, and we have those on disk that Redis knows."""
+        """Afterwards Redis has at least our revisions, and we have those on disk that Redis knows."""
         await self._level_retired(kind)
         revs = await self._live.documents.all_revs(kind)
         for document_id, rev in revs.items():
@@ -239,15 +239,15 @@ class Catalog(DocumentIndex):
         await self._put_all(document for document in self.all(kind) if revs.get(document.id, 0) < document.rev)
 
     async def forget_erased(self) -> None:
-        """Redis has no document of an erased tenant afterwards, whoever put it there. Raises `LiveUnavailableError`."""
+        """Afterwards Redis has no document of an erased tenant, whoever put it there. Raises `LiveUnavailableError`."""
         for kind in (DocumentKind.KEY, DocumentKind.ADAPTER):
             for document_id in await self._live.documents.ids(kind):
                 if self.get(kind, document_id) is None:
                     await self._forget_erased(kind, document_id)
 
     async def _forget_erased(self, kind: DocumentKind, document_id: str) -> bool:
-        """Whether a document that the disk does not have is an erased tenant's, as an older Redis may still hold it:
-        it is removed there then. Tenants must be level."""
+        """Whether a document that the disk lacks is an erased tenant's, which an older Redis may still have. If so, it
+        is removed from Redis. Tenants must be in sync."""
         document = await self._live.documents.get(kind, document_id)
         if document is None or not self.is_erased(document):
             return False
@@ -255,8 +255,8 @@ class Catalog(DocumentIndex):
         return True
 
     async def _level_retired(self, kind: DocumentKind) -> None:
-        """Redis and we know up to which revisions documents were retired."""
-        # NOTE: Redis first. What is retired meanwhile is noted on the disk before Redis hears of it.
+        """Afterwards Redis and we know up to which revisions documents were retired."""
+        # NOTE: read Redis first. A retirement in between is recorded on disk before it is in Redis.
         known_rev = await self._live.documents.removed_rev(kind)
         try:
             removed_rev = await asyncio.to_thread(self._documents.removed_rev, kind)
@@ -267,14 +267,14 @@ class Catalog(DocumentIndex):
         self._lag.compare_retired(kind, known_rev, removed_rev)
 
     async def _forget_retired(self, kind: DocumentKind) -> None:
-        """What any server retired before this call, nobody here knows afterwards."""
+        """Afterwards no document is known here that any server retired before this call."""
         known = {document.id: document for document in self.all(kind)}
         revs = {document_id: document.rev for document_id, document in known.items()}
         for document_id in await self._retired_among(kind, revs, self._marks[kind]):
             self.forget(known[document_id])
 
     async def _retired_among(self, kind: DocumentKind, revs: Mapping[str, int], mark: ScanMark | None) -> list[str]:
-        """None of them where that cannot be told."""
+        """Empty if that cannot be determined."""
         try:
             return await asyncio.to_thread(self._documents.retired_among, kind, revs, mark)
         except DamagedFileError as damage:
@@ -282,8 +282,8 @@ class Catalog(DocumentIndex):
             return []
 
     async def _remove_retired(self, kind: DocumentKind, document_id: str, rev: int) -> bool:
-        """Whether a document that the disk does not have was retired, as an older Redis or a server that was killed
-        meanwhile may have left it: it is removed there then."""
+        """Whether a document that the disk lacks was retired; an older Redis, or a server that was killed in between,
+        may have left it in Redis. If so, it is removed from Redis."""
         revs = {document_id: rev}
         if self._lag.knows_less_retired(kind) or not await self._retired_among(kind, revs, None):
             return False
@@ -321,7 +321,7 @@ class Catalog(DocumentIndex):
             await self._hear((document.kind, document.id), rev)
 
     async def _hear(self, ref: DocumentRef, rev: int) -> None:
-        """Redis has this revision of it, 0 = none."""
+        """Take in that Redis has this revision, 0 = none."""
         if self._known_rev(ref) < rev:
             await self.reread(*ref)
         self._lag.compare(ref, rev)
@@ -331,7 +331,7 @@ class Catalog(DocumentIndex):
         return 0 if known is None else known.rev
 
     async def _learn(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
-        """As the disk has it; what was retired is not known any more."""
+        """Take in the document as it is on disk; forget it if it was retired."""
         document = await self._read(kind, document_id)
         known = self.get(kind, document_id)
         if document is not None:
@@ -341,7 +341,7 @@ class Catalog(DocumentIndex):
         return document
 
     async def _read(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
-        """None where there is none, or it is damaged."""
+        """None if there is none, or it is damaged."""
         try:
             return await asyncio.to_thread(self._documents.get, kind, document_id)
         except DamagedFileError as damage:
@@ -352,13 +352,13 @@ class Catalog(DocumentIndex):
             return None
 
     def _withdraw(self, key: Document[KeyDoc]) -> None:
-        """As after a restart: its newest revision cannot be read and may be its revocation."""
+        """Hide the key, as after a restart: its newest revision cannot be read and may be its revocation."""
         logger.error("the key %r is refused from now on: a newer revision of it cannot be read", key.id)
         self._untold.pop((key.kind, key.id), None)
         self.withdraw(key)
 
     def _note_keys(self) -> None:
-        """Somebody made keys. NOTE: where none of their documents can be read, nobody is let in, not everybody."""
+        """Keys exist. NOTE: if none of their documents can be read, nobody is let in, rather than everybody."""
         if not self.has_keys:
             logger.error(
                 "there are keys, and none of their documents can be read: the server is closed and takes none of them. "
@@ -368,6 +368,6 @@ class Catalog(DocumentIndex):
 
 
 def _note_seen(task: asyncio.Task[None]) -> None:
-    """Whoever waited for it may be gone; its error is not a bug that nobody looked at."""
+    """Retrieve the error, or asyncio logs it as never retrieved if all callers are gone."""
     if not task.cancelled():
         task.exception()

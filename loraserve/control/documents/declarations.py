@@ -1,7 +1,7 @@
 """The only way to change a document: disk, then Redis, then this process's memory, then the answer.
 
-Redis is asked before whether it would take the change, so that a change which others would not hear of is refused. What
-is on disk all the same when Redis fails in between is done, and told later.
+Before that, Redis is asked whether it accepts writes: a change that others would not hear of is refused. If Redis fails
+after the change is on disk, the change counts and is put into Redis later.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from loraserve.store.errors import RevisionTakenError
 from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc
 
 MAX_TRIES = 8
-"""Of one edit, against others that commit the same document at the same time."""
+"""Per edit, against others that commit the same document at the same time."""
 
 D = TypeVar("D", TenantDoc, KeyDoc, AdapterDoc)
 
@@ -62,9 +62,9 @@ class Declarations:
         """Commit what `change` makes of the newest revision (None = there is none); unchanged content commits nothing.
 
         `change` may be called again with a newer revision, and may raise `ServingError`. expected_rev: `If-Match`, 412
-        when it is not the newest. turn: held from before `change` until after the commit. Raises `ServingError`: 409
-        when others keep winning, 503 when Redis takes no changes, or knows a newer revision than the disk has: then
-        nothing is committed. Cancelling the caller does not stop a commit half-way.
+        if it is not the newest. turn: held from before `change` until after the commit. Raises `ServingError`: 409 if
+        others keep winning, 503 if Redis accepts no writes or has a newer revision than the disk; nothing is committed
+        then. Cancelling the caller does not stop a commit half-way.
         """
         held = turn or contextlib.nullcontext()
         work = self._edit(kind, document_id, change, actor, action, request_id, expected_rev, held)
@@ -74,7 +74,7 @@ class Declarations:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Commits whose callers are gone have ended afterwards."""
+        """Wait for commits whose callers are gone."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _edit(
@@ -88,7 +88,7 @@ class Declarations:
         expected_rev: int | None,
         turn: contextlib.AbstractAsyncContextManager[None],
     ) -> Document[D]:
-        # First, since what is on disk counts: a revocation during an outage must fail, not take effect unseen.
+        # Before the disk, because what is there counts: a revocation in an outage must fail, not take effect unseen.
         await self._check_live()
         ref = (KIND_OF[kind], document_id)
         async with turn:
@@ -133,8 +133,8 @@ class Declarations:
             raise live_unavailable() from error
 
     async def _require_newest(self, ref: DocumentRef) -> None:
-        """NOTE: what is changed on an older copy would overtake what was decided since, such as a revocation, and what
-        it has as it was asked for may be otherwise by now."""
+        """NOTE: a change to an older copy would override what was decided since, such as a revocation. Even if the copy
+        already has the requested content, the newest revision may not."""
         try:
             await self._catalog.ask([ref])
         except LiveUnavailableError as error:
@@ -143,7 +143,7 @@ class Declarations:
             raise not_newest(f"'{ref[1]}'")
 
     async def _tell(self, document: AnyDocument) -> None:
-        """NOTE: never fails. What is on disk holds, and some of it cannot be done again: a secret is shown once."""
+        """NOTE: never fails. What is on disk counts, and some of it cannot be repeated: a secret is shown once."""
         try:
             await self._live.documents.put(document)
         except LiveUnavailableError as error:
@@ -157,7 +157,7 @@ class Declarations:
     def _forget(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # The caller may be gone; an error nobody fetched would be logged as a bug.
+            # The caller may be gone; asyncio would log an error that is never retrieved.
             task.exception()
 
 

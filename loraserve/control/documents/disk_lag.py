@@ -1,4 +1,4 @@
-"""Which documents the disk has older than Redis told: nobody can tell then what they allow."""
+"""Documents of which Redis reported a newer revision than the disk has, so that nobody knows what they allow."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -12,15 +12,15 @@ logger = logging.getLogger(__name__)
 
 
 class DiskLag:
-    """The data directory is an older copy, or does not show yet what another server wrote."""
+    """Happens if the data directory is an older copy, or does not show yet what another server wrote."""
 
     def __init__(self, known_rev: Callable[[DocumentRef], int]) -> None:
-        """known_rev: the newest revision that was read from the disk, 0 = none."""
+        """known_rev: the newest revision that was read from disk, 0 = none."""
         self._known_rev = known_rev
         self._missing_revs: dict[DocumentRef, int] = {}
-        """Of what Redis knows something newer: from which revision on the disk's counts again."""
+        """Documents of which Redis knows something newer: the disk's counts again from this revision on."""
         self._lost_revs: dict[DocumentKind, int] = {}
-        """Up to which revisions documents were retired, as Redis knows and the disk does not."""
+        """Up to which revisions documents were retired, if Redis knows this and the disk does not; else 0."""
 
     def has(self, ref: DocumentRef) -> bool:
         return self._known_rev(ref) < self._missing_revs.get(ref, 0)
@@ -29,7 +29,7 @@ class DiskLag:
         return (ref for ref in self._missing_revs if ref[0] is kind)
 
     def compare(self, ref: DocumentRef, rev: int) -> None:
-        """Redis has this revision of it, 0 = none, and the disk was read since."""
+        """Redis has this revision of it, 0 = none; the disk was read after that."""
         known_rev, lost_rev = self._known_rev(ref), self._lost_revs.get(ref[0], 0)
         if known_rev < rev:
             if self._missing_revs.get(ref, 0) < rev:
@@ -42,7 +42,7 @@ class DiskLag:
                 )
             self._missing_revs[ref] = rev
         elif rev < known_rev <= lost_rev:
-            # Redis has it no more: it may be one of those that were retired.
+            # Redis no longer has it: it may be one of those that were retired.
             self._missing_revs[ref] = lost_rev + 1
         else:
             self._missing_revs.pop(ref, None)
@@ -53,7 +53,7 @@ class DiskLag:
             self._missing_revs.pop(ref, None)
 
     def compare_retired(self, kind: DocumentKind, rev: int, known_rev: int) -> None:
-        """Up to which revisions documents were retired, as Redis knows, and as the disk does."""
+        """Documents were retired up to `rev` according to Redis, up to `known_rev` according to the disk."""
         self._lost_revs[kind] = rev if rev > known_rev else 0
         if self._lost_revs[kind]:
             logger.error(
@@ -70,5 +70,5 @@ class DiskLag:
         return self._lost_revs.get(kind, 0) > 0
 
     def may_be_retired(self, kind: DocumentKind, rev: int) -> bool:
-        """Whether a document of this revision may be one of those whose removal the disk does not know."""
+        """Whether a document of this revision may be one whose removal the disk does not know of."""
         return rev <= self._lost_revs.get(kind, 0)

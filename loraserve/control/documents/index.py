@@ -1,7 +1,7 @@
-"""The newest known revision of every document, found by what it is about; told to whoever listens.
+"""An index of the newest known revision of every document, with listeners for changes.
 
-What a deleted tenant had does not exist for whoever asks here: no key, no adapter, not the tenant itself. Only methods
-that say so tell of it, for restoring, erasing and billing.
+What a deleted tenant owned does not exist for callers: no key, no adapter, not the tenant itself. Only methods that say
+so include it, for restoring, erasing and billing.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,29 +15,29 @@ Listener = Callable[[AnyDocument], None]
 
 
 class DocumentIndex:
-    """NOTE: a document never goes back to an older revision here, whatever Redis holds."""
+    """NOTE: a document's revision never decreases here, whatever Redis contains."""
 
     def __init__(self) -> None:
         self._newest: dict[DocumentKind, dict[str, AnyDocument]] = {kind: {} for kind in DocumentKind}
         self._adapters: dict[str, dict[str, Document[AdapterDoc]]] = {}
         self._keys: dict[str, dict[str, Document[KeyDoc]]] = {}
-        """By tenant, which a key keeps, and id."""
+        """By tenant, which never changes for a key, and id."""
         self._had_keys = False
         self._listeners: list[Listener] = []
 
     def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
-        """Also a deleted tenant's."""
+        """Includes those of deleted tenants."""
         return self._newest[kind].get(document_id)
 
     def all(self, kind: DocumentKind) -> list[AnyDocument]:
-        """Deleted tenants' too, in no order."""
+        """Includes those of deleted tenants; in no order."""
         return [*self._newest[kind].values()]
 
     def tenant(self, tenant: str) -> Document[TenantDoc] | None:
         return None if self.is_deleted(tenant) else self.known_tenant(tenant)
 
     def known_tenant(self, tenant: str) -> Document[TenantDoc] | None:
-        """Also a deleted one."""
+        """Includes deleted ones."""
         return cast(Document[TenantDoc] | None, self._newest[DocumentKind.TENANT].get(tenant))
 
     def is_deleted(self, tenant: str) -> bool:
@@ -46,7 +46,7 @@ class DocumentIndex:
         return document is not None and document.doc.deleted_at is not None
 
     def is_erased(self, document: AnyDocument) -> bool:
-        """Whether it belongs to a tenant that is being erased, or was: it is nowhere kept any more."""
+        """Whether it belongs to a tenant that is being erased, or was; such documents are kept nowhere."""
         doc = document.doc
         tenant = None if isinstance(doc, TenantDoc) else self.known_tenant(doc.tenant)
         return tenant is not None and tenant.doc.is_erasing
@@ -73,12 +73,12 @@ class DocumentIndex:
         ]
 
     def held_keys(self, tenant: str) -> list[Document[KeyDoc]]:
-        """Revoked ones too, and also of a deleted tenant, as long as it can be restored."""
+        """Includes revoked ones, and those of a deleted tenant as long as it can be restored."""
         return [*self._keys.get(tenant, {}).values()]
 
     @property
     def has_keys(self) -> bool:
-        """Whether there is or was one: revoked ones count, and those of erased tenants."""
+        """Whether there is or was a key; revoked ones and those of erased tenants count."""
         return self._had_keys
 
     def adapters(self, tenant: str) -> list[Document[AdapterDoc]]:
@@ -86,7 +86,7 @@ class DocumentIndex:
         return [] if self.is_deleted(tenant) else self.held_adapters(tenant)
 
     def held_adapters(self, tenant: str) -> list[Document[AdapterDoc]]:
-        """Deleted ones too, and also of a deleted tenant, as long as it can be restored."""
+        """Includes deleted ones, and those of a deleted tenant as long as it can be restored."""
         return [*self._adapters.get(tenant, {}).values()]
 
     def all_adapters(self) -> list[Document[AdapterDoc]]:
@@ -98,14 +98,14 @@ class DocumentIndex:
         ]
 
     def subscribe(self, listener: Listener) -> None:
-        """Called on the event loop after each change, with the new revision. It must not raise.
+        """Call `listener` on the event loop after each change, with the new revision. It must not raise.
 
-        A tenant that is deleted or restored is a change of its adapters too: of each it is told once more.
+        Deleting or restoring a tenant also changes its adapters: the listener is called once more for each.
         """
         self._listeners.append(listener)
 
     def apply(self, document: AnyDocument) -> bool:
-        """Take in a revision; False if it is not newer than the one known, or its tenant's are not kept any more."""
+        """Take in a revision; False if it is not newer than the known one, or its tenant's are no longer kept."""
         known = self._newest[document.kind].get(document.id)
         self._had_keys = self._had_keys or document.kind is DocumentKind.KEY
         if (known is not None and known.rev >= document.rev) or self.is_erased(document):
@@ -128,15 +128,15 @@ class DocumentIndex:
         return True
 
     def withdraw(self, key: Document[KeyDoc]) -> None:
-        """It does not exist for whoever asks, until a revision is applied again; listeners are told of it once more."""
+        """Hide the key from callers until a revision is applied again; listeners are called once more for it."""
         del self._newest[DocumentKind.KEY][key.id]
         del self._keys[key.doc.tenant][key.id]
         self._tell([key])
 
     def forget(self, document: AnyDocument) -> bool:
-        """A key or adapter that was retired: whoever asks finds none of its id. False if another revision is known.
+        """Remove a key or adapter that was retired. False if another revision is known.
 
-        Listeners are told once more of it, of an adapter that it is deleted and has nothing.
+        Listeners are called once more for it; an adapter is then passed as deleted and empty.
         """
         doc = document.doc
         if self._newest[document.kind].get(document.id) != document or isinstance(doc, TenantDoc):

@@ -1,4 +1,4 @@
-"""Serving on while Redis is gone: for a while, for those it vouched for, within limits counted in this process."""
+"""Serving while Redis is gone: for a while, for documents it confirmed, within limits counted in this process."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ from loraserve.store.records import DocumentKind, Limits
 CONFIRMED_WITHIN_S = 60.0
 MINUTE_S = 60.0
 SAID_EVERY_S = 10.0
-"""At most: a Redis that comes and goes does not fill the log."""
+"""Minimum interval: a Redis that comes and goes must not fill the log."""
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ DocumentRef = tuple[DocumentKind, str]
 
 
 class Outage:
-    """Since when Redis is gone, and which documents it confirmed shortly before; whether it is full."""
+    """Since when Redis is gone, which documents it confirmed shortly before, and whether it is full."""
 
     def __init__(self, grace_s: float = 60.0, *, clock: Callable[[], float] = time.monotonic) -> None:
         """grace_s: 0 = refuse as soon as Redis is gone."""
@@ -26,19 +26,19 @@ class Outage:
         self._clock = clock
         self._began_s: float | None = None
         self._is_said = False
-        """Whether the log tells of this outage."""
+        """Whether this outage was logged."""
         self._said_s = float("-inf")
         self._confirmed_s: dict[DocumentRef, float] = {}
         self.is_full = False
-        """As it was when it last answered: requests are let in, and nothing can be changed."""
+        """As of its last answer. While full, requests are admitted but nothing can be changed."""
 
     @property
     def began_s(self) -> float | None:
-        """By the clock; None = Redis is there."""
+        """By `clock`; None = Redis is reachable."""
         return self._began_s
 
     def failed(self, reason: object) -> None:
-        """Redis did not answer. The log says so once an outage, whoever finds it first."""
+        """Redis did not answer. Logged once per outage, whichever caller notices it first."""
         now_s = self._clock()
         if self._began_s is None:
             self._began_s = now_s
@@ -54,7 +54,7 @@ class Outage:
         self._began_s = None
 
     def confirm(self, refs: list[DocumentRef]) -> None:
-        """Redis has just found the revisions we hold of these to be current."""
+        """Redis has just confirmed that our revisions of these are current."""
         now_s = self._clock()
         for ref in refs:
             self._confirmed_s[ref] = now_s
@@ -75,11 +75,11 @@ class LocalRefusal:
     """ "requests", "tokens" or "concurrent"."""
     limit: int
     retry_s: float | None
-    """None: never, the limit is 0."""
+    """None: never, because the limit is 0."""
 
 
 class _Bucket:
-    """`limit` a minute, full at first; may go into debt when a reservation was too small."""
+    """`limit` per minute, full at first; may go into debt if a reservation was too small."""
 
     def __init__(self, limit: int, now_s: float) -> None:
         self.limit = limit
@@ -91,7 +91,7 @@ class _Bucket:
         self._at_s = now_s
 
     def wait_s(self, amount: int) -> float:
-        """Until `amount` can be taken; more than a whole bucket waits for a full one."""
+        """Seconds until `amount` can be taken; more than a whole bucket waits for a full one."""
         missing = min(amount, self.limit) - self.level
         return max(0.0, missing * MINUTE_S / self.limit)
 
@@ -104,7 +104,7 @@ class LocalLimits:
         self._buckets: dict[tuple[DocumentRef, str], _Bucket] = {}
 
     def try_take(self, scopes: list[tuple[DocumentRef, Limits, int]], tokens: int) -> LocalRefusal | None:
-        """scopes: with their limits and their requests in flight. Takes from all of them, or from none and says why."""
+        """scopes: with limits and requests in flight. Takes from all of them, or from none and returns why."""
         now_s = self._clock()
         wanted: list[tuple[_Bucket, int]] = []
         for ref, limits, num_in_flight in scopes:
@@ -128,7 +128,7 @@ class LocalLimits:
         return None
 
     def give_back(self, refs: list[DocumentRef], unused_tokens: int) -> None:
-        """Negative: more was used than reserved."""
+        """unused_tokens: negative if more was used than reserved."""
         for ref in refs:
             bucket = self._buckets.get((ref, "tokens"))
             if bucket is not None:

@@ -1,4 +1,4 @@
-"""What deleting, restoring and erasing make of a tenant's document. Pure: time comes in as an argument."""
+"""How deleting, restoring and erasing change a tenant's document. Pure: time is an argument."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,9 +17,9 @@ class TenantState(StrEnum):
     ACTIVE = "active"
     SUSPENDED = "suspended"
     DRAINING = "draining"
-    """Deleted, with requests that still end or an engine that still has its adapters."""
+    """Deleted, but requests are still ending or an engine still has its adapters."""
     DELETED = "deleted"
-    """It can be restored for 24 h; after them, what it had is being removed."""
+    """Restorable for 24 h; after that, what it owned is being removed."""
     ERASED = "erased"
     """Nothing of it is left but its id and its usage."""
 
@@ -41,7 +41,7 @@ def check_deletable(tenant: str) -> None:
 
 
 def mark_deleted(doc: TenantDoc, *, now: float) -> TenantDoc:
-    """A deleted one stays as it is: its 24 h do not begin again."""
+    """A tenant that is deleted already stays as it is: its 24 h do not start again."""
     return doc if doc.deleted_at is not None else replace(doc, deleted_at=now)
 
 
@@ -55,29 +55,29 @@ def mark_restored(tenant: str, doc: TenantDoc, *, now: float) -> TenantDoc:
 
 
 def is_overdue(doc: TenantDoc, now: float) -> bool:
-    """Whether it was deleted so long ago that it is to be erased, and is not yet."""
+    """Whether it was deleted long enough ago to be erased, and is not being erased yet."""
     return doc.deleted_at is not None and not doc.is_erasing and not _is_restorable(doc, now)
 
 
 def mark_erasing(doc: TenantDoc, *, now: float) -> TenantDoc:
-    """What is left of it: that there was one, so that its id is not given again. A restored one is not touched."""
+    """Keeps only the fact that the tenant existed, so that its id is not reused. A restored one is not touched."""
     if not is_overdue(doc, now):
         return doc
     return TenantDoc(status=doc.status, kv_salt="", deleted_at=doc.deleted_at, is_erasing=True)
 
 
 def mark_erased(doc: TenantDoc, *, now: float) -> TenantDoc:
-    """Only of one that is being erased."""
+    """Changes only a tenant that is being erased."""
     return replace(doc, erased_at=now) if doc.is_erasing and doc.erased_at is None else doc
 
 
 def was_there_since(doc: TenantDoc, since: float) -> bool:
-    """Whether it may have used anything in the days that begin with the one of this time."""
+    """Whether it may have used anything on the day of `since` or later."""
     return doc.deleted_at is None or doc.deleted_at + DAY_S >= since
 
 
 def id_taken(tenant: Document[TenantDoc], now: float) -> ServingError:
-    """For a new tenant of an id that there is or was."""
+    """For creating a tenant whose id exists or existed."""
     deleted_at = tenant.doc.deleted_at
     if deleted_at is None:
         message = f"The tenant '{tenant.id}' exists already."
@@ -100,7 +100,7 @@ def tenant_not_found(tenant: str) -> ServingError:
 
 
 def tenant_deleted(tenant: str) -> ServingError:
-    """For what ran then."""
+    """For requests that were running then."""
     return ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant}' was deleted while the request ran.")
 
 

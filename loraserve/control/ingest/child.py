@@ -1,10 +1,10 @@
 """Reads one tenant's adapter: a job on stdin, its answer on stdout.
 
-`python -m loraserve.control.ingest.child` is the fork server whose children do that, one each.
+`python -m loraserve.control.ingest.child` is the fork server, which forks a child for each job.
 
-Before it looks at a byte of the tenant's it has opened every file it will need and given up the right to open more, and
-its CPU time, memory (not on macOS) and file sizes are bounded. It may die at any point: nothing it wrote counts before
-the parent moves it.
+Before a child looks at a byte of the tenant's, it has opened every file it will need and given up the right to open
+more, and its CPU time, memory (not on macOS) and file sizes are bounded. It may die at any point: nothing it wrote
+counts before the parent moves it.
 """
 
 import hashlib
@@ -51,10 +51,10 @@ from loraserve.store.durable import write_all
 
 NICENESS = 10
 CPU_GRACE_S = 5
-"""Between the signal that ends the matching of patterns with a refusal and the one that ends the process."""
+"""Between the signal that turns pattern matching into a refusal and the one that ends the process."""
 OF_THE_FILES = frozenset({"files.sha256", "config.options", "config.class", "config.base_model", "weights.unused"})
-"""Checks that tell equal contents apart: by how their files were written, what the author called the base model and its
-class, and what else they hold."""
+"""Checks that may differ between equal contents: they depend on how the files were written, on what the author called
+the base model and its class, and on what else the files contain."""
 
 
 def main() -> int:
@@ -124,7 +124,7 @@ def _ingest(job: IngestJob) -> JobAnswer:
             return JobAnswer(report=Report(checks=checks.listed()))
         _give_up_rights(job.resources)
         manifest = _verify_and_write(job, files, checks)
-    # Only now: what was linked into the folder stays whole until everything else is written.
+    # Only now, so that the uploaded files linked into the folder stay intact until everything else is written.
     if manifest is not None and job.write_content:
         os.replace(output / f"{CONFIG_NAME}.new", output / CONFIG_NAME)
         if os.path.getsize(output / f"{WEIGHTS_NAME}.new"):
@@ -135,7 +135,7 @@ def _ingest(job: IngestJob) -> JobAnswer:
 
 
 def _verify_and_write(job: IngestJob, files: _Files, checks: Checks) -> Manifest | None:
-    """None where the adapter is refused."""
+    """None if the adapter is refused."""
     descriptor, size = files.weights
     for name, (file, file_size) in ((CONFIG_NAME, files.config), (WEIGHTS_NAME, files.weights)):
         if name in job.sha256:
@@ -213,7 +213,7 @@ def _manifest(
 
 
 def _content_only(manifest: Manifest) -> Manifest:
-    """As it is stored with content that others may share: the same whoever sent it first."""
+    """As stored with content that several tenants may share: the same whoever uploaded it first."""
     checks = [check for check in manifest.report.checks if check.name not in OF_THE_FILES]
     return msgspec.structs.replace(manifest, report=Report(checks=checks))
 
@@ -233,7 +233,7 @@ def _compare_sha256(name: str, descriptor: int, size: int, announced: str, check
 
 
 def _read_all(descriptor: int, size: int, limits: Limits) -> bytes:
-    """One byte more than allowed at most: enough to be refused for its size."""
+    """At most one byte more than allowed: enough to be refused for its size."""
     data = bytearray(min(size, limits.max_config_bytes + 1))
     read_exactly(descriptor, memoryview(data), 0, CONFIG_NAME)
     return bytes(data)
@@ -249,13 +249,13 @@ def _write_synced(descriptor: int, data: bytes) -> None:
 
 
 def _give_up_rights(limits: ResourceLimits) -> None:
-    """On macOS, where no process may have less address space than it has already, memory stays unbounded."""
+    """On macOS, where the limit on address space may not be below its present size, memory stays unbounded."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + CPU_GRACE_S))
     if sys.platform != "darwin":
         resource.setrlimit(resource.RLIMIT_AS, (limits.address_space_bytes, limits.address_space_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_size_bytes, limits.file_size_bytes))
-    # No thread, process or descriptor beyond those that are there.
+    # No more threads, processes or descriptors than there are now.
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
@@ -264,7 +264,7 @@ def _give_up_rights(limits: ResourceLimits) -> None:
 def _cpu_limit_refuses(checks: Checks) -> Iterator[None]:
     """While patterns are matched and names compared, running out of CPU time is the adapter's fault.
 
-    The matcher has a budget of its own, so this is the second line.
+    The matcher has its own budget, so this is the second line of defense.
     """
 
     def refuse(number: int, frame: FrameType | None) -> NoReturn:

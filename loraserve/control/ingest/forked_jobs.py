@@ -1,4 +1,4 @@
-"""Our end of a fork server: jobs go in, and what the children forked for them say comes out."""
+"""Our end of a fork server: sends it jobs and reads what the children forked for them write."""
 
 import asyncio
 import contextlib
@@ -16,26 +16,26 @@ KILLED_WITHIN_S = 5.0
 
 
 class ForkServerError(Exception):
-    """It ended, or did not even start, and the job with it."""
+    """The fork server ended, or did not even start, and the job with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     returncode: int
-    """As `subprocess` has it: a signal's number below zero."""
+    """As in `subprocess`: negative for a signal."""
     answer: bytes
-    """The first of what came on stdout."""
+    """The beginning of stdout."""
     errors: bytes
-    """The first of what came on stderr."""
+    """The beginning of stderr."""
 
 
 class ForkedJobs:
-    """Called on the event loop. Its fork server runs from the first job until `close`, or nobody has this any more."""
+    """Called on the event loop. Its fork server runs from the first job until `close` or garbage collection."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], *, max_answer_bytes: int, max_error_bytes: int
     ) -> None:
-        """command: calls `fork_server.serve`. What is said beyond the maxima is dropped."""
+        """command: calls `fork_server.serve`. Output beyond the maxima is dropped."""
         self._command = command
         self._environment = environment
         self._max_answer_bytes = max_answer_bytes
@@ -43,12 +43,12 @@ class ForkedJobs:
         self._end: weakref.finalize[..., Any] | None = None
         self._control: socket.socket | None = None
         self._on_their_way: deque[contextlib.ExitStack] = deque()
-        """For each job whose sockets the fork server does not have yet: what closes them here, oldest first."""
+        """For each job whose sockets the fork server has not received yet: what closes them here, oldest first."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The one that is told when it has them."""
+        """The event loop that watches for the confirmation that it has them."""
 
     async def run(self, job: bytes) -> Ended:
-        """A child for this job alone; when cancelled, it is gone before this returns. Raises `ForkServerError`."""
+        """Run a job in a child of its own; if cancelled, it is gone before this returns. Raises `ForkServerError`."""
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
             pairs = [socket_pair() for _ in range(3)]
@@ -59,7 +59,7 @@ class ForkedJobs:
                 for end in theirs:
                     sent.enter_context(end)
                 control = self._start_child([end.fileno() for end in theirs])
-                # NOTE: on macOS, what its sender closes before it is received may arrive closed.
+                # NOTE: on macOS, a socket that its sender closes before it is received may arrive closed.
                 self._on_their_way.append(sent.pop_all())
                 self._loop = loop
                 loop.add_reader(control, self._close_received, control)
@@ -79,24 +79,24 @@ class ForkedJobs:
         return Ended(int(status), answer, errors)
 
     def close(self) -> None:
-        """Ends the fork server with all children; blocks until it is gone, which takes milliseconds."""
+        """Ends the fork server and all children; blocks until it is gone, which takes milliseconds."""
         if (end := self._let_go()) is not None:
             end()
 
     async def wait_closed(self) -> None:
-        """`close`, which goes on in a thread."""
+        """As `close`, but the waiting is done in a thread."""
         if (end := self._let_go()) is not None:
             await asyncio.to_thread(end)
 
     def _let_go(self) -> Callable[[], Any] | None:
-        """What ends the fork server that was ours until now."""
+        """Give up the fork server; returns the function that ends it."""
         if self._control is not None and self._on_their_way:
             self._close_ends(self._control, len(self._on_their_way))
         end, self._end, self._control = self._end, None, None
         return end
 
     def _start_child(self, descriptors: Sequence[int]) -> socket.socket:
-        """The control socket they were sent over."""
+        """The control socket over which they were sent."""
         try:
             return self._send_descriptors(descriptors)
         except OSError:
@@ -114,7 +114,7 @@ class ForkedJobs:
         return self._control
 
     def _close_received(self, control: socket.socket) -> None:
-        """When there is something to read: a byte for each job whose sockets were received, or the end."""
+        """Called when there is something to read: a byte for each job whose sockets were received, or the end."""
         try:
             num_received = len(control.recv(len(self._on_their_way), socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -139,7 +139,7 @@ class ForkedJobs:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     env=self._environment,
-                    # Ctrl-C in a terminal is for the server, which decides what still gets done.
+                    # Ctrl-C in a terminal must reach only the server, which decides what still gets done.
                     start_new_session=True,
                 )
             failed.pop_all()
@@ -147,7 +147,7 @@ class ForkedJobs:
         return ours
 
     async def _kill(self, loop: asyncio.AbstractEventLoop, life: socket.socket) -> None:
-        """Waits for the end of the child, however that comes about."""
+        """Returns when the child is gone; if it cannot be ended alone, with the whole fork server."""
         with contextlib.suppress(OSError):
             life.shutdown(socket.SHUT_WR)
         try:
@@ -173,7 +173,7 @@ async def _send(loop: asyncio.AbstractEventLoop, target: socket.socket, data: by
 
 
 async def _read(loop: asyncio.AbstractEventLoop, source: socket.socket, limit: int) -> bytes:
-    """To the end of what comes, keeping its first `limit` bytes."""
+    """Reads to the end, keeping the first `limit` bytes."""
     kept = bytearray()
     with contextlib.suppress(ConnectionError):
         while block := await loop.sock_recv(source, 1 << 16):

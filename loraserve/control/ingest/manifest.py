@@ -1,4 +1,4 @@
-"""What is known of a content after its validation, stored with it: nobody evaluates a tenant's files again."""
+"""What validation found out about content. Stored with it, so that a tenant's files are not evaluated again."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """As in the file, such as "BF16"."""
     shape: list[int]
     sha256: str
-    """Hex, of its bytes as they are in the file."""
+    """Hex, over its bytes as in the file."""
 
 
 class ModuleRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +38,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     config: msgspec.Raw
     """The canonical config: the fields that decide the computation, with defaults filled in."""
     tensors: list[TensorRecord]
-    """By name."""
+    """Sorted by name."""
     modules: list[ModuleRecord]
     """The linears that the adapter changes, in the base's order."""
     base_fingerprint: str
-    """Of the base model that it was validated against."""
+    """The base model that the content was validated against."""
     base_dtype: str
     lora_ranks: list[int]
-    """The different ones, ascending."""
+    """Distinct ranks, ascending."""
     lora_alpha: float
     use_rslora: bool
     target_modules: list[str]
@@ -53,16 +53,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: list[str]
     num_parameters: int
     num_labels: int = 0
-    """Of a classifier; 0 = it is none."""
+    """Of a classifier; 0 = not a classifier."""
     packed_file: str
-    """Name of its packed form for that base."""
+    """File name of its packed form for that base."""
     packed_bytes: int
-    """Of the packed form: what it takes in the engine's arena."""
+    """Size of the packed form, and thus in the engine's arena."""
     report: Report
 
     @property
     def invocation_token_ids(self) -> list[int]:
-        """Of an activated LoRA; empty = it is none."""
+        """Of an activated LoRA; empty = not activated."""
         return msgspec.json.decode(self.config, type=_CanonicalConfig).invocation_token_ids
 
     @property
@@ -72,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def classifier(self) -> ClassifierRecord | None:
-        """None = it is none."""
+        """None = not a classifier."""
         if self.num_labels == 0:
             return None
         config = msgspec.json.decode(self.config, type=_CanonicalConfig)

@@ -1,6 +1,6 @@
 """Runs the processes that read tenants' files: a few at a time, bounded in time, and harmless when they die.
 
-One for each job: what an adapter's bytes may do to a process ends with it.
+Each job has its own process, so that whatever an adapter's bytes do to a process ends with it.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ ADDRESS_SPACE_BYTES = 1 << 30
 """Several times what numpy maps. Measured: 49 MiB resident at most for 2 GiB of float32, 33 MiB for 64 KiB."""
 BASE_CPU_S = 20
 BYTES_PER_CPU_S = 20_000_000
-"""Measured: 2 GiB of float32 for a bfloat16 base in 15 s on a shared core, so 140 MB/s; much slower is a fault."""
+"""Measured: 2 GiB of float32 for a bfloat16 base in 15 s on a shared core, so 140 MB/s. Much slower is a fault."""
 MAX_ANSWER_BYTES = 64 << 20
 MAX_ERROR_BYTES = 8192
 PASSED_ENVIRONMENT = ("PATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
@@ -46,7 +46,7 @@ class IngestError(Exception):
 
 
 class DoesNotFitError(IngestError):
-    """Content that was accepted once is refused now: it was made for another base model."""
+    """Content that was accepted once is refused now, because it was made for another base model."""
 
     def __init__(self, digest: str, reason: str) -> None:
         super().__init__(f"adapter {digest[:12]} does not fit the served base model: {reason}")
@@ -54,7 +54,7 @@ class DoesNotFitError(IngestError):
 
 
 class Ingest:
-    """Called on the event loop; jobs beyond `num_processes` wait for their turn."""
+    """Called on the event loop; jobs above `num_processes` wait for their turn."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Ingest:
         timeout_s: float = 900.0,
         command: Sequence[str] = module_command("loraserve.control.ingest.child"),
     ) -> None:
-        """layout: the engine's, once it is ready. chat_templates: names that adapters may choose from.
+        """layout: the engine's, once it is ready. chat_templates: those that adapters may choose from, by name.
 
         num_processes: None = one for each core that this process may use.
         """
@@ -84,11 +84,11 @@ class Ingest:
         )
 
     async def close(self) -> None:
-        """Ends what still runs."""
+        """Ends jobs that still run."""
         await self._jobs.wait_closed()
 
     async def judge(self, config: Path, weights: Path, weights_size: int) -> Report:
-        """From the config and as much of the weights as holds their header. Raises `IngestError`."""
+        """From the config and as much of the weights as contains their header. Raises `IngestError`."""
         job = JudgeJob(
             config_path=str(config),
             weights_path=str(weights),
@@ -102,9 +102,9 @@ class Ingest:
         return (await self._run(job)).report
 
     async def ingest(self, folder: Path, sha256: Mapping[str, str]) -> JobAnswer:
-        """Everything about the two files in `folder`, which afterwards holds a blob and `PACKED_NAME` if accepted.
+        """Checks the two files in `folder`; if accepted, it then contains a blob and `PACKED_NAME`.
 
-        sha256: announced, hex, by file name. Raises `IngestError`.
+        sha256: announced hashes in hex, by file name. Raises `IngestError`.
         """
         return await self._run(self._ingest_job(folder, folder, sha256, write_content=True))
 
@@ -122,7 +122,7 @@ class Ingest:
     async def pack(self, digest: str, blob: Path) -> Path:
         """Makes the packed form of a blob again, for a new base or a lost file.
 
-        Raises `IngestError`; of these `DoesNotFitError` where the content is not one for the served base model.
+        Raises `IngestError`, namely `DoesNotFitError` if the content is not for the served base model.
         """
         output = await asyncio.to_thread(self._new_output_folder, digest)
         try:
@@ -155,18 +155,18 @@ class Ingest:
         )
 
     def _limits_of_kept(self, blob: Path) -> Limits:
-        """The config is written anew from an accepted one, on a line for each value, and may be longer than that."""
+        """A kept config was rewritten from an accepted one, one line per value, and may be longer than that."""
         config = blob / CONFIG_FILE
         size_bytes = config.stat().st_size if config.is_file() else 0
         return replace(self._limits, max_config_bytes=max(self._limits.max_config_bytes, size_bytes))
 
     def _was_accepted_before(self, blob: Path) -> bool:
-        """For the very base that is served."""
+        """Whether it was accepted for the base model that is served now."""
         manifest = msgspec.json.decode((blob / MANIFEST_FILE).read_bytes(), type=Manifest)
         return manifest.base_fingerprint == self._layout().fingerprint
 
     def _new_output_folder(self, digest: str) -> Path:
-        """Nobody else's: several processes may pack the same blob, and the last one's rename wins."""
+        """A unique folder: several processes may pack the same blob, and the last one's rename wins."""
         return Path(tempfile.mkdtemp(prefix=f".{digest[:12]}-", dir=self._packed_dir))
 
     async def _run(self, job: Job) -> JobAnswer:
@@ -193,15 +193,15 @@ def _resources(weights_size: int, layout: BaseLayout, limits: Limits) -> Resourc
     return ResourceLimits(
         cpu_s=BASE_CPU_S + weights_size // BYTES_PER_CPU_S,
         address_space_bytes=ADDRESS_SPACE_BYTES,
-        # 16-bit tensors for a float32 base take twice their size, and once more B of gate and up of experts, each of
-        # which has zeros where the other's outputs are; alignment takes a little.
-        # What tells trained tokens apart is not in the weights; it is mostly a hole.
+        # 16-bit tensors double for a float32 base. B of experts' gate and up doubles once more, because each has zeros
+        # in place of the other's outputs. Alignment takes a little.
+        # The selectors of trained tokens are not in the weights; they are mostly a hole in the file.
         file_size_bytes=4 * weights_size + (64 << 20) + largest_selectors_bytes(layout, limits),
     )
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of the server's secrets, and no threads of a numeric library."""
+    """None of the server's secrets, and no threads of numeric libraries."""
     passed = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
     return passed | python_environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -219,5 +219,5 @@ def _remove_output_folder(folder: Path) -> None:
 
 
 def packed_folder(data_dir: Path) -> Path:
-    """Where packed forms are kept; made if need be."""
+    """Where packed forms are kept; created if missing."""
     return data_folder(data_dir, "packed")

@@ -1,4 +1,4 @@
-"""The validation report of an uploaded adapter, as it is stored, shown and answered."""
+"""The validation report of an uploaded adapter, as it is stored, shown and returned."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from loraserve.serving.errors import ErrorCode, ServingError
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Every check with its outcome: failures first, then warnings, then what passed."""
+    """Every check with its outcome: failures first, then warnings, then passed checks."""
 
     checks: list[Check]
 
@@ -30,7 +30,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        """One sentence: the first reason for a refusal, or how much was found well."""
+        """One sentence: the first reason for a refusal, or how many checks passed."""
         failures = self.failures
         if failures:
             more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
@@ -43,7 +43,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def codes(self) -> list[str]:
-        """Of the failures."""
+        """Error codes of the failures."""
         return [check.code or "" for check in self.failures]
 
 
@@ -58,9 +58,9 @@ class AdapterRejectedError(ServingError):
 def validate_adapter(
     folder: Path, layout: BaseLayout, chat_template: str | None, base_names: Iterable[str] = ()
 ) -> Report:
-    """Everything about a folder, read in this process: for the command line, never for a tenant's files in a server.
+    """Checks a whole folder in this process: for the command line, never for a tenant's files in a server.
 
-    Links are followed, as the command line does that uploads it. chat_template: of the base model.
+    Links are followed, as when the command line uploads the folder. chat_template: the base model's.
     """
     checks = Checks()
     limits = replace(DEFAULT_LIMITS, follow_symlinks=True)

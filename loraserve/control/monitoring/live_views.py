@@ -1,4 +1,4 @@
-"""What the engines do right now, told to each by the names that it may see."""
+"""What the engines do right now, shown to each principal with the names that it may see."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from loraserve.engine.request import QueueStats
 class RedisState(StrEnum):
     READY = "ready"
     FULL = "full"
-    """It takes nothing new: requests go on, nothing can be changed, and others' engines are not heard of."""
+    """It accepts no writes: requests go on, nothing can be changed, and other servers' engines are not seen."""
     GRACE = "grace"
-    """Gone a short while ago: requests of known keys go on."""
+    """Gone for a short time only: requests of known keys go on."""
     GONE = "gone"
 
 
@@ -27,7 +27,7 @@ class NamedExtent:
     size_bytes: int
     in_use: bool
     digest: str | None = None
-    """None, with what follows: it belongs to others. Those that lie side by side are one."""
+    """None, like the fields below, if it belongs to others. Adjacent ones are merged into one."""
     tenant: str | None = None
     adapter: str | None = None
     version: int | None = None
@@ -67,7 +67,7 @@ class LiveViews:
         return RedisState.GRACE if self._outage.allows([]) else RedisState.GONE
 
     async def engines(self, principal: Principal) -> list[EngineView]:
-        """By id. While Redis is gone, this server's own only."""
+        """By id. While Redis is gone, only this server's own."""
         snapshots = await self._snapshots.engines()
         return [self._view(principal, engine, snapshots[engine]) for engine in sorted(snapshots)]
 
@@ -82,18 +82,18 @@ class LiveViews:
         )
 
     def _extent(self, principal: Principal, resident: ResidentAdapter, own: set[str | None]) -> NamedExtent:
-        """own: what the acting tenant has work for."""
+        """own: digests for which the acting tenant has work."""
         where, in_use = (resident.offset_bytes, resident.size_bytes), resident.in_use
         name = self._names.name(principal, resident.digest)
         if name is None:
-            # Nobody's, for whoever may see everything: its adapter was deleted a while ago.
+            # A principal that may see every tenant gets the digest: the content's adapter was deleted a while ago.
             return NamedExtent(*where, in_use, digest=resident.digest if principal.is_any_tenant else None)
-        # What others do with a shared adapter is theirs.
+        # Whether other tenants use a shared adapter is not shown.
         in_use = in_use and (principal.is_any_tenant or resident.digest in own)
         return NamedExtent(*where, in_use, resident.digest, name.tenant, name.adapter, name.version)
 
     def _queues(self, principal: Principal, queues: list[QueueStats]) -> list[NamedQueue]:
-        """By name; what belongs to others last."""
+        """By name; what belongs to others comes last."""
         sums: dict[tuple[str | None, str | None], list[int]] = {}
         for queue in queues:
             row = sums.setdefault(self._row(principal, queue), [0, 0, 0])
@@ -109,12 +109,12 @@ class LiveViews:
         if queue.adapter_digest is None:
             return queue.tenant, None
         name = self._names.name(principal, queue.adapter_digest, queue.tenant)
-        # A key for some adapters only is told of the others' work in one sum.
+        # A key restricted to some adapters sees the work of all others as one sum.
         return (None, None) if name is None else (queue.tenant, name.adapter)
 
 
 def _joined(extents: Iterator[NamedExtent]) -> Iterator[NamedExtent]:
-    """Others' extents that touch become one, so that their number and sizes tell nothing."""
+    """Merges adjacent extents of others, so that their number and sizes reveal nothing."""
     last: NamedExtent | None = None
     for extent in extents:
         if last is not None and last.digest is None and extent.digest is None and _touch(last, extent):

@@ -1,4 +1,4 @@
-"""One step of a chart, as it is kept in Redis for each engine and each tenant."""
+"""One step of a chart, as kept in Redis for each engine and each tenant."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from loraserve.control.usage.request_totals import TenantTotals
 
 
 class SeriesSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sums over the step, and means of what was at hand. Buckets are those of `latency_histogram`."""
+    """Sums of events over the step, and means of levels. Buckets are those of `latency_histogram`."""
 
     duration_s: float
     num_requests: int = 0
-    """That ended."""
+    """Requests that ended."""
     num_errors: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -25,7 +25,7 @@ class SeriesSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_waiting: float = 0.0
     kv_used_blocks: float = 0.0
     kv_blocks: int = 0
-    """0 = not known."""
+    """0 = unknown."""
     arena_used_bytes: float = 0.0
     arena_size_bytes: int = 0
     num_adapter_loads: int = 0
@@ -49,7 +49,7 @@ def tenant_sample(totals: TenantTotals, duration_s: float) -> SeriesSample:
 
 
 def side_by_side(samples: list[SeriesSample]) -> SeriesSample:
-    """Of all engines together, in the same step."""
+    """All engines together, in the same step."""
     return SeriesSample(
         duration_s=max(sample.duration_s for sample in samples),
         num_requests=sum(sample.num_requests for sample in samples),
@@ -72,7 +72,7 @@ def side_by_side(samples: list[SeriesSample]) -> SeriesSample:
 
 
 def one_after_another(samples: list[SeriesSample]) -> SeriesSample:
-    """Of a longer step, made of consecutive ones of one engine or tenant."""
+    """A longer step, merged from consecutive ones of one engine or tenant."""
     count = len(samples)
     total = side_by_side(samples)
     return replace(

@@ -1,4 +1,4 @@
-"""Charts of the last minutes to a day, from the samples of all engines."""
+"""Charts of the last 15 minutes to 24 hours, from the samples of all engines."""
 
 import math
 import time
@@ -38,11 +38,11 @@ class Chart:
 
     step_s: int
     at: list[float]
-    """Ends; Unix time."""
+    """Ends of the steps; Unix time."""
     samples: list[SeriesSample | None]
-    """None where nothing was measured."""
+    """None if nothing was measured."""
     of_engines: bool
-    """False: of one tenant's requests; what it shares with others is not told."""
+    """False: covers one tenant's requests, and nothing that it shares with others."""
 
 
 class SeriesReports:
@@ -55,7 +55,7 @@ class SeriesReports:
         self._decoder = msgspec.json.Decoder(SeriesSample)
 
     async def chart(self, principal: Principal, window: Window) -> Chart:
-        """Of the whole server for whoever may see every tenant, else of the own tenant's requests, counted as they end.
+        """Covers all engines if the principal may see every tenant, else the acting tenant's requests as they end.
 
         Raises `ServingError` (503).
         """

@@ -1,4 +1,4 @@
-"""Writes a sample of this server's engine every 10 seconds, and one of each tenant that had requests."""
+"""Writes a sample for this server's engine every 10 seconds, and one for each tenant that had requests."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from loraserve.serving.runtime import Runtime
 
 
 def tenant_series(engine: str, tenant: str) -> str:
-    """No engine's id contains an @."""
+    """Unambiguous: no engine's id contains an @."""
     return f"{engine}@{tenant}"
 
 
 class SeriesSampling:
-    """Called on the event loop. What could not be written is a gap."""
+    """Called on the event loop. Samples that could not be written leave a gap."""
 
     def __init__(
         self, live: LiveStore, totals: RequestTotals, engine: str, *, clock: Callable[[], float] = time.time
@@ -36,7 +36,7 @@ class SeriesSampling:
         self._before = EngineStats()
         self._sampled_at = clock()
         self._minute: dict[str, list[SeriesSample]] = {}
-        """By series, since the last coarse sample."""
+        """Fine samples by series, since the last coarse sample."""
 
     def watch(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -44,14 +44,14 @@ class SeriesSampling:
         self._sampled_at = self._clock()
 
     async def run(self) -> None:
-        """Until cancelled, at the multiples of 10 s."""
+        """Until cancelled, at multiples of 10 s."""
         while True:
             await asyncio.sleep(Interval.FINE - self._clock() % Interval.FINE)
             with contextlib.suppress(LiveUnavailableError):
                 await self.sample()
 
     async def sample(self) -> None:
-        """What happened since the last one. Raises `LiveUnavailableError`."""
+        """Write what happened since the last one. Raises `LiveUnavailableError`."""
         if self._runtime is None:
             return
         now = self._clock()

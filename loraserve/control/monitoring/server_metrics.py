@@ -1,4 +1,4 @@
-"""What /metrics shows of a server besides its engine and requests: Redis, the disk, usage that waits to be written."""
+"""Metrics of a server besides its engine and requests: Redis, the disk, usage that waits to be written."""
 
 import asyncio
 import shutil
@@ -16,7 +16,7 @@ MEASURE_EVERY_S = 10.0
 
 
 class ServerMetrics(Collector):
-    """Called on the event loop. The disk is measured beside it: a file system over a network may not answer."""
+    """Called on the event loop. The disk is measured on another thread: a network file system may not answer."""
 
     def __init__(self, data_dir: Path, outage: Outage, usage: UsageWriter) -> None:
         self._data_dir = data_dir

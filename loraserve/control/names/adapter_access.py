@@ -1,4 +1,4 @@
-"""Whose adapters a principal sees and changes. What it may not see does not exist for it."""
+"""Which adapters a principal may see and change. What it may not see does not exist for it."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -15,9 +15,9 @@ def adapter_not_found(name: str) -> ServingError:
 
 
 class AdapterAccess:
-    """Reads: the acting tenant's adapters and the shared ones, a tenant's own hiding a shared one of the same name.
+    """Reads: the acting tenant's adapters and the shared ones; a tenant's own hides a shared one of the same name.
 
-    Writes: the acting tenant's own only; a shared one gives 403, a foreign one the same 404 as a missing one.
+    Writes: only the acting tenant's own; a shared one gives 403, another tenant's the same 404 as a missing one.
     """
 
     def __init__(self, catalog: Catalog, declarations: Declarations) -> None:
@@ -25,7 +25,7 @@ class AdapterAccess:
         self._declarations = declarations
 
     def readable(self, principal: Principal) -> list[Document[AdapterDoc]]:
-        """Deleted ones too, in no order; a deleted one of its own beside a shared one of its name that is not."""
+        """Includes deleted ones; in no order. A deleted own one does not hide an undeleted shared one of its name."""
         own = {document.doc.name: document for document in self._catalog.adapters(principal.acting_tenant)}
 
         def is_hidden(shared: AdapterDoc) -> bool:
@@ -36,7 +36,7 @@ class AdapterAccess:
         return [document for document in (*own.values(), *shared) if principal.may_use(document.doc.name)]
 
     def get(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
-        """with_deleted: also one that is, where there is no other. Raises `ServingError` (404)."""
+        """with_deleted: a deleted one if there is no other. Raises `ServingError` (404)."""
         if principal.may_use(name):
             known = (self._catalog.adapter(tenant, name) for tenant in (principal.acting_tenant, SHARED_TENANT))
             found = sorted(filter(None, known), key=lambda document: document.doc.deleted_at is not None)
@@ -45,7 +45,7 @@ class AdapterAccess:
         raise adapter_not_found(name)
 
     async def read(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
-        """As `get`, with what any server committed before this call."""
+        """As `get`, including whatever any server committed before this call."""
         for tenant in (principal.acting_tenant, SHARED_TENANT):
             await self._catalog.reread(DocumentKind.ADAPTER, adapter_id(tenant, name))
         return self.get(principal, name, with_deleted=with_deleted)
@@ -62,7 +62,7 @@ class AdapterAccess:
         with_deleted: bool = False,
         turn: AbstractAsyncContextManager[None] | None = None,
     ) -> Document[AdapterDoc]:
-        """Raises `ServingError`: see `Declarations.edit`; 404 or 403 where it is not the principal's."""
+        """Raises `ServingError`: see `Declarations.edit`; 404 or 403 if it is not the acting tenant's own."""
 
         def checked(current: Document[AdapterDoc] | None) -> AdapterDoc:
             if current is None or (current.doc.deleted_at is not None and not with_deleted):

@@ -1,4 +1,4 @@
-"""The adapters there are, as metrics name them."""
+"""Names of the existing adapters in metrics."""
 
 from loraserve.control.documents.adapter_edits import live_version
 from loraserve.control.documents.catalog import Catalog
@@ -23,5 +23,5 @@ class CatalogNames:
 
 
 def label_of(tenant: str, name: str) -> str:
-    """Unique; names of the tenants that every server has stay bare."""
+    """Built-in tenants' adapters keep bare names, so one of `default` and a shared one of its name have one label."""
     return name if tenant in (DEFAULT_TENANT, SHARED_TENANT) else f"{tenant}/{name}"

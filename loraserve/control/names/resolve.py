@@ -1,4 +1,4 @@
-"""Which adapter, at which version, a model name means. What is not known is an error, never the base model."""
+"""Which adapter, at which version, a model name means. An unknown name is an error, never the base model."""
 
 import hashlib
 import secrets
@@ -36,13 +36,13 @@ class ResolvedAdapter:
     version: int
     digest: str
     alias: str | None
-    """None where the version was asked for by its number."""
+    """None if the version was requested by number."""
     adapter_rev: int
-    """Revision of the document."""
+    """Revision of the adapter's document."""
     max_lora_rank: int
     size_bytes: int
     created: int
-    """Of the version; Unix time."""
+    """When the version was created; Unix time."""
     invocation_token_ids: tuple[int, ...] = ()
     """See `VersionRecord`."""
     classifier: ClassifierRecord | None = None
@@ -62,7 +62,7 @@ class Target:
     adapter: ResolvedAdapter | None
     """None = the base model."""
     user: str
-    """Who a canary is sticky for; random where the request names nobody."""
+    """The user for whom a canary is sticky; random if the request names none."""
     model: str | None
     """As requested."""
     path_adapter: str | None = None
@@ -73,7 +73,7 @@ class Resolver:
     """Called on the event loop."""
 
     def __init__(self, catalog: Catalog, base: BaseRecord, base_names: Sequence[str]) -> None:
-        """base_names: all that the served base is called."""
+        """base_names: all names of the served base."""
         self._catalog = catalog
         self._base = base
         self._base_names = base_names
@@ -83,10 +83,11 @@ class Resolver:
     ) -> Target:
         """model: `name`, `name@v3`, `name@alias`, `base:name` or the base's name. user: for canaries.
 
-        path_adapter: of a per-adapter base URL, where `model` may be left out or empty, or must mean the same adapter;
-        where the URL names no version, `model` may.
-        Raises `ServingError`: the same 404 for what is missing, deleted, foreign or not on the key's list; 403 for a
-        disabled adapter that the principal may see, 409 for a version that was made for another base.
+        path_adapter: from a per-adapter base URL. `model` is then missing, empty, or must mean the same adapter; it may
+        name a version if the URL names none.
+
+        Raises `ServingError`: the same 404 if it is missing, deleted, another tenant's or not on the key's list; 403
+        for a disabled adapter that the principal may see, 409 for a version that was made for another base.
         """
         user = user or secrets.token_hex(16)
         if path_adapter is not None:
@@ -105,11 +106,11 @@ class Resolver:
         return Target(model, await self._bind(principal, model, user), user, model)
 
     async def again(self, principal: Principal, target: Target) -> Target:
-        """What the same request means now. Raises `ServingError`."""
+        """Resolve the same request again, as of now. Raises `ServingError`."""
         return await self.resolve(principal, target.model, path_adapter=target.path_adapter, user=target.user)
 
     def visible(self, principal: Principal) -> list[Document[AdapterDoc]]:
-        """For /v1/models: enabled adapters whose live version fits, by name, a tenant's own hiding shared ones."""
+        """For /v1/models: enabled adapters whose live version fits, by name; a tenant's own hide shared ones."""
         found: dict[str, Document[AdapterDoc]] = {}
         for tenant in (SHARED_TENANT, principal.acting_tenant):
             found.update({a.doc.name: a for a in self._catalog.adapters(tenant) if _is_there(a)})
@@ -161,7 +162,7 @@ class Resolver:
 
 
 def in_canary(tenant: str, name: str, canary: Canary, user: str) -> bool:
-    """The same user stays in while the weight is raised, and out while it is lowered to nothing.
+    """A user who is in the canary stays in while the weight is raised; one who is out stays out while it is lowered.
 
     Every part is tagged with its length, so that no two different inputs are hashed as the same bytes.
     """

@@ -1,6 +1,6 @@
 """The base model that this server has, and which versions were made for it.
 
-Several servers with different models may share a data directory: each serves what fits its own.
+Several servers with different models may share a data directory: each serves the versions that fit its model.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ def served_base(name: str, layout: BaseLayout) -> BaseRecord:
 def linears_fingerprint(layout: BaseLayout) -> str:
     """Hex sha256 over names and shapes of all linears: what an adapter must match, whatever the dtype and grouping.
 
-    Not over embedding, experts and routers: what was recorded of a base before they had adapters goes on being true of
-    it. Of a base with the same linears and others of those that is found out when an adapter is loaded.
+    Excludes the embedding, experts and routers, so that fingerprints recorded before those could have adapters remain
+    valid. A base with the same linears but another embedding, experts or routers is detected when an adapter is loaded.
     """
     modules = (module for group in layout.groups for module in group if module.is_linear)
     shapes = sorted((module.name, module.in_features, module.out_features) for module in modules)
@@ -30,7 +30,7 @@ def linears_fingerprint(layout: BaseLayout) -> str:
 
 
 def fits(version: VersionRecord, base: BaseRecord) -> bool:
-    """One whose base was not recorded may fit: that is found out when it is loaded."""
+    """A version whose base was not recorded may fit: loading it decides."""
     return not version.bases or any(known.fingerprint == base.fingerprint for known in version.bases)
 
 
@@ -47,11 +47,11 @@ def check_fits(doc: AdapterDoc, version: VersionRecord, base: BaseRecord) -> Non
 
 
 def does_not_fit(base_name: str, reason: str) -> ServingError:
-    """For a content whose base was not recorded."""
+    """For content whose base was not recorded."""
     message = f"The adapter does not fit this server's base model '{base_name}': {reason.rstrip('.')}."
     return ServingError(ErrorCode.ADAPTER_OTHER_BASE, message, headers=NO_RETRY)
 
 
 def _shown(base: BaseRecord) -> str:
-    """Two models may be called the same."""
+    """With a part of the fingerprint, because two models may have the same name."""
     return f"'{base.name}' ({base.fingerprint[:SHOWN_CHARACTERS]})"

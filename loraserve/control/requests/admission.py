@@ -1,4 +1,4 @@
-"""Every inference request passes here twice: in, against limits and revocations; out, into the usage log."""
+"""Every inference request passes here twice: in, against limits and revocations; at its end, into the usage log."""
 
 import asyncio
 import logging
@@ -45,18 +45,18 @@ logger = logging.getLogger(__name__)
 
 
 def reserve_tokens(num_prompt_bytes: int, max_tokens: int, num_choices: int = 1) -> int:
-    """What a request holds of its token budget before anybody tokenised it; settled exactly when it ends."""
+    """Tokens reserved from the budget before the request is tokenized; settled exactly when it ends."""
     return num_prompt_bytes // 4 + num_choices * min(max_tokens, MAX_RESERVED_OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
     process: str
-    """Id of this process and start."""
+    """Id of this process, unique to each start."""
     max_queued: int = 256
-    """Sequences that wait for the engine."""
+    """Sequences that may wait for the engine."""
     max_queued_per_tenant: int | None = None
-    """Where the tenant has no `max_queued` of its own; None = see `QueueLimits`."""
+    """For tenants without a `max_queued` of their own; None = see `QueueLimits`."""
 
 
 class Admission:
@@ -103,9 +103,9 @@ class Admission:
     async def admit(
         self, principal: Principal, target: Target, request_id: str, *, reserve_tokens: int, num_sequences: int = 1
     ) -> Admitted:
-        """Raises `ServingError`: 401, 403 or 404 where a newer revision says so, 429 with Retry-After, 503.
+        """Raises `ServingError`: 401, 403 or 404 if a newer revision says so, 429 with Retry-After, 503.
 
-        request_id: chosen by this server, unique. Cancelled: undone in the background.
+        request_id: chosen by this server, unique. If cancelled, the admission is undone in the background.
         """
         for _ in range(STALE_TRIES):
             principal.require(Action.INFER)
@@ -140,10 +140,10 @@ class Admission:
         raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=1)
 
     async def finish(self, admitted: Admitted, outcome: Outcome) -> None:
-        """One usage line, leases and unused tokens back, the terminal state.
+        """Write one usage line, return leases and unused tokens, set the terminal state.
 
-        The line is written before anything is waited for; on a full disk, when there is room again. Where Redis is gone
-        the rest is left to `settle_again`.
+        The line is written before anything is awaited; on a full disk, when there is room again. If Redis is gone, the
+        rest is left to `settle_again`.
         """
         if admitted.finished:
             return
@@ -157,22 +157,22 @@ class Admission:
         reserved_tokens = admitted.reserved_tokens
         if admitted.is_local:
             self._local.give_back(admitted, reserved_tokens - used_tokens(outcome))
-            # Redis may have admitted it too, and taken them from its buckets, though the answer did not come.
+            # Redis may have admitted it too and taken tokens from its buckets, though its answer did not arrive.
             if not await self._live.leases.drop(admitted.request_id):
                 reserved_tokens = 0
         await self._settlements.settle(ended(admitted, outcome, now, duration_ms, reserved_tokens))
 
     async def settle_again(self) -> None:
-        """What ended while Redis was gone; to be called now and then."""
+        """Settle what ended while Redis was gone. Call periodically."""
         await self._settlements.retry()
 
     async def close(self) -> None:
-        """Nothing is left to be undone or settled afterwards, where Redis is there."""
+        """Afterwards nothing is left to undo or settle, if Redis is reachable."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._settlements.retry()
 
     async def _ask(self, call: AdmitCall) -> LiveAdmitted | Limited | Stale | AlreadyEnded:
-        """Raises `LiveUnavailableError`, also for a Redis that keeps being replaced."""
+        """Raises `LiveUnavailableError`, also if Redis keeps being replaced."""
         for _ in range(STALE_TRIES):
             await self._catalog.synchronise()
             reply = await self._live.admission.admit(call)
@@ -193,7 +193,7 @@ class Admission:
             ),
             tenant_rev=tenant.rev,
             tenant_limits=tenant.doc.limits,
-            # What the principal was made of: if the key changed since then, Redis says so.
+            # The revision that the principal was made from: if the key changed since then, Redis reports it.
             key_rev=principal.key_rev if principal.key_id is not None else None,
             key_limits=key.doc.limits if key is not None else Limits(),
             adapter=(
@@ -225,7 +225,7 @@ class Admission:
         is_local: bool,
     ) -> Admitted:
         request_id = call.lease.request_id
-        # One that was deleted since it was asked is ended by `Revocation`, as whatever else runs.
+        # If the tenant was deleted since the call, `Revocation` ends the request, like any other.
         tenant = self._catalog.known_tenant(principal.acting_tenant)
         assert tenant is not None
         running = RunningRequest(request_id, principal, target, self._clock(), self._steady(), num_sequences)
@@ -247,18 +247,18 @@ class Admission:
         )
 
     def _admit_locally(self, principal: Principal, target: Target, call: AdmitCall, num_sequences: int) -> Admitted:
-        """Redis is gone. Raises `ServingError`."""
+        """For when Redis is gone. Raises `ServingError`."""
         try:
             principal = self._local.admit(principal, target, call)
         except ServingError:
             self._undo(call)
             raise
-        # Counted by all servers again as soon as Redis is back.
+        # All servers count it again as soon as Redis is back.
         self._live.leases.hold(call.lease, is_heard=False)
         return self._begin(principal, target, call, num_sequences, {}, is_local=True)
 
     def _undo(self, call: AdmitCall) -> None:
-        """The request did not begin; whether Redis let it in is not known."""
+        """The request did not begin; it is unknown whether Redis admitted it."""
         task = asyncio.create_task(self._settlements.settle(never_begun(call, self._clock())))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -17,12 +17,12 @@ class Admitted:
 
     request_id: str
     principal: Principal
-    """As of the revisions that were admitted."""
+    """As of the revisions with which it was admitted."""
     target: Target
     """Likewise: an alias may have moved since the name was first resolved."""
     running: RunningRequest
     kv_salt: str
-    """Of the acting tenant; goes into every prefix-cache hash."""
+    """Of the acting tenant; part of every prefix-cache hash."""
     reserved_tokens: int
     headers: Mapping[str, str]
     """x-ratelimit-*, for the response."""
@@ -38,7 +38,7 @@ class Admitted:
 
 
 def documents_of(principal: Principal, target: Target) -> list[DocumentRef]:
-    """Tenant, key and adapter: whatever changes in them may end the request."""
+    """Tenant, key and adapter: any change to them may end the request."""
     refs: list[DocumentRef] = [(DocumentKind.TENANT, principal.acting_tenant)]
     if principal.key_id is not None:
         refs.append((DocumentKind.KEY, principal.key_id))

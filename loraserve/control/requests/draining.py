@@ -1,5 +1,5 @@
-"""Waits until nobody uses a deleted adapter, or what a deleted tenant had: no request on any server, no engine that has
-the contents."""
+"""Waits until a deleted adapter, or what a deleted tenant owned, is out of use: no request on any server, and no engine
+that has the contents."""
 
 import asyncio
 import time
@@ -14,14 +14,14 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import AdapterDoc, adapter_id
 
 ACK_WAIT_S = 5.0
-"""How long a deletion waits for other servers to abort what is overdue, and for engines to let go then."""
+"""How long a deletion waits for other servers to abort overdue requests, and then for engines to unload."""
 ASK_OTHERS_EVERY_S = 0.2
 
 
 class Draining:
     """Called on the event loop.
 
-    NOTE: requests are counted by adapter and not by content, since another adapter may have the same content.
+    NOTE: requests are counted by adapter, not by content, because another adapter may have the same content.
     """
 
     def __init__(self, catalog: Catalog, running: RunningRequests, residency: Residency, others: OtherServers) -> None:
@@ -31,16 +31,16 @@ class Draining:
         self._others = others
 
     def goes_on(self, doc: AdapterDoc) -> bool:
-        """On this server, whatever others do."""
+        """Whether it is still in use on this server, whatever others do."""
         return bool(self._running.of_adapter(doc.tenant, doc.name)) or any(
             not self._residency.has_forgotten(digest) for digest in self._gone(doc)
         )
 
     async def finish(self, doc: AdapterDoc, drain_s: float) -> bool:
-        """Whether its requests have ended and the engines have let go: see `ACK_WAIT_S`.
+        """Whether its requests have ended and the engines have unloaded it: see `ACK_WAIT_S`.
 
-        doc: as deleted. What still runs here after `drain_s` is aborted; other servers do the same by themselves. Where
-        it was restored meanwhile, or its name used again, nothing is.
+        doc: as deleted. Requests that still run here after `drain_s` are aborted; other servers do the same by
+        themselves. Nothing is aborted if it was restored in between or its name was used again.
         """
         since = await self._others.last_said()
         overdue_s = time.monotonic() + drain_s + ACK_WAIT_S
@@ -57,11 +57,11 @@ class Draining:
         return not self._running.of_adapter(doc.tenant, doc.name)
 
     def goes_on_for(self, tenant: str, adapters: Iterable[AdapterDoc]) -> bool:
-        """As `goes_on`, for a deleted tenant. adapters: all that it had."""
+        """As `goes_on`, for a deleted tenant. adapters: all that it owned."""
         return self._running.has_any_of(tenant) or any(self.goes_on(doc) for doc in adapters)
 
     async def finish_tenant(self, tenant: str, adapters: Collection[AdapterDoc]) -> bool:
-        """As `finish`, for a deleted tenant, whose requests are being aborted. adapters: all that it had."""
+        """As `finish`, for a deleted tenant, whose requests are being aborted. adapters: all that it owned."""
         since = await self._others.last_said()
         deadline_s = time.monotonic() + ACK_WAIT_S
         if not await self._running.wait_while(lambda: self._running.has_any_of(tenant), ACK_WAIT_S):
@@ -79,7 +79,7 @@ class Draining:
         return await _ends(lambda: self._others.any_has(digests, since), deadline_s)
 
     def _is_still_deleted(self, doc: AdapterDoc) -> bool:
-        """By the deletion that `doc` is of."""
+        """Whether the deletion that made `doc` still stands."""
         document = self._catalog.adapter(doc.tenant, doc.name)
         return document is None or document.doc.deleted_at == doc.deleted_at
 
@@ -89,7 +89,7 @@ class Draining:
 
 
 async def _ends(goes_on: Callable[[], Awaitable[bool]], deadline_s: float) -> bool:
-    """Whether what other servers are asked about is over by then; monotonic time."""
+    """Whether `goes_on`, which checks other servers, turns false by `deadline_s` (monotonic time)."""
     while await goes_on():
         if time.monotonic() >= deadline_s:
             return False
@@ -98,5 +98,5 @@ async def _ends(goes_on: Callable[[], Awaitable[bool]], deadline_s: float) -> bo
 
 
 def adapter_deleted(name: str) -> ServingError:
-    """For requests that run beyond the time to drain."""
+    """For requests that outlast the time to drain."""
     return ServingError(ErrorCode.MODEL_NOT_FOUND, f"The adapter '{name}' was deleted while the request ran.")

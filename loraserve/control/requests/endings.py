@@ -1,4 +1,4 @@
-"""What is left of a request that has ended: a line of the usage log, and what Redis keeps to show and to settle."""
+"""What remains of an ended request: a line in the usage log, and what Redis keeps to show and to settle."""
 
 import msgspec
 
@@ -36,7 +36,7 @@ def used_tokens(outcome: Outcome) -> int:
 
 
 def ended(admitted: Admitted, outcome: Outcome, now: float, duration_ms: float, reserved_tokens: int) -> FinishCall:
-    """reserved_tokens: of the buckets in Redis, if the lease is there; 0 = all that was used is still to be taken."""
+    """reserved_tokens: taken from the buckets in Redis, if the lease is there; 0 = used tokens are yet to be taken."""
     return FinishCall(
         lease=admitted.lease,
         request=EndedRequest(
@@ -54,7 +54,7 @@ def ended(admitted: Admitted, outcome: Outcome, now: float, duration_ms: float, 
 
 
 def never_begun(call: AdmitCall, now: float) -> FinishCall:
-    """Of a request of which is not known whether Redis let it in."""
+    """For a request of which it is unknown whether Redis admitted it."""
     return FinishCall(
         lease=call.lease,
         request=EndedRequest(

@@ -1,4 +1,4 @@
-"""Admission without Redis: within the limits as this process alone counts them."""
+"""Admission without Redis: within limits that this process counts alone."""
 
 from loraserve.control.documents.outage import DocumentRef, LocalLimits, LocalRefusal, Outage
 from loraserve.control.names.resolve import Target
@@ -24,10 +24,10 @@ class LocalAdmission:
         self._limits = limits
 
     def admit(self, principal: Principal, target: Target, call: AdmitCall) -> Principal:
-        """Takes what the call asks for; returns the principal as it is now. Raises `ServingError`."""
+        """Takes what the call requests; returns the principal as it is now. Raises `ServingError`."""
         if not self._outage.allows(documents_of(principal, target)):
             raise live_unavailable()
-        # As they are now: what the disk says during the outage holds too.
+        # By the newest documents: changes on disk during the outage count too.
         principal = self._authenticator.newest(principal)
         tenant = (DocumentKind.TENANT, principal.acting_tenant)
         scopes: list[tuple[DocumentRef, Limits, int]] = [
@@ -42,7 +42,7 @@ class LocalAdmission:
         return principal
 
     def give_back(self, admitted: Admitted, num_tokens: int) -> None:
-        """num_tokens: not used of those it took; negative: more was used."""
+        """num_tokens: taken but not used; negative if more was used."""
         self._limits.give_back([*admitted.limits], num_tokens)
 
 

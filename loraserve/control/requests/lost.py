@@ -13,14 +13,14 @@ AT_ONCE = 100
 
 
 class LostRequests:
-    """Called on the event loop. Any server does it for all; several do not disturb each other."""
+    """Called on the event loop. Any server does it for all; several do not conflict."""
 
     def __init__(self, live: LiveStore, snapshots: Snapshots) -> None:
         self._live = live
         self._snapshots = snapshots
 
     async def sweep(self) -> int:
-        """How many were written off, 15 s after their process was last heard. Nothing while Redis is gone."""
+        """Returns how many were written off, 15 s after their process was last heard from; 0 while Redis is gone."""
         num_lost = 0
         try:
             while leases := await self._live.leases.lapsed(AT_ONCE):

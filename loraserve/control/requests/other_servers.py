@@ -1,4 +1,4 @@
-"""What the other servers on the same Redis run and have, as they say themselves each second."""
+"""What the other servers on the same Redis run and have, as they report every second."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,17 +11,17 @@ from loraserve.live.snapshots import SnapshotKind
 
 
 class OtherServers:
-    """By their newest snapshots; those that are gone run and have nothing. While Redis is gone nobody can tell, so
-    that they may run and have everything."""
+    """Based on their newest snapshots. Servers that are gone run and have nothing. While Redis is gone, nothing is
+    known, so they may run and have everything."""
 
     def __init__(self, live: LiveStore, process: str) -> None:
-        """process: this one."""
+        """process: id of this one."""
         self._live = live
         self._process = process
         self._decoder = msgspec.json.Decoder(ProcessSnapshot)
 
     async def last_said(self) -> Mapping[str, float]:
-        """When each of them last told, by its own clock."""
+        """When each server last reported, by its own clock."""
         try:
             snapshots = await self._live.snapshots.all(SnapshotKind.PROCESS)
         except LiveUnavailableError:
@@ -29,18 +29,18 @@ class OtherServers:
         return {snapshot.owner: snapshot.at for snapshot in snapshots}
 
     async def any_runs(self, adapter: str, since: Mapping[str, float]) -> bool:
-        """Whether one may have a request for an adapter: it says so, or has said nothing new since `last_said`.
+        """Whether another server may have a request for an adapter: it says so, or has not reported since `last_said`.
 
         adapter: its document's id.
         """
         return await self._any(lambda process: adapter in process.adapters, since)
 
     async def any_serves(self, tenant: str, since: Mapping[str, float]) -> bool:
-        """Likewise, whether one may have a request of a tenant."""
+        """Likewise, whether another server may have a request of a tenant."""
         return await self._any(lambda process: tenant in process.tenants, since)
 
     async def any_has(self, digests: set[str], since: Mapping[str, float]) -> bool:
-        """Likewise, whether the engine of one may know one of these contents."""
+        """Likewise, whether another server's engine may know one of these contents."""
         wanted = {short_digest(digest) for digest in digests}
         return bool(wanted) and await self._any(lambda process: not wanted.isdisjoint(process.digests), since)
 

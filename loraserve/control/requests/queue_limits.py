@@ -1,4 +1,4 @@
-"""How much may wait for the engine: of all, of a tenant, of a key."""
+"""Limits on sequences that wait for the engine: in all, of a tenant, of a key."""
 
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.requests.running import RunningRequests
@@ -22,8 +22,8 @@ class QueueLimits:
         max_queued: int,
         max_queued_per_tenant: int | None,
     ) -> None:
-        """Both in sequences. max_queued_per_tenant: where the tenant has no `max_queued` of its own; None = 32, and all
-        that may wait while no key is required: whoever is alone on a server may fill its queue."""
+        """Both in sequences. max_queued_per_tenant: for tenants without a `max_queued` of their own; None = 32, or
+        `max_queued` while no key is required, so that the only user of a server can fill its queue."""
         self._catalog = catalog
         self._running = running
         self._engine = engine
@@ -31,9 +31,9 @@ class QueueLimits:
         self._max_queued_per_tenant = max_queued_per_tenant
 
     def check(self, principal: Principal, num_sequences: int) -> None:
-        """Raises `ServingError` (429) where too much waits already."""
+        """Raises `ServingError` (429) if too much is waiting already."""
         num_running, max_num_seqs = self._running.num_sequences(), self._engine.model.max_num_seqs
-        # The engine's own count lags by a step; what came in since shows in ours.
+        # The engine's own count lags by a step; ours includes what arrived since.
         num_waiting = max(self._engine.stats.num_waiting, num_running - max_num_seqs)
         _check_queue("The server", num_waiting, self._max_queued)
         for whose, num_queued, cap in self._caps(principal):
@@ -42,7 +42,7 @@ class QueueLimits:
             _check_queue(whose, min(num_queued, num_waiting), cap)
 
     def _caps(self, principal: Principal) -> list[tuple[str, int, int]]:
-        """(whose, sequences without a token, the most there may be)."""
+        """(whose, sequences without a token, maximum)."""
         key = self._catalog.key(principal.key_id) if principal.key_id is not None else None
         num_queued = self._running.num_queued(tenant=principal.acting_tenant)
         caps = [("Your tenant", num_queued, self._tenant_cap(principal))]

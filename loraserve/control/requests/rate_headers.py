@@ -1,4 +1,4 @@
-"""Limits as clients are told of them."""
+"""Limits as reported to clients."""
 
 import math
 
@@ -7,7 +7,7 @@ from loraserve.serving.errors import ErrorCode, ServingError
 
 
 def budget_headers(requests: Budget | None, tokens: Budget | None) -> dict[str, str]:
-    """x-ratelimit-*, of what has a limit; the reset is when it would be full again."""
+    """x-ratelimit-* for what has a limit; the reset is when it would be full again."""
     headers: dict[str, str] = {}
     for measure, budget in ((Measure.REQUESTS, requests), (Measure.TOKENS, tokens)):
         if budget is not None:
@@ -16,7 +16,7 @@ def budget_headers(requests: Budget | None, tokens: Budget | None) -> dict[str, 
 
 
 def limit_error(limited: Limited) -> ServingError:
-    """429, with a Retry-After after which it does go through if nothing else comes in between."""
+    """429, with a Retry-After after which the request succeeds if no other comes in between."""
     whose = {Scope.KEY: "Your API key's", Scope.TENANT: "Your tenant's"}[limited.scope]
     what = {
         Measure.REQUESTS: f"limit of {limited.limit} requests a minute",

@@ -1,4 +1,4 @@
-"""Requests as people see them, from what runs and from what Redis keeps of what ended."""
+"""Requests as shown to people, from what runs and from what Redis keeps of ended requests."""
 
 import msgspec
 
@@ -40,7 +40,7 @@ def record_of_running(running: RunningRequest, now_s: float) -> RequestRecord:
 
 
 def record_of_ended(ended: EndedRequest) -> RequestRecord | None:
-    """None for one that never began."""
+    """None for a request that never began."""
     try:
         summary = msgspec.json.decode(ended.summary, type=RequestSummary)
     except msgspec.ValidationError:
@@ -68,7 +68,7 @@ def record_of_ended(ended: EndedRequest) -> RequestRecord | None:
 
 
 def lost_request(lease: Lease, last: RequestRecord | None, now: float) -> EndedRequest:
-    """last: what its process last said of it; None = not known any more."""
+    """last: what its process last reported of it; None = no longer known."""
     summary = RequestSummary(
         key_id=lease.key_id if last is None else last.key_id,
         adapter=None if last is None else last.adapter,

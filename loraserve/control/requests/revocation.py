@@ -1,4 +1,4 @@
-"""Ends what runs for a key, tenant or adapter that may not be used any more."""
+"""Ends requests that run for a key, tenant or adapter that may no longer be used."""
 
 import asyncio
 import time
@@ -16,8 +16,8 @@ CHECK_EVERY_S = 1.0
 
 
 class Revocation:
-    """Called on the event loop. `run` as a task: what a document says holds for running streams within a second of its
-    arrival here, and what time brings (an expiry, the end of a drain) within a second too."""
+    """Called on the event loop; start `run` as a task. A document applies to running streams within a second of its
+    arrival here, and so do the effects of time (an expiry, the end of a drain)."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Revocation:
                 continue
 
     def check(self) -> None:
-        """Abort every running request that would not be let in now, with what it would be told."""
+        """Abort every running request that would not be admitted now, with the error it would get."""
         for request in self._running:
             error = self._verdict(request)
             if error is not None:
@@ -63,7 +63,7 @@ class Revocation:
         return self._deleted(request)
 
     def _deleted(self, request: RunningRequest) -> ServingError | None:
-        """Versions that are gone or moved away from are no reason: a request ends on the version it began with."""
+        """Deleted versions and moved aliases do not matter: a request ends on the version it began with."""
         adapter = request.target.adapter
         document = self._catalog.adapter(adapter.tenant, adapter.name) if adapter is not None else None
         if document is None or document.doc.deleted_at is None:

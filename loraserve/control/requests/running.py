@@ -25,7 +25,7 @@ class Route(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How a request came in."""
+    """How a request arrived."""
 
     route: Route = Route.COMPLETIONS
     stream: bool = False
@@ -33,7 +33,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a request is; None = not known yet."""
+    """How far a request has got; None = not known yet."""
 
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
@@ -51,13 +51,13 @@ class RunningRequest:
     principal: Principal
     target: Target
     received_at: float
-    """Unix time of its arrival. Its owner sets it, like `received_s` and what has a default; until then that of its
-    admission."""
+    """Unix time of its arrival. Its owner sets it, like `received_s` and the fields with a default; until then it is
+    the time of admission."""
     received_s: float
-    """The same on a monotonic clock, for how long it takes: the other one may be set meanwhile."""
+    """The same on a monotonic clock, for durations: the wall clock may be set in between."""
     num_sequences: int
     started: bool = False
-    """Whether it has its first token: until then it counts as queued."""
+    """Whether it has its first token; until then it counts as queued."""
     asked: Asked = Asked()
     progress: Callable[[], Progress] = Progress
     ended_with: ServingError | None = None
@@ -77,7 +77,7 @@ class RunningRequest:
         self.started = True
 
     def on_abort(self, callback: Callable[[ServingError], None]) -> None:
-        """Called once, when the request is ended from outside; at once if it was already. It must not raise."""
+        """`callback` is called once the request is ended from outside; at once if it was already. It must not raise."""
         if self.ended_with is not None:
             callback(self.ended_with)
         else:
@@ -93,7 +93,7 @@ class RunningRequest:
             callback(error)
 
     def let_go(self) -> None:
-        """It has ended. Its owner has it: if it had its owner too, only the garbage collector would free both."""
+        """It has ended. Drops references to its owner: as the owner refers to it, they would form a cycle."""
         self.progress = Progress
         self._on_abort.clear()
 
@@ -104,15 +104,15 @@ class RunningRequests:
     def __init__(self) -> None:
         self._requests: dict[str, RunningRequest] = {}
         self._entering: list[tuple[Principal, int]] = []
-        """Whose admission is waited for, and of how many sequences."""
+        """Admissions in progress: the principal and the number of sequences."""
         self._ended: asyncio.Event | None = None
-        """For whoever waits for some to end."""
+        """Set at the next end; None if nobody waits for one."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[RunningRequest]:
-        """A snapshot: requests may end meanwhile."""
+        """A snapshot: requests may end during the iteration."""
         return iter([*self._requests.values()])
 
     def get(self, request_id: str) -> RunningRequest | None:
@@ -122,7 +122,7 @@ class RunningRequests:
         self._requests[request.request_id] = request
 
     def remove(self, request_id: str) -> None:
-        """Nothing happens to what is gone."""
+        """Does nothing if it is gone."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             request.let_go()
@@ -130,7 +130,7 @@ class RunningRequests:
 
     @contextlib.contextmanager
     def entering(self, principal: Principal, num_sequences: int) -> Generator[None]:
-        """Meanwhile these sequences count as queued, so that a burst is counted before the first of it is admitted."""
+        """Inside, these sequences count as queued, so that a burst is counted before its first request is admitted."""
         entry = (principal, num_sequences)
         self._entering.append(entry)
         try:
@@ -140,12 +140,12 @@ class RunningRequests:
             self._note_ended()
 
     def num_sequences(self) -> int:
-        """With those that are `entering`."""
+        """Including those that are `entering`."""
         num_running = sum(request.num_sequences for request in self._requests.values())
         return num_running + sum(num_entering for _, num_entering in self._entering)
 
     def num_queued(self, tenant: str | None = None, key_id: str | None = None) -> int:
-        """Sequences that have no token yet, with those that are `entering`: of a tenant, of a key, or all."""
+        """Sequences that have no token yet, including those that are `entering`: of a tenant, of a key, or all."""
         waiting = [
             (request.principal, request.num_sequences) for request in self._requests.values() if not request.started
         ]
@@ -159,7 +159,7 @@ class RunningRequests:
         return sum(request.tenant == tenant for request in self._requests.values())
 
     def has_any_of(self, tenant: str) -> bool:
-        """With those that are `entering`."""
+        """Including those that are `entering`."""
         return self.num_of_tenant(tenant) > 0 or any(who.acting_tenant == tenant for who, _ in self._entering)
 
     def num_of_key(self, key_id: str) -> int:
@@ -169,7 +169,7 @@ class RunningRequests:
         return [request for request in self._requests.values() if _is_of(request.target.adapter, tenant, name)]
 
     async def wait_while(self, goes_on: Callable[[], object], timeout_s: float) -> bool:
-        """Whether what some requests keep true is over by then. goes_on: asked again whenever one has ended."""
+        """Whether `goes_on`, which running requests keep true, turns false in time. Called again whenever one ends."""
         try:
             async with asyncio.timeout(timeout_s):
                 while goes_on():

@@ -1,4 +1,4 @@
-"""Requests listed, looked up and ended, on whichever server they run."""
+"""Lists, looks up and ends requests, whichever server they run on."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ SCANNED_AT_ONCE = 250
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 RUNNING_CURSOR = re.compile(r"run:(?P<at>[0-9]{1,19}(?:\.[0-9]{1,19})?):(?P<id>.{1,128})")
 ENDED_CURSOR = re.compile(r"end:(?P<position>(?!0+-0+:)[0-9]{1,19}-[0-9]{1,19}):(?P<tenant>.{1,128})")
-"""19 digits: Redis takes numbers below 2^64. Nothing is before 0-0, and Redis refuses to be asked for that."""
+"""19 digits, because Redis accepts numbers below 2^64. Not 0-0: nothing precedes it, and Redis rejects the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +30,23 @@ class RequestQuery:
     state: RequestState | None = None
     key_id: str | None = None
     tenant: str | None = None
-    """With a key for all tenants (`*`): another one's, or `ANY_TENANT`. None = the acting one's."""
+    """With a key for all tenants (`*`): another tenant, or `ANY_TENANT`. None = the acting tenant."""
     limit: int = DEFAULT_PAGE
     cursor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """After which item a page begins."""
+    """The item after which a page begins."""
 
     running: tuple[float, str] | None
-    """(came in at, id) among the running ones; None = they were all on earlier pages."""
+    """(arrival, id) among the running requests; None = all of them were on earlier pages."""
     ended: tuple[str, str] | None
-    """(position, tenant) among those that ended; None = from the newest on."""
+    """(position, tenant) among the ended requests; None = from the newest on."""
 
 
 class RequestService:
-    """Called on the event loop. What another tenant asked does not exist for a principal.
+    """Called on the event loop. Another tenant's requests do not exist for a principal.
 
     Every method raises `ServingError`, 503 while Redis is gone.
     """
@@ -57,7 +57,7 @@ class RequestService:
         self._snapshots = snapshots
 
     async def list(self, principal: Principal, query: RequestQuery) -> Page[RequestRecord]:
-        """What runs, newest first; then what ended, last end first: about the last 5,000 of each tenant."""
+        """Running requests, newest first; then ended ones, latest end first: about the last 5,000 of each tenant."""
         if not 1 <= query.limit <= MAX_PAGE:
             raise invalid_value("limit", f"is {query.limit}; it must be 1 to {MAX_PAGE}.")
         place = _Place((float("inf"), ""), None) if query.cursor is None else _place_of(query.cursor)
@@ -80,14 +80,14 @@ class RequestService:
         return Page([record for _, record in page], next_cursor)
 
     async def get(self, principal: Principal, request_id: str) -> RequestRecord:
-        """Raises `ServingError` (404) also for one that ended too long ago."""
+        """Raises `ServingError` (404), also for a request that ended too long ago."""
         record = await self._find(principal, request_id)
         if record is None or not _may_see(principal, record):
             raise _not_found(request_id)
         return record
 
     async def abort(self, principal: Principal, request_id: str) -> None:
-        """It ends within a second or two, wherever it runs; nothing happens to one that is over."""
+        """The request ends within a second or two, wherever it runs; does nothing if it is over."""
         principal.require(Action.OPERATE)
         record = await self.get(principal, request_id)
         if record.state is not RequestState.RUNNING or self._snapshots.abort_own(request_id):
@@ -197,7 +197,7 @@ def _newest_first(recent: RecentRequest) -> tuple[int, int]:
 
 
 def _before(after: tuple[str, str], tenant: str) -> str:
-    """Positions of several tenants can be equal: of those, the tenants that come later are still to be listed."""
+    """Entries of several tenants can have the same position: those of later tenants are still to be listed."""
     position, last_tenant = after
     if tenant <= last_tenant:
         return position

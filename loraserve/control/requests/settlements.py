@@ -1,4 +1,4 @@
-"""Tells Redis how requests ended, and again what it was not there to hear."""
+"""Reports to Redis how requests ended, and repeats what it missed while it was gone."""
 
 import logging
 
@@ -7,7 +7,7 @@ from loraserve.live.admission_records import FinishCall
 from loraserve.live.errors import LiveUnavailableError
 
 MAX_UNSETTLED = 10_000
-"""Some 10 MB. Of more, the oldest count as lost once this process has ended, though they were billed."""
+"""About 10 MB. Above it, the oldest count as lost once this process has ended, though they were billed."""
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Settlements:
         """By request id, oldest first."""
 
     async def settle(self, call: FinishCall) -> bool:
-        """False: Redis is gone; `retry` will tell it. It does no harm to tell it twice."""
+        """False: Redis is gone; `retry` will report it. Reporting it twice does no harm."""
         request_id = call.lease.request_id
         try:
             await self._live.finish(call)
@@ -35,7 +35,7 @@ class Settlements:
         return True
 
     async def retry(self) -> None:
-        """For as long as Redis answers."""
+        """Continues as long as Redis answers."""
         for call in [*self._unsettled.values()]:
             if not await self.settle(call):
                 return

@@ -1,4 +1,4 @@
-"""What engines and processes say of themselves in Redis, once a second."""
+"""What engines and processes report about themselves in Redis, once a second."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ from loraserve.engine.request import QueueStats
 class EngineState(StrEnum):
     READY = "ready"
     STALLED = "stalled"
-    """It has work and made no progress for seconds."""
+    """It has work but has made no progress for seconds."""
     DRAINING = "draining"
     """Its server takes no new requests."""
     DEAD = "dead"
@@ -26,7 +26,7 @@ class ResidentAdapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests stand for adapters; names are added for each who looks, by what that one may see."""
+    """Digests stand for adapters; names are added for each viewer, according to what it may see."""
 
     state: EngineState
     at: float
@@ -59,22 +59,22 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     url: str
-    """Where a client on its machine finds it; "" before it listens."""
+    """Where a client on its machine reaches it; "" before it listens."""
     digests: list[str]
-    """`short_digest` of those that its engine knows, is letting go of, or is about to get."""
+    """`short_digest` of contents that its engine knows, is unloading, or is about to get."""
     adapters: list[str] = []
-    """Ids of the documents of those that its requests use."""
+    """Document ids of the adapters that its requests use."""
     tenants: list[str] = []
-    """Whose requests it runs."""
+    """Tenants whose requests it runs."""
 
 
 def short_digest(digest: str) -> str:
-    """Enough to tell contents apart; a server may know thousands."""
+    """Enough to distinguish contents; a server may know thousands."""
     return digest[:16]
 
 
 class RequestState(StrEnum):
-    """As people see it."""
+    """As shown to people."""
 
     RUNNING = "running"
     STOP = "stop"
@@ -100,7 +100,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     stream: bool
     at: float
-    """When it came in; Unix time."""
+    """When it arrived; Unix time."""
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
     num_output_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""This server's engine and requests, told to all each second; and what the others told."""
+"""Publishes this server's engine and requests to all servers every second, and reads what others published."""
 
 import asyncio
 import contextlib
@@ -30,13 +30,13 @@ from loraserve.serving.runtime import Runtime
 EVERY_S = 1.0
 KEEP_S = 0.5
 LONG_STEPS = 3
-"""An engine that is silent for as many of its longest steps is stalled."""
+"""An engine that is silent for this many of its longest steps is stalled."""
 RATE_OVER = 10
-"""Seconds that tokens per second are told over."""
+"""Seconds over which tokens per second are averaged."""
 
 
 class Snapshots:
-    """Called on the event loop. Nothing is told before `watch`."""
+    """Called on the event loop. Nothing is published before `watch`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Snapshots:
         self._url = ""
         self._runtime: Runtime | None = None
         self._computed: deque[tuple[float, int]] = deque(maxlen=RATE_OVER + 1)
-        """(monotonic seconds, tokens computed by then), each second."""
+        """(monotonic seconds, tokens computed by then), one per second."""
         self._engine_decoder = msgspec.json.Decoder(EngineSnapshot)
         self._running_decoder = msgspec.json.Decoder(RunningSnapshot)
         self._engines: TimedCache[None, dict[str, EngineSnapshot]] = TimedCache(KEEP_S, self._read_engines)
@@ -69,7 +69,7 @@ class Snapshots:
         self._runtime = runtime
 
     async def listens_at(self, url: str) -> None:
-        """Where a client on this machine finds the server; told at once, if Redis is there."""
+        """Where a client on this machine reaches the server; published at once if Redis is reachable."""
         self._url = url
         with contextlib.suppress(LiveUnavailableError):
             await self.tell()
@@ -82,7 +82,7 @@ class Snapshots:
             await asyncio.sleep(EVERY_S)
 
     async def tell(self) -> None:
-        """Also ends what others asked to end here. Raises `LiveUnavailableError`."""
+        """Publish; also end requests here that others asked to end. Raises `LiveUnavailableError`."""
         runtime = self._runtime
         if runtime is None:
             return
@@ -105,7 +105,7 @@ class Snapshots:
         )
 
     async def withdraw(self) -> None:
-        """This server ends. Raises `LiveUnavailableError`."""
+        """Remove what was published, when this server shuts down. Raises `LiveUnavailableError`."""
         self._runtime = None
         await self._live.snapshots.remove(SnapshotKind.ENGINE, self._engine)
         await self._live.snapshots.remove(SnapshotKind.PROCESS, self._process)
@@ -160,7 +160,7 @@ class Snapshots:
         return [record_of_running(running, now_s) for running in self._running]
 
     async def requests(self) -> dict[str, list[RequestRecord]]:
-        """What runs, by process. Raises `LiveUnavailableError`."""
+        """Running requests, by process. Raises `LiveUnavailableError`."""
         alive = {snapshot.owner for snapshot in await self._live.snapshots.all(SnapshotKind.PROCESS)}
         found = {
             snapshot.owner: self._running_decoder.decode(snapshot.body).requests
@@ -170,7 +170,7 @@ class Snapshots:
         return {**found, self._process: self.own_requests()}
 
     async def last_requests(self, process: str) -> list[RequestRecord]:
-        """What a process last said that it runs, up to a minute ago. Raises `LiveUnavailableError`."""
+        """Requests that a process last reported as running, up to a minute ago. Raises `LiveUnavailableError`."""
         snapshot = await self._live.snapshots.get(SnapshotKind.REQUESTS, process)
         return [] if snapshot is None else self._running_decoder.decode(snapshot.body).requests
 
@@ -198,7 +198,7 @@ class Snapshots:
 
 
 def engine_state(runtime: Runtime) -> EngineState:
-    """The engine proves that it is ready by progress, not by existing."""
+    """An engine proves that it is ready by making progress, not by existing."""
     engine = runtime.engine
     if engine.error is not None:
         return EngineState.DEAD

@@ -1,4 +1,4 @@
-"""Who changed what, and who was refused: read back from the revisions themselves."""
+"""Who changed what, and which calls were refused. The changes themselves are read from the document revisions."""
 
 import asyncio
 import re
@@ -22,11 +22,12 @@ from loraserve.store.records import DocumentKind, adapter_id
 SCANNED_AT_ONCE = 500
 MAX_EXPORTED = 10_000
 MAX_PAGE_BYTES = 4 << 20
-"""As JSON, and one entry's documents more: those of a key for 1,000 adapters are 140 kB, so 500 entries' were 70 MB."""
+"""As JSON, exceeded by at most one entry. The documents of an entry about a key for 1,000 adapters are 140 kB, so 500
+such entries were 70 MB."""
 POSITION = re.compile(r"(?!0+-0+\Z)[0-9]{1,19}-[0-9]{1,19}")
-"""19 digits: Redis takes numbers below 2^64. Nothing is before 0-0, and Redis refuses to be asked for that."""
+"""19 digits, because Redis accepts numbers below 2^64. Not 0-0: nothing precedes it, and Redis rejects the query."""
 SECRETS = frozenset({"sha256", "previous_sha256", "kv_salt", "salt"})
-"""Of no use to people, and some to whoever wants to guess."""
+"""Useless to readers, but of some use to an attacker who guesses."""
 REFUSED = ".refused"
 KINDS = frozenset(kind.value for kind in DocumentKind)
 
@@ -37,7 +38,7 @@ Json = dict[str, Any]
 class AuditQuery:
     actor: str | None = None
     action: str | None = None
-    """Exactly, or all that begin so where it ends in a dot."""
+    """Exact, or a prefix if it ends in a dot."""
     kind: str | None = None
     limit: int = DEFAULT_PAGE
     cursor: str | None = None
@@ -48,7 +49,7 @@ class AuditedAct:
     position: str
     entry: AuditEntry
     before: Json | None = None
-    """The document; None where there was none, or the revision was pruned."""
+    """The document before the change; None if there was none or the revision was pruned."""
     after: Json | None = None
 
     @property
@@ -57,9 +58,9 @@ class AuditedAct:
 
 
 class AuditTrail:
-    """Called on the event loop. Admins see their tenant's entries; with a key for all tenants (`*`), all.
+    """Called on the event loop. Admins see their tenant's entries; a key for all tenants (`*`) sees all entries.
 
-    A key for some adapters does not see what was done to others.
+    A key restricted to some adapters does not see entries about others.
 
     Every method raises `ServingError`: 403, 503 while Redis is gone.
     """
@@ -69,7 +70,7 @@ class AuditTrail:
         self._documents = documents
 
     async def list(self, principal: Principal, query: AuditQuery) -> Page[AuditedAct]:
-        """Newest first, with what each changed: fewer than asked for where those documents are large."""
+        """Newest first, with the documents before and after. Fewer than requested if those documents are large."""
         if not 1 <= query.limit <= MAX_PAGE:
             raise invalid_value("limit", f"is {query.limit}; it must be 1 to {MAX_PAGE}.")
         found = await self._found(principal, query, query.limit + 1)
@@ -80,7 +81,7 @@ class AuditTrail:
     async def export(
         self, principal: Principal, query: AuditQuery, *, with_documents: bool = True
     ) -> "Iterator[AuditedAct]":
-        """The newest 10,000 that match. What each changed is read when it is its turn: on another thread, please."""
+        """The newest 10,000 that match. Iterate on another thread: each item reads its documents from disk."""
         found = await self._found(principal, query, MAX_EXPORTED)
         return map(self._with_document if with_documents else _without_document, found)
 
@@ -100,7 +101,7 @@ class AuditTrail:
         return found[:count]
 
     def _page(self, records: "Iterable[AuditRecord]") -> "list[AuditedAct]":
-        """The first of them, until their documents make `MAX_PAGE_BYTES`."""
+        """The first entries, until their documents reach `MAX_PAGE_BYTES`."""
         page: list[AuditedAct] = []
         size_bytes = 0
         for act in map(self._with_document, records):
@@ -121,7 +122,7 @@ class AuditTrail:
         document = self._documents.revision(DocumentKind(entry.kind), entry.id, rev)
         if document is None:
             return None
-        # All fields, also those that the file leaves out.
+        # All fields, including those that the file omits.
         return without_secrets(msgspec.to_builtins(asdict(document.doc)))
 
 

@@ -1,4 +1,4 @@
-"""From what a client sends to a principal. The same checks again decide whether a running request may go on."""
+"""Resolves the key that a client sends to a principal. The same checks decide whether a running request may go on."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Authenticator:
     def __init__(
         self, catalog: Catalog, flag_keys: Sequence[str] = (), *, clock: Callable[[], float] = time.time
     ) -> None:
-        """flag_keys: `--api-key`: may infer for the tenant `default`. One that has a document is what that says."""
+        """flag_keys: from `--api-key`; they may infer for the tenant `default`. If one has a document, that decides."""
         self._catalog = catalog
         self._flag_hashes = [hash_key(key) for key in flag_keys]
         self._flag_ids = {try_parse_id(key) for key in flag_keys}
@@ -37,7 +37,7 @@ class Authenticator:
 
     @property
     def is_open(self) -> bool:
-        """Whether no key is asked for: there is none and never was."""
+        """Whether no key is required, because there is none and never was."""
         return not self._flag_hashes and not self._catalog.has_keys
 
     @property
@@ -47,7 +47,7 @@ class Authenticator:
 
     @property
     def newest_admin(self) -> str | None:
-        """Id of the youngest active admin key for all tenants (`*`)."""
+        """Id of the most recently created active admin key for all tenants (`*`)."""
         admins = [
             document
             for document in self._catalog.all_keys()
@@ -63,7 +63,7 @@ class Authenticator:
             return self._act_for(anyone, acting_tenant)
         if not text:
             raise _refused("No API key was sent. Send one as 'Authorization: Bearer ls-…'.")
-        # NOTE: all are compared, so that time tells nothing.
+        # NOTE: compare all of them, so that timing reveals nothing.
         num_equal = sum(is_key(text, flag) for flag in self._flag_hashes)
         if num_equal > 0 and not self._is_declared(text):
             flag = Principal(FLAG_KEY_ID, Role.INFER, DEFAULT_TENANT, DEFAULT_TENANT)
@@ -74,22 +74,23 @@ class Authenticator:
         return self._act_for(principal, acting_tenant)
 
     def is_flag(self, key_id: str) -> bool:
-        """Whether the key was given as a `--api-key` too, which counts as far as its document lets it."""
+        """Whether the key was also given as `--api-key`. If it has a document, that decides what it may do."""
         return key_id in self._flag_ids
 
     def _is_declared(self, text: str) -> bool:
-        """`LORASERVE_API_KEY` is also what the commands send: a server that is started beside them gets their key."""
+        """Whether a `--api-key` has a document. The commands send `LORASERVE_API_KEY`, and a server started in the same
+        environment takes that key as a `--api-key`."""
         key_id = try_parse_id(text)
         if key_id is None:
             return False
         ref = (DocumentKind.KEY, key_id)
-        # Of an older data directory, Redis may know its document alone.
+        # If the data directory is an older copy, perhaps only Redis knows the document.
         return self._catalog.get(*ref) is not None or self._catalog.is_behind(ref)
 
     async def of_key(self, key_id: str, acting_tenant: str | None = None, *, sha256: str | None = None) -> Principal:
-        """For who uses this key without sending it. Raises `ServingError`.
+        """For callers that use this key without sending it. Raises `ServingError`.
 
-        sha256: of the secret that a session or link was made with, which has to work still; None = the newest.
+        sha256: hash of the secret that the session or link was made with, which must still work; None = the newest.
         """
         document = self._catalog.key(key_id)
         if document is None or not self._is_good(document.doc, sha256):
@@ -101,15 +102,15 @@ class Authenticator:
         return self._act_for(principal, acting_tenant)
 
     def newest_sha256(self, key_id: str) -> str:
-        """Of the secret of a key that is known."""
+        """Hash of a known key's newest secret."""
         document = self._catalog.key(key_id)
         assert document is not None
         return document.doc.sha256
 
     def current(self, principal: Principal) -> Principal:
-        """The same principal by the newest documents: whether what runs may go on. Raises `ServingError` where not.
+        """The same principal by the newest documents. Raises `ServingError` if its running work may not go on.
 
-        A rotation ends nothing that began before it, and what began with the old secret when its time is over.
+        A rotation does not end work that began before it. Work that began with the old secret ends with the grace time.
         """
         if principal.is_open and not self.is_open:
             raise _refused("This server asks for an API key by now. Send one as 'Authorization: Bearer ls-…'.")
@@ -128,8 +129,8 @@ class Authenticator:
         return newest
 
     def newest(self, principal: Principal) -> Principal:
-        """As `current`, for what has not begun: refused too where its secret was rotated out since (401), or where
-        Redis knows a newer revision of its key or tenant than the disk has (503)."""
+        """As `current`, for work that has not begun: also refused if its secret was rotated out since (401), or if
+        Redis has a newer revision of its key or tenant than the disk (503)."""
         newest = self.current(principal)
         document = None if newest.key_id is None else self._catalog.key(newest.key_id)
         if document is not None and not self._works_with(document.doc, newest.key_sha256):
@@ -139,17 +140,17 @@ class Authenticator:
         return newest
 
     async def confirm(self, principal: Principal) -> Principal:
-        """`newest`, of which Redis is asked now; while it is gone, by what it told last."""
+        """`newest`, after querying Redis; while Redis is gone, its last answers count."""
         await self._catalog.try_ask(_decided_by(principal))
         return self.newest(principal)
 
     async def confirm_told(self, principal: Principal) -> Principal:
-        """As `confirm`, for what is admitted later: Redis is asked only of what it told something newer of."""
+        """As `confirm`, for work that is admitted later: queries Redis only about documents it has reported newer."""
         await self._catalog.try_ask([ref for ref in _decided_by(principal) if self._catalog.is_behind(ref)])
         return self.newest(principal)
 
     async def reread(self, principal: Principal) -> None:
-        """`newest` goes by whatever any server committed of its key and tenant before this call."""
+        """Afterwards `newest` reflects whatever any server committed for its key and tenant before this call."""
         refs = _decided_by(principal)
         for ref in refs:
             await self._catalog.reread(*ref)
@@ -172,14 +173,14 @@ class Authenticator:
         return self._principal(document, hash_key(text))
 
     async def _newest_key(self, key_id: str) -> Document[KeyDoc] | None:
-        """Another process may have created, rotated or resumed it a moment ago, or restored its tenant."""
+        """Read from disk: another process may have just created, rotated or resumed the key, or restored its tenant."""
         document = await self._catalog.try_refresh(DocumentKind.KEY, key_id)
         if document is not None and isinstance(document.doc, KeyDoc) and self._catalog.is_deleted(document.doc.tenant):
             await self._catalog.try_refresh(DocumentKind.TENANT, document.doc.tenant)
         return self._catalog.key(key_id)
 
     async def _learn_tenant(self, principal: Principal, acting_tenant: str | None) -> None:
-        """Another process may have created or resumed it a moment ago."""
+        """Read from disk if unknown or suspended: another process may have just created or resumed it."""
         tenant = acting_tenant if acting_tenant is not None and principal.is_any_tenant else principal.acting_tenant
         document = self._catalog.tenant(tenant)
         if document is None or document.doc.status is not Status.ACTIVE:
@@ -198,7 +199,7 @@ class Authenticator:
         return principal
 
     def _check_tenant(self, principal: Principal) -> None:
-        """A key for all tenants (`*`) can still look at a suspended one, an admin's also lift the suspension."""
+        """A key for all tenants (`*`) can still read a suspended tenant; an admin key can also lift the suspension."""
         if not principal.is_any_tenant:
             check_not_suspended(self._catalog, principal.acting_tenant)
 
@@ -206,7 +207,7 @@ class Authenticator:
         return doc.status is Status.ACTIVE and (doc.expires_at is None or self._clock() < doc.expires_at)
 
     def _is_good(self, doc: KeyDoc, sha256: str | None) -> bool:
-        """Whether the key works, and with the secret of this hash; None = the newest."""
+        """Whether the key works, and works with the secret of this hash; None = the newest."""
         return self._is_active(doc) and (sha256 is None or self._works_with(doc, sha256))
 
     def _works_with(self, doc: KeyDoc, sha256: str | None) -> bool:
@@ -233,7 +234,7 @@ class Authenticator:
 
 
 def _decided_by(principal: Principal) -> list[DocumentRef]:
-    """The documents by which it may do what it may."""
+    """The documents that decide what the principal may do."""
     refs: list[DocumentRef] = [] if principal.key_id is None else [(DocumentKind.KEY, principal.key_id)]
     return refs if principal.is_any_tenant else [*refs, (DocumentKind.TENANT, principal.acting_tenant)]
 

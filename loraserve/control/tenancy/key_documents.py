@@ -1,4 +1,4 @@
-"""What each act makes of a key's document, and what one may hold. Pure: time and secrets come in as arguments."""
+"""How each operation changes a key's document, and which values are valid. Pure: time and secrets are arguments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MAX_LIFE_S = 100 * 365 * 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class KeyPatch:
-    """Only what is set changes."""
+    """Unset fields stay as they are."""
 
     name: str | UnsetType = UNSET
     role: Role | UnsetType = UNSET
@@ -35,7 +35,7 @@ class KeyPatch:
 class IssuedKey:
     document: Document[KeyDoc]
     text: str
-    """The whole key, shown this once."""
+    """The whole key, shown only once."""
 
 
 def new_doc(
@@ -81,7 +81,7 @@ def patched(doc: KeyDoc, patch: KeyPatch, now: float) -> KeyDoc:
 
 
 def rotated(doc: KeyDoc, new: NewKey, grace_s: float, now: float) -> KeyDoc:
-    """With another secret; the one before works for another `grace_s`."""
+    """With a new secret; the previous one works for another `grace_s`."""
     return replace(
         doc,
         sha256=new.sha256,
@@ -91,7 +91,7 @@ def rotated(doc: KeyDoc, new: NewKey, grace_s: float, now: float) -> KeyDoc:
 
 
 def check(doc: KeyDoc, now: float | None) -> None:
-    """now: None = an expiry that did not change, which may have passed. Raises `ServingError`."""
+    """now: None if the expiry did not change; then it may have passed. Raises `ServingError`."""
     if len(doc.name) > MAX_NAME_CHARACTERS:
         raise invalid_value("name", f"has {len(doc.name)} characters; at most {MAX_NAME_CHARACTERS}.")
     if doc.adapters is not None:
@@ -110,7 +110,7 @@ def check(doc: KeyDoc, now: float | None) -> None:
 
 
 def gone_since(document: Document[KeyDoc], now: float) -> float | None:
-    """Unix time since which the key is revoked or has expired, and nobody changed it; None = it is not."""
+    """Unix time since which the key has been revoked or expired, without a later change; None if it is neither."""
     doc = document.doc
     if doc.status is Status.REVOKED:
         return document.at

@@ -1,4 +1,4 @@
-"""API keys: made, changed, rotated and revoked by admins."""
+"""API keys: admins create, change, rotate and revoke them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Limits, Role, Status
 
 MAX_KEYS = 1000
-"""Of a tenant, about, and of all tenants (`*`): revoked and expired ones do not count. As many more as are asked for at
-the same moment are made."""
+"""Per tenant, and for keys of all tenants (`*`); revoked and expired keys do not count. Approximate: requests at the
+same moment may exceed it."""
 
 
 class KeyService:
     """An admin of one tenant sees and changes that tenant's keys; an admin key for all tenants (`*`), all of them.
 
-    A foreign key is not found, as a missing one. Every method raises `ServingError`; `expected_rev`: 412 when it is not
-    the newest revision. Called on the event loop.
+    Another tenant's key is not found, like a missing one. Every method raises `ServingError`; `expected_rev`: 412 if it
+    is not the newest revision. Called on the event loop.
     """
 
     def __init__(self, catalog: Catalog, declarations: Declarations, *, clock: Callable[[], float] = time.time) -> None:
@@ -54,7 +54,7 @@ class KeyService:
         return page_of(found, lambda document: document.id, limit=limit, cursor=cursor)
 
     async def read(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
-        """With what any server committed before this call."""
+        """Includes whatever any server committed before this call."""
         principal.require(Action.ADMINISTER)
         await self._catalog.reread(DocumentKind.KEY, key_id)
         document = self._catalog.key(key_id)
@@ -63,7 +63,7 @@ class KeyService:
         return document
 
     async def lent(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
-        """A key whose rights the principal may give to somebody: as `read`, and no wider than their own."""
+        """A key whose rights the principal may pass on: as `read`, and only if they are no wider than its own."""
         document = await self.read(principal, key_id)
         _check_no_wider(principal, document.doc)
         return document
@@ -126,7 +126,7 @@ class KeyService:
     async def rotate(
         self, principal: Principal, request_id: str, key_id: str, *, grace_s: float, expected_rev: int | None = None
     ) -> IssuedKey:
-        """A new secret under the same id; the one before works for another `grace_s`."""
+        """A new secret under the same id; the previous one works for another `grace_s`."""
         new = generate_key(key_id)
 
         def change(doc: KeyDoc) -> KeyDoc:
@@ -139,7 +139,7 @@ class KeyService:
     async def revoke(
         self, principal: Principal, request_id: str, key_id: str, *, expected_rev: int | None = None
     ) -> Document[KeyDoc]:
-        """For good. Revoking a revoked key changes nothing. Every admin key can revoke itself."""
+        """Final. Revoking a revoked key changes nothing. Every admin key can revoke itself."""
 
         def change(doc: KeyDoc) -> KeyDoc:
             if key_id != principal.key_id:
@@ -157,7 +157,7 @@ class KeyService:
         )
 
     def _check_room(self, tenant: str, now: float) -> None:
-        """For one more key. Raises `ServingError` (429)."""
+        """Whether the tenant may have one more key. Raises `ServingError` (429)."""
         num_keys = sum(gone_since(key, now) is None for key in self._catalog.held_keys(tenant))
         if num_keys >= MAX_KEYS:
             raise _too_many_keys(tenant, num_keys)
@@ -182,7 +182,7 @@ class KeyService:
                 )
             return change(current.doc)
 
-        # Before an If-Match is looked at, which would tell that a foreign key exists.
+        # Before If-Match is checked: a 412 would reveal that another tenant's key exists.
         await self.read(principal, key_id)
         return await self._edit(principal, request_id, key_id, action, checked, expected_rev)
 
@@ -216,7 +216,7 @@ def _too_many_keys(tenant: str, num_keys: int) -> ServingError:
 
 
 def _check_no_wider(principal: Principal, doc: KeyDoc) -> None:
-    """Nobody makes, changes, revokes or lends a key that may do more than their own."""
+    """No principal may create, change, revoke or lend a key with wider rights than its own."""
     if principal.adapters is None:
         return
     if doc.adapters is None or not principal.adapters.issuperset(doc.adapters):

@@ -1,4 +1,4 @@
-"""Whether limits can be what they are set to."""
+"""Validation of limits."""
 
 from msgspec.structs import asdict
 
@@ -7,7 +7,7 @@ from loraserve.store.records import Limits
 
 NO_LIMITS = Limits()
 MAX_LIMIT = 2**53
-"""The largest whole number that Redis' Lua, JSON and JavaScript all keep exactly."""
+"""Redis's Lua, JSON and JavaScript all represent integers up to this one exactly."""
 OF_TENANTS_ONLY = ("max_adapters", "max_adapter_bytes")
 
 

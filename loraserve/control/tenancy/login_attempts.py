@@ -1,4 +1,4 @@
-"""Slows down whoever guesses keys or links, and whoever logs in all the time: both in this process."""
+"""Rate limits for failed logins (guessed keys or links) and for too frequent logins, both counted in this process."""
 
 import math
 import time
@@ -10,11 +10,11 @@ from loraserve.serving.errors import ErrorCode, ServingError
 MAX_FAILURES = 10
 WINDOW_S = 60.0
 MAX_LOGINS = 300
-"""Of one key, with the links made for it. Each is an entry of the audit list, which all tenants share: at most 7,200 a
-day of its 100,000."""
+"""Per key, including links made for it. Each login adds an entry to the audit list, which all tenants share: one key
+can add at most 7,200 a day to its 100,000."""
 LOGINS_WINDOW_S = 3600.0
 MAX_REMEMBERED = 4096
-"""Addresses, and keys: the least recently seen are forgotten beyond that."""
+"""Addresses, and likewise keys; above this number, the least recently seen are forgotten."""
 
 
 class LoginAttempts:
@@ -25,9 +25,9 @@ class LoginAttempts:
         self._logins = _Recent(MAX_LOGINS, LOGINS_WINDOW_S, clock)
 
     def failed(self, address: str) -> None:
-        """Raises `ServingError` (429) for an address with too many recent failures.
+        """Count a failed login. Raises `ServingError` (429) for an address with too many recent failures.
 
-        One that is right is not asked for: behind a proxy, many people may come from one address.
+        Not called for correct logins: behind a proxy, many people may share one address.
         """
         wait_s = self._failures.add(address)
         if wait_s > 0:
@@ -35,7 +35,7 @@ class LoginAttempts:
             raise ServingError(ErrorCode.RATE_LIMITED, message, retry_after_s=wait_s)
 
     def logs_in(self, key_id: str) -> None:
-        """Raises `ServingError` (429) for a key with too many recent logins."""
+        """Count a login. Raises `ServingError` (429) for a key with too many recent ones."""
         wait_s = self._logins.add(key_id)
         if wait_s > 0:
             message = (
@@ -46,7 +46,7 @@ class LoginAttempts:
 
 
 class _Recent:
-    """What each did in the last seconds."""
+    """Times of recent events, by name."""
 
     def __init__(self, limit: int, window_s: float, clock: Callable[[], float]) -> None:
         self._limit = limit
@@ -55,7 +55,7 @@ class _Recent:
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
     def add(self, who: str) -> int:
-        """0, or after how many seconds it is possible again; then it was not added."""
+        """Record an event and return 0. At the limit, record nothing and return after how many seconds to retry."""
         now = self._clock()
         times = self._times.setdefault(who, deque())
         self._times.move_to_end(who)

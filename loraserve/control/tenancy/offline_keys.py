@@ -1,6 +1,6 @@
-"""Keys made and revoked with nothing but the data directory, whether or not a server runs on it.
+"""Creates and revokes keys with only the data directory, whether or not a server runs on it.
 
-A server that does notices within two seconds, and tells all others on its Redis.
+A server that runs on it notices within two seconds and notifies all others on its Redis.
 """
 
 import time
@@ -66,7 +66,7 @@ def create_key_offline(
 
 
 def revoke_key_offline(documents: DocumentStore, key_id: str) -> Document[KeyDoc]:
-    """What runs with it ends. Raises `ServingError` (404) and `RevisionTakenError`."""
+    """Requests that run with it end. Raises `ServingError` (404) and `RevisionTakenError`."""
     current = documents.get(DocumentKind.KEY, key_id)
     if current is None or not isinstance(current.doc, KeyDoc):
         raise key_not_found(key_id)

@@ -1,4 +1,4 @@
-"""Who asks, and what that one may do."""
+"""The authenticated caller and its rights."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Role
 
 OPEN_ACTOR = "open"
-"""Of whoever reaches a server that asks for no key."""
+"""Actor for callers of a server that requires no key."""
 FLAG_KEY_ID = "flag"
-"""Of the keys given as `--api-key`, which have no document."""
+"""Actor for keys given as `--api-key`, which have no document."""
 
 MAX_NAMED = 10
-"""Adapters of a key that an error lists."""
+"""Adapters of a key listed in an error."""
 
 
 class Action(StrEnum):
@@ -38,25 +38,25 @@ ALLOWED: dict[Role, frozenset[Action]] = {
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A key that was found good, for one request or one session."""
+    """An authenticated caller, for one request or one session."""
 
     actor: str
-    """Key id, "open", "flag", "cli", "config" or "server": what documents and usage lines say."""
+    """Key id, "open", "flag", "cli", "config" or "server", as recorded in documents and usage lines."""
     role: Role
     tenant: str
-    """Of the key; `ANY_TENANT` of a key for all tenants."""
+    """The key's tenant; `ANY_TENANT` for a key for all tenants."""
     acting_tenant: str
-    """Whose adapters, limits and usage this request is about."""
+    """The tenant whose adapters, limits and usage this request is about."""
     key_id: str | None = None
     """None without a key document."""
     key_rev: int = 0
-    """Revision of the key document this was made of; 0 without one."""
+    """Revision of the key document this was made from; 0 without one."""
     adapters: frozenset[str] | None = None
     """The only adapter names it may use; None = all that its tenant sees."""
     key_sha256: str | None = None
-    """Of the secret that was sent; None without a key document."""
+    """Hash of the secret that was sent; None without a key document."""
     is_old_secret: bool = False
-    """Whether that was the one before the last rotation already."""
+    """Whether that secret had already been replaced by a rotation."""
 
     @property
     def is_any_tenant(self) -> bool:
@@ -80,7 +80,7 @@ class Principal:
         return self.adapters is None or adapter_name in self.adapters
 
     def require_adapter(self, name: str) -> None:
-        """For what may not be there yet, so that it cannot be called missing. Raises `ServingError` (403)."""
+        """For an adapter that may not exist yet, so that a 404 would be wrong. Raises `ServingError` (403)."""
         if self.adapters is not None and name not in self.adapters:
             allowed = ", ".join(f"'{adapter}'" for adapter in sorted(self.adapters)[:MAX_NAMED])
             more = len(self.adapters) - MAX_NAMED
@@ -90,7 +90,7 @@ class Principal:
 
 
 def server_principal(tenant: str, actor: str) -> Principal:
-    """For what the server or its command line does by itself, such as publishing `--lora-modules`."""
+    """For actions of the server or its command line itself, such as publishing `--lora-modules`."""
     return Principal(actor, Role.ADMIN, ANY_TENANT, tenant)
 
 

@@ -1,4 +1,4 @@
-"""What a tenant may keep: adapters, versions, and the bytes of these, deleted ones too while they are on the disk."""
+"""Limits on what a tenant keeps: adapters, versions and their bytes, including deleted ones while they are on disk."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from loraserve.store.records import AdapterDoc, Limits
 from loraserve.store.upload_session import UploadSession
 
 WAIT_S = 30.0
-"""For other servers; twice as long as one that was killed keeps its lease."""
+"""Wait for other servers; twice as long as a killed server keeps its lease."""
 POLL_S = 0.05
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class _Kept(NamedTuple):
     digest: str
     size_bytes: int
     until: float
-    """When it is gone from the disk."""
+    """Unix time when it is gone from the disk."""
 
 
 class Quota:
@@ -45,7 +45,7 @@ class Quota:
         keep_versions: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """keep_versions: of an adapter, when another is added, see `keep_newest`; None = all."""
+        """keep_versions: per adapter, when a version is added, see `keep_newest`; None = all."""
         self._catalog = catalog
         self._live = live
         self._keep_versions = keep_versions
@@ -54,10 +54,10 @@ class Quota:
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncGenerator[None]:
-        """One at a time for each tenant, over all servers, with everything known that they committed before.
+        """One holder at a time per tenant, across all servers. If it has limits, earlier holders' commits are known.
 
-        Enter it before `check`, and leave it when what was checked is committed: then no two share the last byte.
-        Raises `ServingError`: 503 when Redis is gone or others do not get done.
+        Enter it before `check` and leave it when what was checked is committed: then no two commits use the same room.
+        Raises `ServingError`: 503 if Redis is gone or other servers keep the turn too long.
         """
         async with self._turns.take(tenant):
             token = secrets.token_hex(16)
@@ -73,13 +73,13 @@ class Quota:
                 await self._release_lease(tenant, token)
 
     def num_adapters(self, tenant: str) -> int:
-        """Without deleted ones; of a deleted tenant, those it had."""
+        """Without deleted ones; for a deleted tenant, those it had."""
         return sum(document.doc.deleted_at is None for document in self._catalog.held_adapters(tenant))
 
     def adapter_bytes(self, tenant: str) -> int:
-        """Over all versions whose content is on the disk; content shared with others counts in full.
+        """Over all versions whose content is on disk; content shared with others counts in full.
 
-        Also of a deleted tenant, as long as it can be restored.
+        Also for a deleted tenant, as long as it can be restored.
         """
         docs = (document.doc for document in self._catalog.held_adapters(tenant))
         return sum(kept.size_bytes for kept in _kept(docs, self._clock()))
@@ -95,8 +95,8 @@ class Quota:
     ) -> None:
         """Whether a version of that size may be added. Raises `ServingError`.
 
-        open_bytes: of the tenant's other uploads that are not committed yet. unpublished: those that ended without a
-        version; of content that one has all the same, nothing counts twice.
+        open_bytes: of the tenant's other uploads that are not committed yet. unpublished: uploads that ended without a
+        version; content that a version has too does not count twice.
         """
         now = self._clock()
         self.check_adapters(tenant, name)
@@ -115,9 +115,9 @@ class Quota:
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
     def room_bytes(self, tenant: str, *, open_bytes: int = 0, unpublished: Sequence[UploadSession] = ()) -> int | None:
-        """What an upload may have at most, whatever name it turns out to have; None = no limit. Raises `ServingError`.
+        """The most bytes an upload may have, whatever its name turns out to be; None = no limit. Raises `ServingError`.
 
-        It may be refused all the same once its name is known: see `check`.
+        It may still be refused once its name is known: see `check`.
         """
         limit = self._limits(tenant).max_adapter_bytes
         if limit is None:
@@ -128,7 +128,7 @@ class Quota:
         return max(0, limit - used - open_bytes)
 
     def check_adapters(self, tenant: str, name: str) -> None:
-        """Whether there may be an adapter of that name. Raises `ServingError`."""
+        """Whether the tenant may have an adapter of that name. Raises `ServingError`."""
         limit = self._limits(tenant).max_adapters
         existing = self._catalog.adapter(tenant, name)
         is_new = existing is None or existing.doc.deleted_at is not None
@@ -182,12 +182,12 @@ class Quota:
 
 
 def _to_add_to(doc: AdapterDoc, name: str, now: float) -> AdapterDoc:
-    """A deleted adapter of that name begins anew, and cannot be restored."""
+    """A deleted adapter of that name starts over and can no longer be restored."""
     return emptied(doc, now) if doc.name == name and doc.deleted_at is not None else doc
 
 
 def _kept(docs: Iterable[AdapterDoc], now: float) -> Iterator[_Kept]:
-    """Each version whose content is on the disk."""
+    """Each version whose content is on disk."""
     for doc in docs:
         for version in doc.versions:
             until = kept_until(doc, version)
@@ -196,7 +196,7 @@ def _kept(docs: Iterable[AdapterDoc], now: float) -> Iterator[_Kept]:
 
 
 def _with_unpublished(kept: Iterable[_Kept], unpublished: Sequence[UploadSession], now: float) -> list[_Kept]:
-    """And each content besides that an upload left, once."""
+    """Plus each other content that an upload left, once."""
     found = [*kept]
     digests = {each.digest for each in found}
     for upload in sorted(unpublished, key=lambda upload: upload.unpublished_until, reverse=True):
@@ -207,7 +207,7 @@ def _with_unpublished(kept: Iterable[_Kept], unpublished: Sequence[UploadSession
 
 
 def _of_deleted(kept: Iterable[_Kept]) -> str:
-    """What a message adds for bytes that nobody can delete any more."""
+    """Part of a message about bytes that nobody can delete any more."""
     deleted = [each for each in kept if each.until < math.inf]
     if not deleted:
         return ""

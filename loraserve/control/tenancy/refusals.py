@@ -1,4 +1,4 @@
-"""Notes in the audit trail whoever was refused, but not so often that a flood of them drives everything else out."""
+"""Records refused calls in the audit trail, but not so often that a flood of them displaces everything else."""
 
 import asyncio
 import time
@@ -11,33 +11,33 @@ from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode
 
 SAME_AGAIN_S = 60.0
-"""The same refusal of the same actor is noted once in this time."""
+"""The same refusal of the same actor is recorded once in this time."""
 MAX_AN_HOUR = 120
-"""Of strangers together, and of each tenant: 3,000 a day, of 100,000 entries that the trail has room for."""
+"""For all strangers together, and for each tenant: about 3,000 a day, of the trail's 100,000 entries."""
 HOUR_S = 3600.0
 MAX_REMEMBERED = 4096
 MAX_SUBJECT_CHARACTERS = 256
 UNKNOWN_ACTOR = "unknown"
-"""Whoever came without a good key."""
+"""A stranger: a caller without a valid key."""
 
 Refusal = tuple[str, str, str]
 
 
 class Refusals:
-    """Called on the event loop; nothing waits for it, and a Redis that is gone loses the note."""
+    """Called on the event loop. Nothing waits for the write; if Redis is gone, the entry is lost."""
 
     def __init__(self, live: LiveStore, *, steady: Callable[[], float] = time.monotonic) -> None:
         self._live = live
         self._steady = steady
         self._noted: OrderedDict[Refusal, float] = OrderedDict()
         self._noted_of: dict[str, deque[float]] = {}
-        """When the latest were noted, of strangers and by tenant."""
+        """Times of the latest entries, for strangers and by tenant."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def note(
         self, *, actor: str, tenant: str, address: str, subject: str, kind: str, code: ErrorCode, request_id: str
     ) -> None:
-        """subject: what was asked for, such as "DELETE /v1/keys/abc". address: from where, for strangers."""
+        """subject: the call, such as "DELETE /v1/keys/abc". address: the client's; it identifies strangers."""
         who, of = (address, UNKNOWN_ACTOR) if actor == UNKNOWN_ACTOR else (actor, tenant)
         if not self._is_due((who, subject, code), of):
             return
@@ -56,7 +56,7 @@ class Refusals:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Nothing is on its way afterwards."""
+        """Wait for writes in flight."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _is_due(self, refusal: Refusal, of: str) -> bool:

@@ -1,4 +1,4 @@
-"""The console's sessions: a cookie in place of a key, worth what its key is worth, until it or the secret ends."""
+"""The console's sessions: a cookie in place of a key, with the key's rights, until it or the key's secret expires."""
 
 import hashlib
 import hmac
@@ -60,7 +60,7 @@ class SessionService:
         self._attempts = attempts
         self._clock = clock
         self._found: OrderedDict[str, tuple[float, Session]] = OrderedDict()
-        """When each was last found, by its hash."""
+        """By hash of the token: when the session was last found, and the session."""
 
     async def log_in_with_key(self, key: str, request_id: str) -> NewSession:
         principal = await self._authenticator.authenticate(key)
@@ -74,17 +74,17 @@ class SessionService:
         link = await _unused(self._live.sessions.get_link(_hash(token)))
         principal = await self._authenticator.of_key(link.key_id, sha256=link.key_sha256)
         principal = await self._authenticator.confirm(principal)
-        # Only now: who is told to retry still has it.
+        # Only now, so that a client that has to retry still has the link.
         await _unused(self._live.sessions.take_link(_hash(token)))
         return await self._begin(principal, request_id)
 
     @property
     def is_open(self) -> bool:
-        """Whether there is nothing to log in to."""
+        """Whether there is no login, because no key is required."""
         return self._authenticator.is_open
 
     async def find(self, token: str) -> Session | None:
-        """While Redis is gone, one that was found in the last minute is taken for good."""
+        """While Redis is gone, a session that was found in the last minute counts as valid."""
         hashed = _hash(token)
         try:
             session = await self._live.sessions.get(hashed)
@@ -97,11 +97,11 @@ class SessionService:
         return session
 
     async def principal(self, session: Session, acting_tenant: str | None) -> Principal:
-        """What the session's key is worth now; nothing once the secret that opened the session stopped working."""
+        """What the session's key may do now; refused once the secret that opened the session stopped working."""
         return await self._authenticator.of_key(session.key_id, acting_tenant, sha256=session.key_sha256)
 
     async def log_out(self, token: str, request_id: str) -> None:
-        """On every server at once; nothing happens to a session that is over."""
+        """Takes effect on every server at once; does nothing if the session is over."""
         hashed = _hash(token)
         try:
             session = await self._live.sessions.get(hashed)
@@ -114,9 +114,9 @@ class SessionService:
             await self._note(session.key_id, "session.logout", await self._tenant_of(session.key_id), request_id)
 
     async def make_link(self, key_id: str, actor: str, request_id: str) -> NewLink:
-        """For one login with the rights of this key, as long as it has the secret that it has now."""
+        """A link for one login with the rights of this key, valid as long as the key's present secret."""
         principal = await self._authenticator.of_key(key_id)
-        # Counted here, since a link that was taken is used up.
+        # Counted here rather than at the login, where a refusal would come after the link is used up.
         self._attempts.logs_in(_check_may_log_in(principal))
         token, link = new_link(key_id, self._authenticator.newest_sha256(key_id), self._clock())
         try:
@@ -127,7 +127,7 @@ class SessionService:
         return NewLink(token, link.created_at + LINK_S)
 
     async def _begin(self, principal: Principal, request_id: str) -> NewSession:
-        """principal: confirmed."""
+        """principal: from `Authenticator.confirm`."""
         key_id = _check_may_log_in(principal)
         assert principal.key_sha256 is not None
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -163,7 +163,7 @@ class SessionService:
         return session if self._clock() - found_at < REMEMBERED_S else None
 
     async def _note(self, actor: str, action: str, tenant: str, request_id: str, subject: str = "") -> None:
-        """subject: id of a key; left out = the actor's own."""
+        """subject: id of a key; empty = the actor's own."""
         entry = AuditEntry(
             at=self._clock(),
             actor=actor,
@@ -191,7 +191,7 @@ async def _unused(found: Awaitable[LoginLink | None]) -> LoginLink:
 
 
 def _check_may_log_in(principal: Principal) -> str:
-    """The id of its key."""
+    """Returns the id of its key. Raises `ServingError` (403)."""
     if principal.key_id is None or not principal.can(Action.READ):
         message = "This key may only be used for inference. Log in with a key of the role viewer, operator or admin."
         raise ServingError(ErrorCode.FORBIDDEN, message)
@@ -199,13 +199,13 @@ def _check_may_log_in(principal: Principal) -> str:
 
 
 def new_link(key_id: str, key_sha256: str, now: float) -> tuple[str, LoginLink]:
-    """The token for the person, and what is kept of it. key_sha256: of the key's secret."""
+    """The token for the user, and the record that is kept. key_sha256: of the key's secret."""
     token = secrets.token_urlsafe(TOKEN_BYTES)
     return token, LoginLink(token_sha256=_hash(token), key_id=key_id, key_sha256=key_sha256, created_at=now)
 
 
 def is_csrf_token(session: Session, given: str | None) -> bool:
-    """In constant time."""
+    """Compares in constant time."""
     return given is not None and hmac.compare_digest(session.csrf.encode(), given.encode())
 
 

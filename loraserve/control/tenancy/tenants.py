@@ -1,4 +1,4 @@
-"""Tenants: made and changed with an admin key for all tenants (`*`)."""
+"""Tenants: created and changed with an admin key for all tenants (`*`)."""
 
 import math
 import secrets
@@ -28,7 +28,7 @@ SERVER_ACTOR = "server"
 
 @dataclass(frozen=True, slots=True)
 class TenantPatch:
-    """Only what is set changes."""
+    """Unset fields stay as they are."""
 
     description: str | UnsetType = UNSET
     status: Status | UnsetType = UNSET
@@ -39,17 +39,17 @@ class TenantPatch:
 
 @dataclass(frozen=True, slots=True)
 class TenantHoldings:
-    """Of a deleted tenant: what restoring it brings back."""
+    """What restoring a deleted tenant brings back."""
 
     num_adapters: int
     adapter_bytes: int
-    """Over all versions, deleted ones too while they are on the disk; content shared with others in full."""
+    """Over all versions, including deleted ones while they are on disk; content shared with others counts in full."""
     num_keys: int
     """Without revoked ones."""
 
 
 class TenantService:
-    """Every method raises `ServingError`. Without a key for all tenants (`*`), one sees one's own only.
+    """Every method raises `ServingError`. Without a key for all tenants (`*`), a principal sees only its own tenant.
 
     Called on the event loop.
     """
@@ -68,9 +68,9 @@ class TenantService:
         self._clock = clock
 
     async def ensure_builtin(self) -> None:
-        """`default` and `shared` exist afterwards. All documents are known before.
+        """Afterwards `default` and `shared` exist. All documents must be known before.
 
-        NOTE: what is there is not edited, or no server would start on an older copy, where Redis knows more of it.
+        NOTE: existing ones are not edited: on an older copy of a data directory that would fail, and with it the start.
         """
         for tenant in (DEFAULT_TENANT, SHARED_TENANT):
             if self._catalog.known_tenant(tenant) is not None:
@@ -87,7 +87,7 @@ class TenantService:
     def list(
         self, principal: Principal, *, deleted: bool = False, limit: int = DEFAULT_PAGE, cursor: str | None = None
     ) -> Page[Document[TenantDoc]]:
-        """By id. deleted: only those that are, erased ones too."""
+        """By id. deleted: only deleted ones, including erased ones; otherwise only the others."""
         principal.require(Action.READ)
         found = [
             document
@@ -98,7 +98,7 @@ class TenantService:
         return page_of(found, lambda document: document.id, limit=limit, cursor=cursor)
 
     async def read(self, principal: Principal, tenant: str) -> Document[TenantDoc]:
-        """With what any server committed before this call; deleted ones too."""
+        """Includes whatever any server committed before this call, and deleted tenants."""
         principal.require(Action.READ)
         await self._catalog.reread(DocumentKind.TENANT, tenant)
         document = self._catalog.known_tenant(tenant)

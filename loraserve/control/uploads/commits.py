@@ -1,7 +1,6 @@
-"""From a complete upload to the published version: validated, kept, tried on the live engine, named in a document.
+"""Commits a complete upload: validates it, keeps its content, tries it on the live engine, names it in a document.
 
-Content is on the disk before any document names it, so a crash at any point leaves a session whose commit can be
-repeated.
+Content is on disk before any document names it, so a crash at any point leaves a session whose commit can be repeated.
 """
 
 import asyncio
@@ -26,10 +25,10 @@ from loraserve.store.upload_session import UploadResult, UploadSession, UploadSt
 from loraserve.store.uploads import UploadStore
 
 COMMIT_AGAIN = " Commit again."
-"""Ends what a failed session says, for whoever has its id."""
+"""Ends the error of a failed session, for clients that have its id."""
 
 REFUSALS = (ErrorCode.INVALID_API_KEY, ErrorCode.FORBIDDEN, ErrorCode.TENANT_SUSPENDED)
-"""What `Publisher.publish` raises because of who asks, not of what is published."""
+"""What `Publisher.publish` raises because of the caller, not because of the content."""
 
 _logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Publisher(Protocol):
 
 
 Smoke = Callable[[Content], AbstractAsyncContextManager[None]]
-"""Asks the live engine with it, which has it until this is left. See `SmokeTest`."""
+"""Sends the live engine a request with the content, which stays loaded until this is left. See `SmokeTest`."""
 Certify = Callable[[str], None]
 """Queues the parity certificate of a digest; never raises."""
 
@@ -80,10 +79,10 @@ class UploadCommits:
         self._certify = certify
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unwritten: set[str] = set()
-        """Whose outcome could not be written: their records say that they are being committed."""
+        """Uploads whose outcome could not be written: their records still say that they are being committed."""
 
     def begin(self, claim: ExitStack, principal: Principal, request_id: str, session: UploadSession) -> None:
-        """claim: of the session, which is validating; released at the end."""
+        """claim: on the session, which is validating; released at the end."""
         self._unwritten.discard(session.id)
         task = asyncio.create_task(self._finish(claim, principal, request_id, session))
         self._tasks[session.id] = task
@@ -93,32 +92,32 @@ class UploadCommits:
         return upload_id in self._tasks
 
     def has_lost_outcome(self, upload_id: str) -> bool:
-        """Of one that is being committed, as its record says: it ended here, unwritten, and nobody works on it now."""
+        """For a session in commit by its record: whether that ended here, unwritten, and no process works on it."""
         if upload_id not in self._unwritten:
             return False
         with self._store.claim(upload_id) as is_free:
             return is_free
 
     async def wait(self, upload_id: str, timeout_s: float) -> None:
-        """Returns when it has ended, or after that time."""
+        """Returns when the commit has ended, or after that time."""
         if (task := self._tasks.get(upload_id)) is not None:
             await asyncio.wait({task}, timeout=timeout_s)
 
     async def cancel(self, upload_id: str) -> None:
-        """Returns when it has ended. Its session stays in the state that it was in."""
+        """Returns when the commit has ended. Its session stays in the state that it was in."""
         if (task := self._tasks.get(upload_id)) is not None:
             task.cancel()
             await asyncio.wait({task})
 
     async def close(self) -> None:
-        """Stops all of them; their sessions can be committed again."""
+        """Stops all commits; their sessions can be committed again."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _finish(self, claim: ExitStack, principal: Principal, request_id: str, session: UploadSession) -> None:
-        """Ends in a settled state unless it is cancelled, or the store cannot write that."""
+        """The session ends in a settled state unless this is cancelled or the store cannot write it."""
         with claim:
             try:
                 await self._validate_and_publish(principal, request_id, session)

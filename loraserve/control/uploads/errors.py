@@ -1,4 +1,4 @@
-"""What the store refuses of an upload, as a client is told."""
+"""Translates the upload store's errors for clients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def store_errors() -> Iterator[None]:
 
 
 def sentence(text: str) -> str:
-    """A file's name stays as it is."""
+    """`text` as a sentence. A file name at its beginning is not capitalized."""
     begins_with_file = "." in text.partition(" ")[0].rstrip(".")
     first = text[:1] if begins_with_file else text[:1].upper()
     return first + text[1:].rstrip(".") + "."

@@ -1,4 +1,4 @@
-"""Refuses a content as soon as the file that says enough is here, so that nobody sends gigabytes in vain."""
+"""Refuses content as soon as enough of its files has arrived to judge it, so that nobody sends gigabytes in vain."""
 
 import asyncio
 import contextlib
@@ -16,22 +16,22 @@ from loraserve.store.upload_session import UploadFile
 from loraserve.store.uploads import UploadStore
 
 MAX_PASSED = 4096
-"""Uploads, of 400 bytes each. One that ends on another server is never forgotten here; one that is dropped and goes on
-is looked at again."""
+"""Uploads, of 400 bytes each. One that ends on another server is dropped only by this limit; one that is dropped and
+continues is judged again."""
 
 
 class UploadJudge:
-    """Called on the event loop. What it passes is judged again by the commit, together with everything else."""
+    """Called on the event loop. The commit judges again what passed here, together with everything else."""
 
     def __init__(self, store: UploadStore, ingest: Ingest, limits: Limits) -> None:
         self._store = store
         self._ingest = ingest
         self._limits = limits
         self._passed: dict[str, set[str]] = {}
-        """By upload: which of "config" and "header" was found good. That of the latest part comes last."""
+        """By upload: which of "config" and "header" passed. The upload that was judged last comes last."""
 
     async def judge(self, upload_id: str) -> None:
-        """Looks at the config and at the header of the weights once each. Raises `AdapterRejectedError`."""
+        """Judge the config and the header of the weights, once each. Raises `AdapterRejectedError`."""
         passed = self._passed[upload_id] = self._passed.pop(upload_id, set())
         if len(self._passed) > MAX_PASSED:
             del self._passed[next(iter(self._passed))]
@@ -53,7 +53,7 @@ class UploadJudge:
             passed.add("header")
 
     def forget(self, upload_id: str) -> None:
-        """No more of it will come."""
+        """Call when no more of the upload will arrive."""
         self._passed.pop(upload_id, None)
 
 
@@ -63,15 +63,15 @@ def _require_accepted(report: Report) -> None:
 
 
 def _report_on_config(path: Path, limits: Limits) -> Report:
-    """Without patterns, which are matched in a process of their own."""
+    """Without patterns, which are matched in a separate process."""
     checks = Checks()
-    # There is no part of a file that was announced as empty.
+    # A file that was announced as empty has no part on disk.
     check_config(path.read_bytes() if path.exists() else b"", limits, checks)
     return Report(checks=checks.listed())
 
 
 def _has_header(path: Path, weights: UploadFile, limits: Limits) -> bool:
-    """Whether enough is here to judge the header, or to refuse its length."""
+    """Whether enough has arrived to judge the header, or to refuse its length."""
     if weights.received_bytes < min(LENGTH_BYTES, weights.size_bytes) or not path.exists():
         return False
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Uploads of adapters, from the first byte to the published version: one session for every way in.
+"""Uploads of adapters, from the first byte to the published version. Every way to upload uses a session.
 
 `open → validating → loading → ready`, or `rejected` (the report says why), `failed` (commit can be tried again),
 `expired`, `aborted`. Nothing is visible before a session is ready; a crash at any point leaves a session whose commit
@@ -37,12 +37,12 @@ from loraserve.store.uploads import UploadStore
 
 COMMITTABLE = (UploadState.OPEN, UploadState.FAILED)
 MAX_OPEN_UPLOADS = 64
-"""Of one tenant, with forms on their way to a server; each may hold bytes on the disk for a day."""
+"""Per tenant, including forms that a server is receiving; each may occupy disk space for a day."""
 MAX_UNPUBLISHED = 200
-"""Uploads of one tenant that ended without a version, of what is still on the disk: their records are kept as long."""
+"""Per tenant: uploads that ended without a version, while their content is on disk. Their records are kept as long."""
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 POLL_S = 0.5
-"""How often a session that another process works on is looked at."""
+"""How often to check a session that another process works on."""
 
 _logger = logging.getLogger(__name__)
 
@@ -67,25 +67,25 @@ class QuotaCheck(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncomingForm:
-    """On its way to this server, and counted as an open upload of its tenant until it has become one."""
+    """A form that this server is receiving. Counts as an open upload of its tenant until it has become one."""
 
     tenant: str
     size_bytes: int
-    """What it counts for."""
+    """The size it counts with."""
     max_bytes: int | None
-    """What its files may have together; None = no limit."""
+    """The most its files may have together; None = no limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Uncommitted:
-    """What a tenant has on the disk, or may come to have, beside its versions."""
+    """What a tenant has on disk, or may come to have, besides its versions."""
 
     open_bytes: int
     unpublished: list[UploadSession]
 
 
 class UploadService:
-    """Called on the event loop. Every method raises `ServingError`; a foreign session is a missing one (404)."""
+    """Called on the event loop. Every method raises `ServingError`; another tenant's session is missing (404)."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class UploadService:
         self._commits = UploadCommits(store, blobs, ingest, publisher=publisher, smoke=smoke, certify=certify)
 
     async def start(self) -> None:
-        """Sessions whose commit died with its process are open again. Once, before the first request."""
+        """Reopen sessions whose commit died with its process. Call once, before the first request."""
         recovered = await asyncio.to_thread(self._store.recover)
         for session in recovered:
             _logger.info(
@@ -122,16 +122,16 @@ class UploadService:
         await self._commits.close()
 
     async def expire(self) -> None:
-        """Call each minute."""
+        """Call every minute."""
         await asyncio.to_thread(self._store.recover)
         for session in await asyncio.to_thread(self._store.expire):
             self._judge.forget(session.id)
 
     @contextlib.asynccontextmanager
     async def incoming(self, principal: Principal, size_bytes: int | None) -> AsyncGenerator[IncomingForm]:
-        """Enter it before the first byte of a form is stored; `from_path` makes a session of the form.
+        """Enter it before the first byte of a form is stored; `from_path` turns the form into a session.
 
-        size_bytes: that its files have at least; None = it does not say, so that it may take all the room there is.
+        size_bytes: the least its files have; None = not announced, so that it may take all the room there is.
         """
         tenant = principal.acting_tenant
         async with self._opening:
@@ -156,9 +156,10 @@ class UploadService:
         activate: bool = True,
         form: IncomingForm | None = None,
     ) -> UploadSession:
-        """Name, files, sizes and quota are checked here; sessions that are not settled count as used, and forms.
+        """Checks name, files, sizes and quota; unsettled sessions and forms count as used.
 
-        form: what the session is made of. Whoever lost the right to publish while they sent it is refused (401 or 403).
+        form: the source of the session. A principal that lost the right to publish while sending it is refused (401 or
+        403).
         """
         self._publisher.check_name(name)
         await self._publisher.check_may_publish(principal, name)
@@ -193,8 +194,8 @@ class UploadService:
     ) -> int:
         """Stores a chunk, or a whole file, from byte `start`; returns where the next one starts.
 
-        file_bytes: of the whole file, as whoever sends the chunk believes; None: they do not say. Raises
-        `AdapterRejectedError` as soon as the config or the header of the weights is refused: the session ends.
+        file_bytes: size of the whole file according to the client; None = not stated. Raises `AdapterRejectedError` as
+        soon as the config or the header of the weights is refused, which ends the session.
         """
         session = await self._of(principal, upload_id)
         if session.state is UploadState.REJECTED:
@@ -216,7 +217,7 @@ class UploadService:
             return session
         with ExitStack() as claim, store_errors():
             is_claimed = claim.enter_context(self._store.claim(upload_id))
-            # NOTE: read again: another server may have moved the files away, in the middle of the first time.
+            # NOTE: load again: another server may have moved the files away during the first load.
             session = await asyncio.to_thread(self._store.load, upload_id)
             if not is_claimed or session.state not in COMMITTABLE:
                 return session
@@ -227,9 +228,9 @@ class UploadService:
         return session
 
     async def get(self, principal: Principal, upload_id: str, wait_s: float = 0.0) -> UploadSession:
-        """The session as it is; one that is being committed is waited for, up to `wait_s`.
+        """The session as it is. If it is being committed, waits for the outcome up to `wait_s`.
 
-        One whose outcome could not be written is unavailable until it is open again.
+        If its outcome could not be written, it is unavailable (503) until it is open again.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
@@ -266,7 +267,7 @@ class UploadService:
         return [session for session in sessions if principal.may_use(session.name)]
 
     async def with_reports(self, sessions: Sequence[UploadSession]) -> Sequence[UploadSession]:
-        """These as they are now, read from disk; without those that are gone meanwhile."""
+        """These sessions as they are now, read from disk; without those that no longer exist."""
         return await asyncio.to_thread(_read_again, self._store, sessions)
 
     async def from_path(
@@ -283,8 +284,9 @@ class UploadService:
     ) -> UploadSession:
         """Copies a folder of this machine in through a session, and waits for the outcome: ready, or an error.
 
-        roots: folders that the path must be in, and that links in it may lead to; None = any. follow_links: of such a
-        one, since Hugging Face's cache is made of links. form: what the folder holds, in which nothing is followed.
+        roots: folders that must contain the path and may contain targets of its links; None = any path. follow_links:
+        for such a path, because Hugging Face's cache consists of links. form: the form in the folder; follow no links
+        then.
         """
         with open_source(path, roots=roots, follow_links=follow_links, limits=self._limits) as source:
             session = await self.open(principal, name, source.files, activate=activate, form=form)
@@ -294,14 +296,14 @@ class UploadService:
                 while session.state.is_in_commit:
                     session = await self.get(principal, session.id, wait_s=60.0)
             finally:
-                # Nobody will come back for it.
+                # No client will return to this session.
                 if not session.state.is_final:
                     with contextlib.suppress(ServingError, OSError):
                         await self.abort(principal, session.id)
         if session.state is UploadState.REJECTED:
             raise rejection_of(session)
         if session.state is not UploadState.READY:
-            # If that was the reason, with the status that it has.
+            # If losing the right to publish was the reason, raise that with its own status.
             await self._publisher.check_may_publish(principal, name)
             reason = (session.error or f"The upload is {session.state}.").removesuffix(COMMIT_AGAIN)
             message = f"{reason} No version came of it: try again."
@@ -309,7 +311,7 @@ class UploadService:
         return session
 
     async def _uncommitted(self, tenant: str, *, without: IncomingForm | None = None) -> _Uncommitted:
-        """Raises `ServingError` where there may be no more of it."""
+        """Raises `ServingError` if the tenant may have no more of it."""
         counted = await asyncio.to_thread(self._store.counted, tenant)
         pending = [session for session in counted if not session.state.is_final]
         unpublished = [session for session in counted if session.state.is_final]
@@ -350,7 +352,7 @@ class UploadService:
     async def _copy(self, source: UploadSource, upload_id: str) -> None:
         """Raises `AdapterRejectedError` before gigabytes are copied in vain.
 
-        What is here in one block is judged by the commit alone: each look at it is a process.
+        Only the commit judges a file that arrives in one block: each judgement costs a process.
         """
         for file in source.files:
             offset = 0
@@ -360,7 +362,7 @@ class UploadService:
                     await self._judge_what_is_here(upload_id)
 
     async def _judge_what_is_here(self, upload_id: str) -> None:
-        """A content that is refused ends its session."""
+        """Refused content ends its session."""
         try:
             await self._judge.judge(upload_id)
         except AdapterRejectedError as error:
@@ -410,7 +412,7 @@ def _outcome_unwritten(upload_id: str) -> ServingError:
 
 
 async def _pieces(body: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
-    """The body in pieces of `size` bytes, the last one shorter; of an empty one, a piece without any."""
+    """The body in pieces of `size` bytes, the last one shorter; an empty body gives one empty piece."""
     buffer, has_begun = bytearray(), False
     async for block in body:
         buffer += block

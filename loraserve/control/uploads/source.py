@@ -1,4 +1,4 @@
-"""An adapter folder on this machine, opened so that neither its path nor a link in it leads out of where it may be."""
+"""An adapter folder on this machine, opened so that neither its path nor a link in it leads out of allowed folders."""
 
 import asyncio
 import os
@@ -19,11 +19,11 @@ from loraserve.store.upload_session import CHUNK_BYTES, UploadFile
 
 
 class FollowLinks(Enum):
-    """Which links of a folder that may be anywhere are followed, wherever they lead."""
+    """Which links in a folder that may be anywhere are followed, wherever they lead."""
 
     NEVER = auto()
     IN_OWN_FOLDERS = auto()
-    """Of the user that this process runs as: another one's could lead to what only we may read."""
+    """In folders of the user this process runs as: another user's link could lead to what only we may read."""
     ALWAYS = auto()
 
 
@@ -33,7 +33,7 @@ class UploadSource:
     descriptors: dict[str, int]
 
     async def read(self, name: str) -> AsyncIterator[bytes]:
-        """The file in blocks; one that became shorter ends early, one that became longer where it ended when opened."""
+        """The file in blocks, up to its size when it was opened; ends early if it has become shorter."""
         size = next(file.size_bytes for file in self.files if file.name == name)
         position = 0
         while position < size:
@@ -50,10 +50,10 @@ class UploadSource:
 def open_source(
     path: Path, *, roots: Sequence[Path] | None, follow_links: FollowLinks, limits: Limits
 ) -> Iterator[UploadSource]:
-    """Opens both files; blocks on the disk for an instant. Raises `ServingError`.
+    """Opens both files; briefly blocks on the disk. Raises `ServingError`.
 
-    roots: without links; the folder must be one of them or below one, wherever links on its path lead, and the files
-    that links in it lead to; None = anywhere. follow_links: in the folder, these too.
+    roots: given without links. The folder, with links on its path resolved, must be one of them or below one, and so
+    must the files that links in it lead to; None = anywhere. follow_links: links in the folder to follow as well.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(_opened_folder(path, roots))
@@ -74,12 +74,12 @@ def open_source(
 
 @contextmanager
 def _opened_folder(path: Path, roots: Sequence[Path] | None) -> Iterator[Path]:
-    """A path to the folder that stays the same folder, whatever is renamed meanwhile."""
+    """A path that keeps leading to the same folder, whatever is renamed in between."""
     try:
         real = path.resolve(strict=True)
         descriptor = _open_folder(real, roots)
     except (OSError, ValueError, RuntimeError):
-        # Outside the roots as for a folder that does not exist: nobody learns what is elsewhere on this machine.
+        # The same error outside the roots as for a missing folder: nobody learns what is elsewhere on this machine.
         message = f"Loading lora failed: there is no adapter folder at '{path}' that may be read."
         raise ServingError(ErrorCode.ADAPTER_NOT_FOUND, message, param="lora_path") from None
     try:
@@ -90,7 +90,7 @@ def _opened_folder(path: Path, roots: Sequence[Path] | None) -> Iterator[Path]:
 
 
 def _open_folder(real: Path, roots: Sequence[Path] | None) -> int:
-    """real: without links; one that has come on it since is not followed below a root."""
+    """real: without links. A link that has been put on it since is not followed below a root."""
     if roots is None:
         return os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     for root in roots:

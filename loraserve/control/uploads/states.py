@@ -1,4 +1,4 @@
-"""How an upload's record goes from one state to the next, and what it says of the content."""
+"""State changes of an upload's record, and what the record says about the content."""
 
 import asyncio
 import time
@@ -21,9 +21,9 @@ async def to_state(
     error: str | None = None,
     keeps: str | None = None,
 ) -> UploadSession:
-    """report: None = it stays what it is. keeps: the digest of what is put on the disk next.
+    """report: None = unchanged. keeps: the digest of the content that is put on disk next.
 
-    Raises `StoreError`, also where that state cannot follow, and `OSError`.
+    Raises `StoreError`, also if that state cannot follow the present one, and `OSError`.
     """
 
     def change(session: UploadSession) -> UploadSession:
@@ -40,14 +40,14 @@ async def to_state(
 
 
 def aborted(session: UploadSession) -> UploadSession:
-    """NOTE: one that came to be loading meanwhile may have a document already, so it must stay what it is."""
+    """NOTE: a session that has begun loading in between may have a document already, so it must stay as it is."""
     if session.state is UploadState.LOADING:
         raise UploadStateError(session.id, session.state, "be aborted while it is published")
     return msgspec.structs.replace(session, state=UploadState.ABORTED)
 
 
 def report_of(session: UploadSession) -> Report | None:
-    """What was checked so far."""
+    """What was checked so far, if anything."""
     return msgspec.json.decode(session.report, type=Report | None)
 
 

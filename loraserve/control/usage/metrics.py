@@ -1,4 +1,4 @@
-"""What is counted of requests, by the names that counters in Redis have."""
+"""What is counted about requests, by the names of the counters in Redis."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ TTFT_PREFIX = "ttft"
 
 
 class Metric(StrEnum):
-    """Short, since every hour of every adapter has them."""
+    """Short names, because every hour of every adapter stores them."""
 
     REQUESTS = "n"
     ERRORS = "err"
@@ -22,6 +22,6 @@ def ttft_metric(ttft_ms: float) -> str:
 
 
 def ttft_bucket(metric: str) -> int | None:
-    """None for a metric that is no bucket of the histogram."""
+    """None if the metric is not a bucket of the histogram."""
     index = metric.removeprefix(TTFT_PREFIX)
     return int(index) if index != metric and index.isdigit() else None

@@ -1,4 +1,4 @@
-"""What became of a request, as it is counted, shown and billed."""
+"""How a request ended, as it is counted, shown and billed."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,10 @@ from loraserve.store.usage_log import Outcome as BilledOutcome
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All tokens that were delivered are billed, whatever the ending; what a fault of the server's left undelivered is
-    not."""
+    """All delivered tokens are billed, whatever the ending; tokens that a server fault left undelivered are not."""
 
     ending: EndState
-    """Not LOST: then nobody knows more."""
+    """Never LOST: nothing more is known of a lost request."""
     finish_reason: str
     """As in the answer: "stop", "length", "abort" or "error"."""
     num_prompt_tokens: int
@@ -28,7 +27,7 @@ class Outcome:
 
 
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of an ended request in Redis. Never a prompt or an answer."""
+    """What Redis keeps of an ended request. Never a prompt or an answer."""
 
     key_id: str | None
     adapter: str | None
@@ -38,7 +37,7 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     route: str = ""
     stream: bool = False
     received_at: float = msgspec.field(name="admitted_at")
-    """Unix time. The name is that of servers before this one, which may share the Redis."""
+    """Unix time. The stored name is that of older releases, which may share the Redis."""
     duration_ms: float
     finish_reason: str
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""Answers what was used, from the counters that the logs were added up to."""
+"""Reports usage, from the counters in Redis into which the logs were added."""
 
 import time
 from collections import defaultdict
@@ -45,7 +45,7 @@ class UsageQuestion:
     interval: Interval = Interval.TOTAL
     group_by: frozenset[GroupBy] = frozenset()
     adapter: str | None = None
-    """Only those of this name; "" = the base model, "shared/<name>" = only the shared one."""
+    """Only adapters of this name; "" = the base model, "shared/<name>" = only the shared one."""
     key_id: str | None = None
     every_tenant: bool = False
 
@@ -72,7 +72,7 @@ class UsageTotals:
 
 
 class UsageReports:
-    """Called on the event loop. A tenant is told of its own requests only."""
+    """Called on the event loop. A tenant sees only its own requests."""
 
     def __init__(self, live: LiveStore, catalog: Catalog, shipping: UsageShipping) -> None:
         self._live = live
@@ -81,13 +81,13 @@ class UsageReports:
 
     @property
     def is_complete(self) -> bool:
-        """Of the last answer."""
+        """Whether the last answer was complete."""
         return self._shipping.is_complete and self._live.view.accepted is not None
 
     async def answer(self, principal: Principal, question: UsageQuestion) -> list[UsageTotals]:
         """Rows in order of time, then of the group's names. Raises `ServingError`.
 
-        A key for all tenants (`*`) that acts for `shared` is told what all tenants asked of the shared adapters.
+        A key for all tenants (`*`) that acts for `shared` gets the requests of all tenants to the shared adapters.
         """
         _check_span(question)
         tenants = [principal.acting_tenant]
@@ -96,7 +96,7 @@ class UsageReports:
             known = self._catalog.known_tenants()
             tenants = sorted(tenant.id for tenant in known if was_there_since(tenant.doc, question.start))
         rows: dict[tuple[object, ...], UsageTotals] = {}
-        # What was finished a moment ago counts too.
+        # So that requests that have just ended count too.
         await self._shipping.ship()
         for tenant in tenants:
             for total in await self._read(tenant, question):
@@ -107,14 +107,14 @@ class UsageReports:
         return [rows[key] for key in sorted(rows, key=_order)]
 
     async def _check_view(self) -> None:
-        """Counters of a Redis that was emptied meanwhile are not complete."""
+        """Notice if Redis was emptied in between: its counters are not complete."""
         try:
             await self._live.view.is_current()
         except LiveUnavailableError as error:
             raise live_unavailable() from error
 
     async def _read(self, tenant: str, question: UsageQuestion) -> list[UsageSum]:
-        """A total is of hours where all of them are kept, else of days, which begin before and end after it."""
+        """A total is read from hours if all of them are kept, else from days, which begin before and end after it."""
         by_hour = question.interval is Interval.HOUR or (
             question.interval is Interval.TOTAL
             and question.end - question.start <= HOURS_KEPT_S
@@ -165,7 +165,7 @@ def _add(rows: dict[tuple[object, ...], UsageTotals], tenant: str, total: UsageS
 
 
 def _is_visible(principal: Principal, tenant: str, total: UsageSum) -> bool:
-    """A key for some adapters is told of those, and of the base model."""
+    """A key restricted to some adapters sees those and the base model."""
     name = adapter_of_counter(tenant, total.adapter)[1]
     return not name or principal.may_use(name)
 

@@ -1,4 +1,4 @@
-"""What ended since somebody last took it, by tenant, for charts."""
+"""Requests that ended since the totals were last taken, by tenant, for charts."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ AdapterKey = tuple[str, str]
 class TenantTotals:
     num_requests: int = 0
     num_errors: int = 0
-    """Of those, through the server's fault."""
+    """Those of them that failed through the server's fault."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -49,6 +49,6 @@ class RequestTotals:
             totals.ttft[bucket_of(outcome.ttft_ms)] += 1
 
     def take(self) -> dict[str, TenantTotals]:
-        """Afterwards everything counts from zero."""
+        """Return the totals and start again from zero."""
         taken, self._by_tenant = self._by_tenant, {}
         return taken

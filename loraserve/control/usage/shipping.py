@@ -1,4 +1,4 @@
-"""Adds the usage logs of all processes to the counters in Redis: each line once, whoever ships it and when."""
+"""Adds the usage logs of all processes to the counters in Redis: each line once, whichever process ships it when."""
 
 import asyncio
 import logging
@@ -17,40 +17,40 @@ from loraserve.store.usage_files import LogFile, list_logs, read_lines
 from loraserve.store.usage_log import Outcome, UsageLine
 
 NO_KEY = "-"
-"""Key id in counters for requests of an open server."""
+"""Key id in counters for requests to an open server."""
 BASE_MODEL = "-"
 """Adapter in counters for the base model; no adapter can have this name."""
 SHARED_PREFIX = f"{SHARED_TENANT}/"
-"""Before the names of shared adapters: a tenant may have another of the same name."""
+"""Precedes the names of shared adapters: a tenant may have its own adapter of the same name."""
 ALL_EVERY_S = 60.0
-"""Older days are looked at this often; only yesterday's and today's logs grow."""
+"""Older days are checked this often; only yesterday's and today's logs grow."""
 LINES_BYTES = 256 * 1024
 
 logger = logging.getLogger(__name__)
 
 
 class UsageShipping:
-    """Called on the event loop. One per process; several do not disturb each other."""
+    """Called on the event loop. One per process; those of several processes do not conflict."""
 
     def __init__(self, data_dir: Path, live: LiveStore) -> None:
         self._data_dir = data_dir
         self._live = live
         self._applied: dict[str, int] = {}
-        """Bytes of each log that Redis is known to have, while it is the same Redis."""
+        """Bytes of each log that Redis is known to have, as long as it is the same Redis."""
         self._of: AcceptedView | None = None
-        """That Redis."""
+        """The Redis that `_applied` is about."""
         self._all_next_s = 0.0
         self.is_complete = False
-        """Whether Redis had every log whole when last looked."""
+        """Whether Redis had all of every log at the last check."""
 
     async def ship(self) -> None:
-        """What is not in Redis yet, newest day first. Nothing is lost where Redis is gone: the next call goes on."""
+        """Add what is not in Redis yet, newest day first. Nothing is lost if Redis is gone: the next call continues."""
         accepted = self._live.view.accepted
         if accepted is None:
             self.is_complete = False
             return
         if accepted != self._of:
-            # It may have been emptied, or be older than what was told it.
+            # It may have been emptied, or be older than what was shipped to it.
             self._applied.clear()
             self._of = accepted
             self.is_complete = False
@@ -101,7 +101,7 @@ def counter_of(adapter: str | None, owner: str | None) -> str:
 
 
 def adapter_of_counter(tenant: str, counter: str) -> tuple[str, str]:
-    """(owner, name) of what `counter_of` named for a tenant; the base model's name is empty."""
+    """(owner, name) for a tenant's `counter_of`; the base model's name is empty."""
     if counter == BASE_MODEL:
         return tenant, ""
     shared = counter.removeprefix(SHARED_PREFIX)

@@ -1,4 +1,4 @@
-"""How much each adapter was used in the last day, for lists."""
+"""Use of each adapter in the last 24 hours, for lists."""
 
 import time
 from collections import Counter
@@ -19,7 +19,7 @@ from loraserve.store.records import SHARED_TENANT
 HOURS = 24
 KEEP_S = 30.0
 KEEP_PAST_S = 600.0
-"""Of hours that are over: only a rebuilt Redis changes them."""
+"""For hours that are over: only a rebuilt Redis changes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class AdapterTraffic:
     num_requests: int
     ttft_p95_ms: float | None
     last_used_at: float | None
-    """Unix time; of other servers, the beginning of the hour."""
+    """Unix time; the beginning of the hour if it was used on another server."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class UsageTraffic:
     async def of(self, principal: Principal) -> dict[AdapterKey, AdapterTraffic]:
         """The acting tenant's requests, at most 30 s old.
 
-        To a key for all tenants (`*`) that acts for `shared`: what all tenants asked of its adapters.
+        For a key for all tenants (`*`) that acts for `shared`: all tenants' requests to its adapters.
         """
         if principal.acting_tenant == SHARED_TENANT and principal.is_any_tenant:
             return await self._shared.get(None)

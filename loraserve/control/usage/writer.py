@@ -1,4 +1,4 @@
-"""Usage lines on their way to the disk: what a full one does not take is kept and tried again."""
+"""Writes usage lines to disk. Lines that a full disk rejects are kept and tried again."""
 
 import logging
 from collections import deque
@@ -6,15 +6,15 @@ from collections import deque
 from loraserve.store.usage_log import UsageLine, UsageLog
 
 MAX_KEPT = 10_000
-"""Lines, some 10 MB."""
+"""Lines, about 10 MB."""
 AT_ONCE = 1000
-"""Written in some 10 ms, for which everything else waits."""
+"""Lines; writing them takes about 10 ms, during which the event loop is blocked."""
 
 logger = logging.getLogger(__name__)
 
 
 class UsageWriter:
-    """Called on the event loop; nothing here raises `OSError`. A line that is dropped is in the server's log."""
+    """Called on the event loop; nothing here raises `OSError`. Dropped lines are reported in the server's log."""
 
     def __init__(self, log: UsageLog, *, max_kept: int = MAX_KEPT) -> None:
         self._log = log
@@ -27,7 +27,7 @@ class UsageWriter:
         return len(self._kept)
 
     def write(self, line: UsageLine) -> None:
-        """To the log before this returns, if the disk takes it."""
+        """In the log when this returns, if the disk accepts it."""
         try:
             self._log.append(line)
         except OSError as error:
@@ -51,7 +51,7 @@ class UsageWriter:
             logger.warning("usage is written again, and all that was kept with it")
 
     def close(self) -> None:
-        """Writes what it can; the log itself stays open."""
+        """Write as many lines as possible; the log itself stays open."""
         while self._kept:
             num_kept = len(self._kept)
             self.retry()

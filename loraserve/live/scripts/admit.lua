@@ -1,9 +1,9 @@
--- Lets a request in, or says why not and takes nothing.
--- KEYS: meta, how the request ended, all leases, then of tenant and key (if any): document, leases, bucket; then the adapter's document (if any)
+-- Admits a request, or replies the reason for the refusal and takes nothing.
+-- KEYS: meta, how the request ended, all leases, then for tenant and key (if any): document, leases, bucket; then the adapter's document (if any)
 -- ARGV: request, lease as stored in all leases, epoch, lease ms, tokens to reserve,
 --       number of scopes (1 or 2), then for each: revision, requests, tokens and concurrent limits; then the adapter's revision (if any).
--- A limit of -1 is none.
--- Replies {request, 'OK', then of requests and tokens: limit, remaining, ms until full (limit -1 = none)}
+-- A limit of -1 means no limit.
+-- Replies {request, 'OK', then for requests and tokens: limit, remaining, ms until full (limit -1 = no limit)}
 --       | {request, 'LIMIT', scope, measure, limit, retry ms (-1 = never)} | {request, 'STALE', scope, ...} | {request, 'EPOCH'} | {request, 'ENDED', how}
 local request, member, lease_ms, reserve = ARGV[1], ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
 local now = now_ms()
@@ -36,7 +36,7 @@ if #stale > 2 then
   return stale
 end
 
--- Lapsed leases of all stay until somebody has written those requests off as lost.
+-- Lapsed entries stay in the set of all leases until a process has finished their requests as lost.
 local is_in = redis.call('ZSCORE', KEYS[3], member)
 
 local refusal = nil

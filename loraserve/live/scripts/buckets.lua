@@ -1,4 +1,4 @@
--- Buckets that fill up within a minute. A bucket nobody took from for so long is full, so it need not exist.
+-- Buckets that fill up within a minute. A bucket untouched for that long is full, so it need not exist.
 local MINUTE_MS = 60000
 
 local function now_ms()
@@ -6,7 +6,7 @@ local function now_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- Below zero is a debt. A clock that went back (another server took over) fills nothing.
+-- A level below zero is a debt. If the clock went backward (another server took over), nothing is refilled.
 local function bucket_level(bucket, measure, limit, now)
   local stored = redis.call('HMGET', bucket, measure, measure .. ':at')
   if not stored[1] then

@@ -1,4 +1,4 @@
--- Stores a document if it is newer than the one that is there, and tells everybody.
+-- Stores a document if it is newer than the stored one, and adds it to the changes and the audit stream.
 -- KEYS: document, ids of its kind, changes, audit
 -- ARGV: kind, id, revision, body, audit entry, changes to keep, audit entries to keep
 -- Replies {id, revision stored now}

@@ -1,7 +1,7 @@
--- Removes documents that are not newer than they were when they were retired, and notes their highest revision.
+-- Removes documents that are not newer than the given revisions, and raises the kind's highest retired revision.
 -- KEYS: highest revisions by kind, ids of the kind, then the documents
 -- ARGV: kind, highest revision, then for each document: id, revision
--- Replies the highest revision that is noted now
+-- Replies the highest retired revision stored now
 local highest = math.max(tonumber(ARGV[2]), tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or '0'))
 if highest > 0 then
   redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', highest))

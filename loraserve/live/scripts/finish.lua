@@ -1,7 +1,7 @@
--- Decides how a request ended: the first answer stays. Leases go in any case, unused tokens flow back once.
--- KEYS: how the request ended, recent requests of the tenant, all leases, then of tenant and key (if any): leases, bucket
+-- Records how a request ended: the first call decides. Leases are always removed, unused tokens are returned once.
+-- KEYS: how the request ended, recent requests of the tenant, all leases, then for tenant and key (if any): leases, bucket
 -- ARGV: request, lease as stored in all leases, how it ended, seconds to keep that, recent requests to keep,
---       seconds to keep those after the last one, unused tokens (below zero: used more than reserved), '1' = settle only if the lease is there, number of scopes, then the tokens limit of each (-1 = none)
+--       seconds to keep those after the last one, unused tokens (below zero: used more than reserved), '1' = settle only if the lease exists, number of scopes, then the tokens limit of each (-1 = no limit)
 -- Replies {request, 'FIRST' or 'ENDED', how it ended}
 local request, unused = ARGV[1], tonumber(ARGV[7])
 local num_scopes = tonumber(ARGV[9])

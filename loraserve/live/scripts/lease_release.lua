@@ -1,7 +1,7 @@
--- Gives up a lease that the caller still holds.
+-- Releases a lease if the caller still holds it.
 -- KEYS: the lease
--- ARGV: token of the caller
--- Replies 1 | 0 (it lapsed, and may be another's now)
+-- ARGV: the caller's token
+-- Replies 1 | 0 (it lapsed, and another caller may hold it now)
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end

@@ -1,4 +1,4 @@
--- A write that a full server takes, as it takes those of `admit`.
--- KEYS: a key that holds nothing of worth
--- Replies how many were removed
+-- A write that even a full server takes, like those of `admit`.
+-- KEYS: a key without useful content
+-- Replies the number of removed keys
 return redis.call('DEL', KEYS[1])

@@ -1,14 +1,14 @@
--- Begins a session; where its key has too many, the oldest end.
+-- Starts a session; if its key has too many, ends the oldest.
 -- KEYS: the session, sessions of its key
--- ARGV: hash of its token, with which its name ends; its body, seconds that it lasts, sessions that a key may have
--- Replies how many were ended
+-- ARGV: hash of its token (the last part of the session's name), its body, its lifetime in seconds, maximum sessions per key
+-- Replies the number of ended sessions
 local now, lasts_ms = now_ms(), tonumber(ARGV[3]) * 1000
 local before_hash = string.sub(KEYS[1], 1, -1 - #ARGV[1])
 
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
 local num_ended = math.max(0, redis.call('ZCARD', KEYS[2]) + 1 - tonumber(ARGV[4]))
 if num_ended > 0 then
-  -- Their names are of the same hash tag, so on the same node of a cluster.
+  -- Their names have the same hash tag, so they are on the same node of a cluster.
   for _, hash in ipairs(redis.call('ZRANGE', KEYS[2], 0, num_ended - 1)) do
     redis.call('DEL', before_hash .. hash)
   end

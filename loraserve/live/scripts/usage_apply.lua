@@ -1,6 +1,6 @@
--- Adds what a log says between two offsets to the counters, if they are what comes next of it.
+-- Adds the usage between two offsets of a log to the counters, if the log is applied exactly up to the first offset.
 -- KEYS: meta, offsets, then the counters' hashes
--- ARGV: log, from, to, then for each hash: Unix time when it goes, number of fields, then field, amount, ...
+-- ARGV: log, from, to, then for each hash: Unix time of its expiry, number of fields, then field, amount, ...
 -- Replies {log, 'APPLIED' or 'OFFSET', offset stored now} | {log, 'EPOCH', 0}
 if not redis.call('HGET', KEYS[1], 'epoch') then
   return {ARGV[1], 'EPOCH', 0}

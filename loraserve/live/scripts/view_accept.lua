@@ -1,6 +1,6 @@
--- Declares that Redis holds all documents, if it was not emptied since the caller began to put them.
+-- Declares that Redis has all documents, unless it was emptied since the caller began to put them.
 -- KEYS: meta
--- ARGV: token of the beginning, schema version, epoch if there is none yet
+-- ARGV: token from `LiveView.begin`, schema version, epoch to set if there is none yet
 -- Replies the epoch | '' (emptied)
 if redis.call('HDEL', KEYS[1], 'building:' .. ARGV[1]) == 0 then
   return ''

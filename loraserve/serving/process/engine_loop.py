@@ -1,4 +1,4 @@
-"""The engine process's loop: take what the API process sent, run one step, answer with one message."""
+"""The engine process's loop: receive messages from the API process, run one step, answer with one message."""
 
 import time
 from collections.abc import Callable
@@ -24,15 +24,16 @@ from loraserve.serving.process.messages import (
 )
 
 STATS_INTERVAL_S = 0.1
-"""A busy engine reports its statistics this often: they list every resident adapter, too much for each step."""
+"""A busy engine reports its statistics this often: they list every resident adapter, which is too much per step."""
 MAX_STATS_SHARE = 0.05
-"""Of a busy engine's time. With 5,000 requests of 2,000 adapters waiting they take it some 30 ms."""
+"""Maximum share of a busy engine's time for statistics. They take about 30 ms if 5,000 requests for 2,000 adapters
+wait."""
 IDLE_HEARTBEAT_S = 1.0
 """An idle engine reports its statistics this often, which also shows that it is alive."""
 
 
 class Steppable(Protocol):
-    """What the loop needs of `loraserve.engine.engine.Engine`."""
+    """The part of `loraserve.engine.engine.Engine` that the loop uses."""
 
     tell_begun: Callable[[list[BegunPrompt]], None]
 
@@ -56,30 +57,30 @@ class Steppable(Protocol):
 
 
 class Channel(Protocol):
-    """The way to the API process. Both raise `PeerGone` when it is gone."""
+    """The connection to the API process. Both methods raise `PeerGone` if that is gone."""
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """Everything that has arrived, waiting up to timeout_s for the first message."""
+        """All messages that have arrived; waits up to timeout_s for the first."""
         ...
 
     def send(self, message: FromEngine) -> None:
-        """Wait until the message is on its way: an API process that does not read holds the engine back,
-        so unread outputs never pile up here."""
+        """Wait until the message is handed over: an API process that does not read blocks the engine, so unread outputs
+        never pile up here."""
         ...
 
 
 class EngineLoop:
-    """Runs until `Shutdown`, then finishes whatever is unfinished with reason "abort"."""
+    """Runs until `Shutdown`, then finishes all unfinished requests with reason "abort"."""
 
     def __init__(self, engine: Steppable, channel: Channel) -> None:
         self._engine = engine
         engine.tell_begun = lambda prompts: channel.send(PromptsBegun(prompts))
         self._channel = channel
         self._num_unfinished: dict[str, int] = {}
-        """Choices of accepted requests whose finish_reason was not sent yet, per request."""
+        """Number of choices whose finish_reason was not sent yet, per accepted request."""
         self._refusals: list[SequenceOutput] = []
         self._aborted: list[SequenceOutput] = []
-        """These two are made between steps and leave with the next step's outputs."""
+        """Like `_refusals`, created between steps and sent with the next step's outputs."""
         self._next_stats_s = 0.0
         self._stopping = False
 
@@ -100,15 +101,15 @@ class EngineLoop:
         elif self._refusals or self._aborted or not messages:
             self._send_outputs([])
         if unloaded := self._engine.take_unloaded():
-            # First the statistics: once an unload is answered, they no longer show the adapter.
+            # Statistics first: once an unload is acknowledged, they must no longer show the adapter.
             self._next_stats_s = 0.0
             self._send_outputs([])
             for digest in unloaded:
                 self._channel.send(AdapterUnloaded(digest))
 
     def _receive(self, timeout_s: float) -> list[ToEngine]:
-        """Everything that has arrived, waiting up to timeout_s for the first message. The engine uses the wait, in
-        slices; between them a message is looked for."""
+        """All messages that have arrived; waits up to timeout_s for the first. The engine does idle work while waiting,
+        in slices; messages are checked for between them."""
         deadline_s = time.monotonic() + timeout_s
         messages = self._channel.receive(0.0)
         while not messages and (left_s := deadline_s - time.monotonic()) > 0:

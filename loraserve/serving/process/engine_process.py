@@ -1,7 +1,7 @@
 """Entry point of the engine process: `python -m loraserve.serving.process.engine_process <fd>`.
 
-fd is our end of a socket pair inherited from the API process, so nobody else can talk to the engine. The process ends
-with `Shutdown`, when the socket closes, when its parent dies, or with exit code 1 when a step fails.
+fd is our end of a socket pair inherited from the API process, so no other process can talk to the engine. The process
+ends on `Shutdown`, when the socket closes, when its parent dies, or with exit code 1 when a step fails.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class SocketChannel:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def receive_config(self) -> EngineConfig:
-        """The first frame; waits for it."""
+        """Waits for the first frame."""
         while True:
             self._feed(self._socket.recv(RECEIVE_BYTES))
             for payload in self._frames.payloads():
@@ -98,9 +98,9 @@ def main(fd: int, serve: Callable[[SocketChannel], int]) -> int:
 def serve_model(channel: SocketChannel) -> int:
     config = channel.receive_config()
     _limit_threads(config.num_threads)
-    # The parent shows our progress; bars of libraries would be drawn across it.
+    # The parent shows our progress; progress bars of libraries would overwrite it.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # A name means the local cache: looking for an unknown one on the network would take a minute and tell others of it.
+    # A name refers to the local cache: looking up an unknown one on the network would take a minute and disclose it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with nothing_collected():
         # torch reads the thread limit when it is imported.
@@ -124,7 +124,7 @@ def _report_failure(channel: SocketChannel, error: Exception) -> int:
 
 
 def _leave_signals_to_parent() -> None:
-    """A terminal's Ctrl-C, or its end, reaches the whole process group; the parent drains first and then tells us to
+    """A terminal's Ctrl-C or hangup reaches the whole process group; the parent drains first and then tells us to
     stop."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -141,5 +141,5 @@ if __name__ == "__main__":
     never_fail()
     exit_code = main(int(sys.argv[1]), serve_model)
     sys.stderr.flush()
-    # Nothing is left to save, and taking torch down in order takes long and prints what it finds.
+    # Nothing is left to save, and an orderly shutdown of torch takes long and prints messages.
     os._exit(exit_code)

@@ -7,7 +7,7 @@ import msgspec
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 1 << 30
-"""Far above any message (Ready carries a tokenizer of some 20 MB): only a lost frame boundary exceeds it."""
+"""Far above any message (Ready includes a tokenizer of about 20 MB): only a lost frame boundary exceeds it."""
 
 _length = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -29,7 +29,7 @@ def encode_frame(message: object) -> bytearray:
 
 
 class FrameBuffer:
-    """Cuts what arrives, in pieces of any size, into payloads."""
+    """Splits received data, which arrives in pieces of any size, into payloads."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -38,7 +38,7 @@ class FrameBuffer:
         self._received += data
 
     def payloads(self) -> Iterator[bytes]:
-        """Yield every complete payload received so far and forget it; the rest stays for the next `feed`."""
+        """Yield and remove every complete payload received so far; the rest stays for the next `feed`."""
         start = 0
         try:
             while (end := self._end_of_frame(start)) is not None:

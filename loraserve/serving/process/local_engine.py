@@ -1,4 +1,4 @@
-"""An engine in a child process, spoken to over a socket pair that only the two of us hold."""
+"""An engine in a child process, reached over a socket pair that only the two processes have."""
 
 import asyncio
 import dataclasses
@@ -48,12 +48,12 @@ OnProgress = Callable[[str, int, int], None]
 
 
 class EngineStartFailedError(Exception):
-    """The engine did not start; the message is for the person who starts it."""
+    """The engine did not start; the message is for the operator."""
 
 
 class _RequestStream:
-    """Outputs of one request on their way to its consumer: steps it has not fetched yet are joined in one list,
-    which holds no more than the request can generate."""
+    """Outputs of one request for its consumer. Steps not fetched yet are joined in one list, which is bounded by what
+    the request can generate."""
 
     __slots__ = ("_arrival", "num_unfinished", "on_begun", "pending")
 
@@ -63,7 +63,7 @@ class _RequestStream:
         self.num_unfinished = num_choices
         """Choices whose last output has not arrived."""
         self._arrival: asyncio.Future[None] | None = None
-        """What the consumer waits for."""
+        """The future that the consumer awaits."""
 
     def put(self, output: SequenceOutput) -> None:
         self.pending.append(output)
@@ -76,7 +76,7 @@ class _RequestStream:
         return outputs
 
     def next_arrival(self) -> asyncio.Future[None]:
-        """Done with the next `put` or `wake`."""
+        """Completes at the next `put` or `wake`."""
         self._arrival = asyncio.get_running_loop().create_future()
         return self._arrival
 
@@ -88,7 +88,7 @@ class _RequestStream:
 class LocalEngine:
     """An `EngineClient`. Build it with `start`; call everything on the event loop that started it.
 
-    NOTE: that loop must run on a thread that lasts (Linux kills the engine when the thread ends).
+    NOTE: that loop must run on a long-lived thread (Linux kills the engine when the thread ends).
     """
 
     def __init__(self, process: subprocess.Popen[bytes], on_progress: OnProgress) -> None:
@@ -100,11 +100,11 @@ class LocalEngine:
         self._unloads: dict[str, list[asyncio.Future[None]]] = {}
         self._ready: asyncio.Future[ModelDescription] = asyncio.get_running_loop().create_future()
         self._model: ModelDescription | None = None
-        """Set when it differs from what the engine sent."""
+        """Set if it differs from what the engine sent."""
         self._dead = asyncio.Event()
         self._reaper: asyncio.Task[None] | None = None
         self._failure: str | None = None
-        """What the engine said before it ended."""
+        """The reason that the engine sent before it ended."""
         self._closing = False
         self._error: str | None = None
         self._stats = EngineStats()
@@ -133,7 +133,7 @@ class LocalEngine:
         return self._model or self._ready.result()
 
     def use_chat_template(self, source: str) -> None:
-        """In place of the one the model came with."""
+        """Replaces the model's own chat template."""
         self._model = dataclasses.replace(self.model, chat_template=source)
 
     @property
@@ -157,13 +157,13 @@ class LocalEngine:
         return self._process.pid
 
     async def wait_dead(self) -> None:
-        """Returns once the process is gone, wanted or not."""
+        """Returns once the process is gone, intentionally or not."""
         await self._dead.wait()
 
     async def generate(
         self, request: EngineRequest, on_begun: OnBegun = ignore_begun
     ) -> AsyncGenerator[list[SequenceOutput]]:
-        """See `EngineClient.generate`. The request goes to the engine with the first iteration."""
+        """See `EngineClient.generate`. The first iteration sends the request to the engine."""
         request_id = request.request_id
         self._raise_if_dead()
         if request_id in self._streams:
@@ -202,7 +202,7 @@ class LocalEngine:
             await self._kill()
 
     async def _acknowledged(self, waiting: dict[str, list[asyncio.Future[None]]], digest: str, ask: ToEngine) -> None:
-        """Callers that ask for the same thing at once share one message and its answer."""
+        """Concurrent callers for the same digest share one message and its answer."""
         self._raise_if_dead()
         answer = asyncio.get_running_loop().create_future()
         waiting.setdefault(digest, []).append(answer)
@@ -239,7 +239,7 @@ class LocalEngine:
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
-            # A consumer that left is gone from the table; its last outputs crossed the abort on the way.
+            # A consumer that left is no longer in the table; its last outputs crossed with the abort.
             if (stream := self._streams.get(output.request_id)) is not None:
                 stream.put(output)
 
@@ -249,12 +249,12 @@ class LocalEngine:
                 stream.on_begun(prompt)
 
     def _end(self) -> None:
-        """Once the socket is closed, or the process was killed."""
+        """Call once the socket is closed or the process was killed."""
         if self._reaper is None:
             self._reaper = asyncio.get_running_loop().create_task(self._reap())
 
     async def _reap(self) -> None:
-        """NOTE: without a thread, which the system may refuse."""
+        """NOTE: polls instead of using a thread, which the system may refuse to create."""
         kill_at_s, is_hung = time.monotonic() + EXIT_WAIT_S, False
         while (exit_code := self._process.poll()) is None:
             if time.monotonic() >= kill_at_s:
@@ -276,7 +276,7 @@ class LocalEngine:
 
     async def _kill(self) -> None:
         self._process.kill()
-        self._end()  # a transport that was closed while it connected does not say so
+        self._end()  # A transport that was closed while connecting does not report it.
         await self._dead.wait()
         if self._ready.done() and not self._ready.cancelled():
             self._ready.exception()  # Retrieved, so that asyncio does not report it as lost.

@@ -11,7 +11,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Idempotent; what is unknown or finished is ignored. Always ordered after the add of the same request."""
+    """Idempotent; ignored if the request is unknown or finished. Always ordered after the add of the same request."""
 
     request_id: str
     index: int | None = None
@@ -32,7 +32,7 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """Stop now; whatever runs is finished with reason "abort"."""
+    """Stop now; running requests finish with reason "abort"."""
 
 
 ToEngine = AddRequest | Abort | LoadAdapter | UnloadAdapter | Shutdown
@@ -43,7 +43,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine could not start; `message` tells the person what to change."""
+    """The engine could not start; `message` tells the operator what to change."""
 
     message: str
 
@@ -57,13 +57,13 @@ class StartProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class PromptsBegun(msgspec.Struct, frozen=True, tag=True):
-    """Sent when their first step begins, so that nobody who leaves within it is taken for one who only waited."""
+    """Sent when the prompts' first step begins, so that a request that ends in it does not count as only waiting."""
 
     prompts: list[BegunPrompt]
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """Everything one engine step produced, and now and then how the engine is doing."""
+    """Everything that one engine step produced, and from time to time the engine's statistics."""
 
     outputs: list[SequenceOutput]
     stats: EngineStats | None = None

@@ -1,17 +1,17 @@
-"""How processes of ours run a module of ours."""
+"""How to run one of our modules in a child process."""
 
 import os
 import sys
 
 
 def module_command(module: str) -> tuple[str, ...]:
-    """-P keeps the working directory, where anybody may have put a `types.py`, out of what is imported."""
+    """-P excludes the working directory, where anyone may have put a `types.py`, from imports."""
     return (sys.executable, "-P", "-m", module)
 
 
 def python_environment() -> dict[str, str]:
-    """The child finds our packages where we did, also when they are not installed.
+    """The child finds packages where this process does, even if they are not installed.
 
-    Its docstrings are kept whatever PYTHONOPTIMIZE says: transformers does not import without its own.
+    PYTHONOPTIMIZE is cleared to keep docstrings: transformers cannot be imported without its own.
     """
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONOPTIMIZE": ""}

@@ -1,4 +1,4 @@
-"""Socket pairs to processes of ours."""
+"""Socket pairs to our child processes."""
 
 import contextlib
 import socket
@@ -7,9 +7,9 @@ BUFFER_BYTES = 1 << 20
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Each end buffers 1 MiB, or what the system lets it: a message beyond that waits for its reader.
+    """Each end buffers 1 MiB, or as much as the system allows: sending a larger message waits for its reader.
 
-    NOTE: an engine waits within its step. Where macOS has 8 KiB, it would do so for every larger message.
+    NOTE: an engine waits within its step. With macOS's default of 8 KiB it would wait for every larger message.
     """
     ends = socket.socketpair()
     for end in ends:

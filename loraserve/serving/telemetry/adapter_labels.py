@@ -5,9 +5,9 @@ MAX_LABELS = 50
 
 
 class AdapterLabels:
-    """The first `MAX_LABELS` names that are used keep their own label until released; the rest share `other`.
+    """The first `MAX_LABELS` names used keep their own label until released; the rest share `other`.
 
-    Labels never move between names: a counter that changed its meaning would read as a reset.
+    Labels never move between names: a counter that changed its meaning would look like a reset.
     """
 
     def __init__(self, max_labels: int = MAX_LABELS) -> None:
@@ -15,7 +15,7 @@ class AdapterLabels:
         self._num_users: dict[str, int] = {}
 
     def acquire(self, name: str) -> str:
-        """For a request, until it calls `leave` with what it got."""
+        """For a request, until it calls `leave` with the returned label."""
         if name not in self._num_users:
             if len(self._num_users) >= self._max_labels:
                 return OTHER
@@ -28,7 +28,7 @@ class AdapterLabels:
             self._num_users[label] -= 1
 
     def release(self, name: str) -> bool:
-        """Free the label of an adapter that is gone, unless requests have it. True if its series are to be removed."""
+        """Free the label of a deleted adapter, unless requests use it. True if its series are to be removed."""
         if self._num_users.get(name, 1) > 0:
             return False
         del self._num_users[name]

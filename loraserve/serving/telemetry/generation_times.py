@@ -1,4 +1,4 @@
-"""Where the time of one API request went, from what was noted of its choices."""
+"""How one API request spent its time, computed from the times of its choices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,28 +8,28 @@ from loraserve.serving.telemetry.metrics import ChoiceTimes
 
 @dataclass(frozen=True, slots=True)
 class GenerationTimes:
-    """None = it has not come to that yet."""
+    """None = that point was not reached yet."""
 
     queue_ms: float | None
     """In the engine, until first scheduled."""
     ttft_ms: float | None
-    """Received to the first token."""
+    """Received to first token."""
     generation_ms: float | None
     """First to last token."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPhases:
-    """Of the request as a whole, on the monotonic clock, none before the one above it."""
+    """Times of the request as a whole, on the monotonic clock; each is no earlier than the one before."""
 
     sent_s: float
-    """To the engine."""
+    """When it was sent to the engine."""
     scheduled_s: float
-    """Its first choice was."""
+    """When its first choice was scheduled."""
     first_token_s: float
-    """Of any choice."""
+    """First token of any choice."""
     last_token_s: float
-    """Of all choices."""
+    """Last token of all choices."""
 
 
 def times_of(choices: Sequence[ChoiceTimes], received_s: float) -> GenerationTimes:
@@ -45,7 +45,7 @@ def times_of(choices: Sequence[ChoiceTimes], received_s: float) -> GenerationTim
 
 
 def phases_of(choices: Sequence[ChoiceTimes], sent_s: float) -> GenerationPhases | None:
-    """None before the first token: only with it is known when the engine began."""
+    """None before the first token: the start in the engine is known only from then on."""
     tokens_s = _tokens_s(choices)
     if tokens_s is None:
         return None
@@ -55,7 +55,7 @@ def phases_of(choices: Sequence[ChoiceTimes], sent_s: float) -> GenerationPhases
 
 
 def _tokens_s(choices: Sequence[ChoiceTimes]) -> tuple[float, float] | None:
-    """When the first came, and the last."""
+    """Times of the first and the last token."""
     first_s = min((choice.first_token_s for choice in choices if choice.first_token_s is not None), default=None)
     last_s = max((choice.last_token_s for choice in choices if choice.last_token_s is not None), default=None)
     return None if first_s is None or last_s is None else (first_s, last_s)

@@ -1,19 +1,19 @@
-"""Latencies counted in buckets, so that percentiles of several processes and steps can be told together."""
+"""Latencies counted in buckets, so that percentiles can be computed over several processes and intervals."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
 
 LATENCY_EDGES_MS: tuple[float, ...] = tuple(round(10 ** (i / 8), 3) for i in range(45))
-"""1 ms to 316 s, a third apart: percentiles are right within 15 %. What is beyond counts as the last."""
+"""1 ms to 316 s in steps of a third: percentiles are accurate to 15 %. Higher latencies count in the last bucket."""
 
 
 def bucket_of(latency_ms: float) -> int:
-    """Index into `LATENCY_EDGES_MS` of the smallest edge that is not below."""
+    """Index into `LATENCY_EDGES_MS` of the smallest edge that is not below the latency, or of the last edge."""
     return min(bisect_left(LATENCY_EDGES_MS, latency_ms), len(LATENCY_EDGES_MS) - 1)
 
 
 def percentile_ms(counts: Mapping[int, int], fraction: float) -> float | None:
-    """Of counts by bucket, interpolated within the bucket on the logarithmic scale; None where nothing was counted."""
+    """Percentile of counts by bucket, interpolated logarithmically within the bucket; None if all counts are 0."""
     total = sum(counts.values())
     if total == 0:
         return None

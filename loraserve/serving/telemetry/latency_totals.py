@@ -1,4 +1,4 @@
-"""What was measured since somebody last took it, for charts."""
+"""Measurements since the last `take`, for charts."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from loraserve.serving.telemetry.latency_histogram import bucket_of
 
 @dataclass(slots=True)
 class LatencyTotals:
-    """Called on the event loop; 0.4 µs a token."""
+    """Called on the event loop; 0.4 µs per token."""
 
     ttft: Counter[int] = field(default_factory=Counter)
-    """Choices by bucket."""
+    """Number of choices by bucket."""
     itl: Counter[int] = field(default_factory=Counter)
     num_errors: int = 0
-    """Answers of 5xx and streams that ended so."""
+    """Responses with 5xx, and streams that ended with such an error."""
 
     def first_token(self, ttft_s: float) -> None:
         self.ttft[bucket_of(ttft_s * 1000)] += 1
@@ -23,7 +23,7 @@ class LatencyTotals:
         self.itl[bucket_of(gap_s * 1000)] += 1
 
     def take(self) -> "LatencyTotals":
-        """Afterwards everything counts from zero."""
+        """Returns the totals and resets all counts to zero."""
         taken = LatencyTotals(self.ttft, self.itl, self.num_errors)
         self.ttft, self.itl, self.num_errors = Counter(), Counter(), 0
         return taken

@@ -1,4 +1,4 @@
-"""Everything /metrics shows: vLLM's names for tools that know them, and our own with an `adapter` label."""
+"""All metrics on /metrics: vLLM's names for tools that expect them, and our own with an `adapter` label."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from loraserve.serving.telemetry.vllm_metrics import LATENCY_BUCKETS_S, TTFT_BUC
 
 @dataclass(slots=True)
 class ChoiceTimes:
-    """When things happened to one choice, on the monotonic clock."""
+    """Times of one choice, on the monotonic clock; `queue_s` is a duration."""
 
     received_s: float
     queue_s: float = 0.0
@@ -72,7 +72,7 @@ class ServingMetrics:
         registry.register(_StateCollector(engine, adapters, lifecycle))
 
     def add(self, collector: Collector) -> None:
-        """It is asked at each `render`."""
+        """The collector is called at each `render`."""
         self._registry.register(collector)
 
     @property
@@ -87,15 +87,15 @@ class ServingMetrics:
         return ours + generate_latest(self._vllm.registry) if self._compat_metrics else ours
 
     def adapter_label(self, adapter: str | None) -> str:
-        """For a request, until `request_ended`. adapter: its `BoundAdapter.label`; None = the base model."""
+        """Label for a request, until `request_ended`. adapter: its `BoundAdapter.label`; None = the base model."""
         return self._base_name if adapter is None else self._labels.acquire(adapter)
 
     def request_ended(self, label: str) -> None:
-        """It counts nothing any more."""
+        """Call when the request will not count anything any more."""
         self._labels.leave(label)
 
     def forget_adapter(self, label: str) -> None:
-        """It was deleted: its series go. Does nothing while a request counts for it; to be called again at its end."""
+        """Removes the series of a deleted adapter. Does nothing while a request uses the label; call it again after."""
         if self._labels.release(label):
             for metric in (self._requests, self._prompt_tokens, self._generation_tokens, self._ttft_s, self._e2e_s):
                 metric.remove_by_labels({"adapter": label})
@@ -105,17 +105,17 @@ class ServingMetrics:
         self._latencies.num_errors += code in SERVER_FAULTS
 
     def prompt_begun(self, label: str, num_prompt_tokens: int) -> None:
-        """The engine has begun to compute it."""
+        """The engine has begun to compute the prompt."""
         self._prompt_tokens.labels(label).inc(num_prompt_tokens)
         self._vllm.prompt_tokens.inc(num_prompt_tokens)
 
     def request_params(self, n: int, max_tokens: int) -> None:
-        """Of one that is answered by tokens."""
+        """Parameters of a request that generates tokens."""
         self._vllm.request_params_n.observe(n)
         self._vllm.request_params_max_tokens.observe(max_tokens)
 
     def snapshot(self, stats: EngineStats) -> None:
-        """Count the steps of a snapshot, once, and the gaps between tokens since the last one."""
+        """Count a snapshot's steps, once per snapshot, and the gaps between tokens since the last snapshot."""
         if stats is not self._last_snapshot:
             self._last_snapshot = stats
             self._count_gaps()
@@ -134,8 +134,8 @@ class ServingMetrics:
         times.last_token_s = now_s
 
     def _count_gaps(self) -> None:
-        """Of a tenth of a second together: token by token, between the engine's steps, each found its code and its
-        counters out of the caches."""
+        """Counts the gaps of a tenth of a second together. Counted per token, between engine steps, each one would find
+        its code and counters evicted from the CPU caches."""
         gaps_s, self._uncounted_gaps_s = self._uncounted_gaps_s, []
         for gap_s in gaps_s:
             self._vllm.itl_s.observe(gap_s)
@@ -171,7 +171,7 @@ class ServingMetrics:
 
 
 class _StateCollector(Collector):
-    """What is read off the engine and the adapters at each scrape."""
+    """Values read from the engine and the adapters at each scrape."""
 
     def __init__(self, engine: EngineClient, adapters: AdapterNames, lifecycle: Lifecycle) -> None:
         self._engine = engine

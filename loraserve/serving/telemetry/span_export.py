@@ -1,6 +1,6 @@
-"""Sends spans to a collector, by OTLP over HTTP, from a thread of its own.
+"""Sends spans to a collector by OTLP over HTTP, from its own thread.
 
-Nothing that a collector does, or leaves undone, reaches a request: what does not fit in the bounded queue is dropped.
+A slow or failing collector never affects requests: spans that do not fit in the bounded queue are dropped.
 OpenTelemetry's SDK reads its environment variables here: samplers, batches, headers, resource attributes.
 """
 
@@ -18,28 +18,29 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Tracer
 
 SECRET_PARTS = re.compile(r"(?<=//)[^/@\s]+(?=@)|(?<=\?)[^\s'\")]+|(?<=header value: ).+")
-"""Of what reasons quote: a URL's user and password, its query, where collectors take keys, and a header for them."""
+"""Matches secrets in quoted reasons: a URL's user and password, its query (some collectors take keys there), and the
+value of a header."""
 FLUSH_S = 2.0
-"""For what has not been sent at the end; a collector that does not answer gets no more."""
+"""Time limit at shutdown for spans not sent yet."""
 OUR_NAME = "loraserve"
 
 HEADER_LOGGER = "opentelemetry.trace"
-"""Warns of every request whose trace headers it cannot read, with their content."""
+"""Warns about every request whose trace headers it cannot parse, and quotes them."""
 QUEUE_LOGGER = "opentelemetry.sdk._shared_internal"
-"""Warns again and again while its queue is full."""
+"""Warns repeatedly while its queue is full."""
 VARIABLE_LOGGER = "opentelemetry.util.re"
-"""Warns of headers for the collector that are not written as they should be, with what is in them."""
+"""Warns about malformed headers for the collector, and quotes them."""
 EXPORTER_LOGGER = OTLPSpanExporter.__module__
-"""Warns of every try to send a batch."""
+"""Warns about every failed attempt to send a batch."""
 
 logger = logging.getLogger(__name__)
 
 
 class SpanExport:
-    """Runs from the start until `close`."""
+    """Runs from construction until `close`."""
 
     def __init__(self, endpoint: str, shown_endpoint: str, version: str) -> None:
-        """shown_endpoint: without what is secret in it. Raises what the SDK does where a variable makes no sense."""
+        """shown_endpoint: the endpoint without secrets. Raises the SDK's errors for invalid environment variables."""
         reason = _Reason()
         logging.getLogger(HEADER_LOGGER).setLevel(logging.ERROR)
         self._filters = ((QUEUE_LOGGER, _Once()), (VARIABLE_LOGGER, _without_values), (EXPORTER_LOGGER, reason))
@@ -51,41 +52,41 @@ class SpanExport:
         self.tracer: Tracer = self._provider.get_tracer(OUR_NAME, version)
 
     async def close(self) -> None:
-        """Sends what is left, for at most `FLUSH_S`. Spans that end later go nowhere."""
+        """Sends the remaining spans, for at most `FLUSH_S`. Spans that end later are dropped."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def shut_down() -> None:
             self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # nobody waits any more
+            with contextlib.suppress(RuntimeError):  # The loop is closed already.
                 loop.call_soon_threadsafe(done.set)
 
-        # No executor's thread: the loop would wait for that, and Python at its end.
+        # Not a thread of an executor: the loop, and Python at exit, would wait for it.
         threading.Thread(target=shut_down, name="last-spans", daemon=True).start()
         try:
             async with asyncio.timeout(FLUSH_S):
                 await done.wait()
         except TimeoutError:
             logger.warning("the last traces were not sent: the collector took longer than %g s", FLUSH_S)
-            return  # what still tries to send them is not heard either
+            return  # The filters stay, so that attempts still running are not logged.
         for name, log_filter in self._filters:
             logging.getLogger(name).removeFilter(log_filter)
 
 
 def _resource(version: str) -> Resource:
-    """What the environment says of this service comes before what we say."""
+    """Attributes from the environment override ours."""
     ours = Resource({SERVICE_NAME: OUR_NAME, SERVICE_VERSION: version})
     return Resource.create(ours.merge(OTELResourceDetector().detect()).attributes)
 
 
 class _TellingExporter(SpanExporter):
-    """Says once that the collector cannot be reached, and once that it can again."""
+    """Logs once that the collector cannot be reached, and once that it can again."""
 
     def __init__(self, exporter: SpanExporter, shown_endpoint: str, reason: "_Reason") -> None:
         self._exporter = exporter
         self._shown_endpoint = shown_endpoint
         self._reason = reason
         self._num_lost = 0
-        """Since the last success."""
+        """Spans lost since the last success."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self._reason.text = ""
@@ -105,10 +106,10 @@ class _TellingExporter(SpanExporter):
 
 
 class _Reason(logging.Filter):
-    """Keeps what is logged to be said in a line of ours."""
+    """Suppresses the exporter's messages; keeps the first one for a log line of ours."""
 
     text = ""
-    """The first of it."""
+    """The first message, without secrets."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         self.text = self.text or SECRET_PARTS.sub("***", record.getMessage())
@@ -121,7 +122,7 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class _Once(logging.Filter):
-    """Lets a message pass only for the first time, whatever its arguments."""
+    """Lets each message pass only once, whatever its arguments."""
 
     def __init__(self) -> None:
         super().__init__()

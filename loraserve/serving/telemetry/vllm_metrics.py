@@ -1,4 +1,4 @@
-"""The closed list of metrics that routers, autoscalers and dashboards know from vLLM: its names, labels and buckets."""
+"""The fixed set of vLLM metrics that routers, autoscalers and dashboards use, with vLLM's names, labels and buckets."""
 
 import itertools
 import math
@@ -18,8 +18,8 @@ from loraserve.serving.engine_client import EngineClient
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 MAX_NAMES = 256
-"""Adapter names in a label of vllm:lora_requests_info: running ones, then those waited for, then the rest of device
-memory, last used first."""
+"""Maximum adapter names per label of vllm:lora_requests_info: running adapters first, then resident ones that requests
+wait for, then the rest of device memory, most recently used first."""
 
 # fmt: off
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
@@ -44,7 +44,7 @@ def buckets_1_2_5(max_value: int) -> list[int]:
 
 
 class VllmMetrics:
-    """What requests feed. What the engine counts is read off its stats at each scrape."""
+    """Metrics updated by requests. Those counted by the engine are read from its stats at each scrape."""
 
     def __init__(self, engine: EngineClient, adapters: AdapterNames, model_name: str) -> None:
         self.registry = CollectorRegistry()
@@ -86,8 +86,8 @@ class VllmMetrics:
 
 
 class ItlHistogram(Collector):
-    """Under the name it has and the one it had before vLLM renamed it. Observed for each token: 0.15 µs, of
-    `prometheus_client`'s own 0.75."""
+    """Exported under its current name and the one it had before vLLM renamed it. Observed for each token: 0.15 µs,
+    against 0.75 for the histogram of `prometheus_client`."""
 
     NAMES = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 
@@ -146,7 +146,7 @@ class _EngineCollector(Collector):
 
 
 class _LoraInfoCollector(Collector):
-    """vllm:lora_requests_info as the inference gateway's protocol documents it: running = in device memory."""
+    """vllm:lora_requests_info as documented by the inference gateway's protocol: running = in device memory."""
 
     def __init__(self, engine: EngineClient, adapters: AdapterNames) -> None:
         self._engine = engine
@@ -159,7 +159,7 @@ class _LoraInfoCollector(Collector):
         waited = {*stats.waiting_adapters}
         loaded = dict.fromkeys([*stats.running_adapters, *(each for each in resident if each in waited), *resident])
         waiting = [digest for digest in stats.waiting_adapters if digest not in loaded]
-        # There are no slots: what fits depends on the adapters, so this is how many average ones would.
+        # There is no fixed number of slots: capacity depends on adapter sizes, so estimate it with the average size.
         mean_bytes = sum(adapter.size_bytes for adapter in adapters) / (len(adapters) or 1)
         max_lora = max(len(loaded), int(stats.arena_size_bytes / mean_bytes) if mean_bytes else 0)
         family = GaugeMetricFamily(
@@ -172,7 +172,7 @@ class _LoraInfoCollector(Collector):
 
 
 def _names(adapters: list[NamedContent], digests: Iterable[str]) -> str:
-    """Of the first ones, sorted, since each other text is another time series."""
+    """The first `MAX_NAMES` names, sorted because each different text is a separate time series."""
     labels: dict[str, list[str]] = {}
     for adapter in adapters:
         labels.setdefault(adapter.digest, []).append(adapter.label)

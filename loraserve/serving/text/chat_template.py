@@ -1,4 +1,4 @@
-"""Chat templates of the base model and of the operator, rendered as transformers does. Clients send no template."""
+"""Chat templates of the base model and the operator, rendered as in transformers. Clients cannot send templates."""
 
 import json
 from datetime import datetime
@@ -31,7 +31,7 @@ OF_TRANSFORMERS = frozenset(
         "truncation",
     }
 )
-"""Arguments of `apply_chat_template` that are no variables of templates."""
+"""Arguments of `apply_chat_template` that are not template variables."""
 ADAPTERS_FLAG = "--adapter-chat-templates"
 
 
@@ -39,7 +39,7 @@ class ChatTemplate:
     """Compiled once; `render` is safe to call from several threads."""
 
     def __init__(self, source: str, special_tokens: dict[str, str], name: str | None = None) -> None:
-        """name: of one that adapters may choose; None = the base model's."""
+        """name: of a template that adapters may choose; None = the base model's template."""
         environment = _environment()
         self._called = "the model's chat template" if name is None else f"the adapter's chat template '{name}'"
         another = "a --chat-template that does" if name is None else f"one of that name that does ({ADAPTERS_FLAG})"
@@ -55,7 +55,7 @@ class ChatTemplate:
         self._developer_role = "developer" if "developer" in source else "system"
 
     def render(self, conversation: Conversation) -> str:
-        """Raises `ServingError` where the template refuses the conversation."""
+        """Raises `ServingError` if the template rejects the conversation."""
         self._check(conversation)
         variables = self._variables(conversation)
         try:
@@ -102,7 +102,7 @@ class ChatTemplate:
         }
 
     def _effort_variables(self, effort: ReasoningEffort | None) -> JsonObject:
-        """By the names that templates have for it. Raises `ServingError` where one cannot say it."""
+        """The template's variables for the effort. Raises `ServingError` if the template cannot express it."""
         if effort is None:
             return {}
         if "reasoning_effort" in self._variables_used:
@@ -127,13 +127,13 @@ def no_adapter_template(name: str) -> ServingError:
 
 
 def _cut_at_tag(text: str) -> str:
-    """What transformers does for continue_final_message: the text up to where the final message ends."""
+    """As in transformers for continue_final_message: the text up to the end of the final message."""
     position = text.rfind(CONTINUE_TAG.strip())
     if position < 0:
         raise invalid_value("continue_final_message", "cannot be used: the chat template drops the final message.")
     if text.startswith(CONTINUE_TAG, position):
         return text[:position]
-    # The template trims messages, so it would have trimmed this one's end too.
+    # The template trims messages, so it would also have trimmed the end of this one.
     return text[:position].rstrip()
 
 
@@ -148,7 +148,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """{% generation %} marks what the assistant said, for training; it renders as its content."""
+    """{% generation %} marks the assistant's text for training; it renders as its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's interface)
 
@@ -172,5 +172,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own filter escapes HTML characters, which prompts must not have."""
+    """Replaces jinja2's own filter, which escapes HTML characters; prompts must have them unescaped."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -11,15 +11,15 @@ from loraserve.serving.text.stop_strings import StopMatcher
 
 
 class AnswerReader(Protocol):
-    """Tells reasoning from content. The outcome does not depend on how the text was cut into pieces."""
+    """Separates reasoning from content. The outcome does not depend on how the text was cut into pieces."""
 
     @property
     def num_tokens(self) -> int:
-        """Of the reasoning and its marks."""
+        """Number of tokens of the reasoning and its marks."""
         ...
 
     def take_token(self, token_id: int, start: int) -> None:
-        """To be called before its text is fed. start: how many characters come before that."""
+        """Call before the token's text is fed. start: number of characters before that text."""
         ...
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -27,23 +27,23 @@ class AnswerReader(Protocol):
         ...
 
     def finish(self) -> tuple[str, str]:
-        """The rest, once no text follows."""
+        """The remaining reasoning and content, after the last text."""
         ...
 
     def taken_calls(self) -> list[CallPart]:
-        """What became certain of calls that are not in the content, since it was asked last."""
+        """Parts of calls outside the content that became certain since the last call."""
         ...
 
 
 class AnswerStart(Protocol):
-    """How an answer may begin."""
+    """The possible beginning of an answer."""
 
     def reader(self) -> AnswerReader: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What the API process does to a choice's text; the engine knows nothing of it."""
+    """How the API process handles a choice's text; the engine does not know these options."""
 
     eos_token_ids: frozenset[int]
     stop: tuple[str, ...] = ()
@@ -53,33 +53,33 @@ class TextOptions:
     min_tokens: int = 0
     """Stop strings match only in the text after this many tokens."""
     reasoning: AnswerStart | None = None
-    """None = all of it is content."""
+    """None = all text is content."""
     discard_tokens: bool = False
-    """For max_tokens=0: the one token that the engine must generate is dropped."""
+    """For max_tokens=0: drops the one token that the engine must generate."""
 
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What a choice gained. `token_ids`, `text_offsets` and `logprobs` (if asked for) are aligned."""
+    """New output of a choice. `token_ids`, `text_offsets` and `logprobs` (if requested) are aligned."""
 
     prompt_index: int
     index: int
     reasoning: str = ""
-    """What the model thought before its text."""
+    """The model's reasoning, which precedes its text."""
     text: str = ""
     calls: list[CallPart] = field(default_factory=list)
-    """Behind the text, where they are not in it."""
+    """Tool calls that follow the text, unless calls are part of the text."""
     token_ids: list[int] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
-    """Where each token begins in the choice's generated text, in characters."""
+    """Start of each token in the choice's generated text, in characters."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    """The stop string or stop token id that ended it; None for EOS."""
+    """The stop string or stop token id that ended the choice; None for EOS."""
 
 
 def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
-    """All that one choice gained, in its order."""
+    """Joins deltas of one choice, in order."""
     last = deltas[-1]
     return ChoiceDelta(
         last.prompt_index,
@@ -96,10 +96,10 @@ def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
 
 
 class ChoiceAssembler:
-    """Tokens are taken one by one, so the result does not depend on how the engine's steps were joined.
+    """Processes tokens one by one, so the result does not depend on how the engine's steps were joined.
 
-    When a stop string is complete, the tokens up to and including the one that completed it count; what the engine
-    generated beyond (it learns of the stop later) is dropped from text, token ids and logprobs alike.
+    Once a stop string is complete, only the tokens up to and including the one that completed it count. Tokens that the
+    engine generated after it (it learns of the stop later) are dropped from text, token ids and logprobs.
     """
 
     __slots__ = (
@@ -130,7 +130,7 @@ class ChoiceAssembler:
         return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     def add(self, output: SequenceOutput) -> ChoiceDelta:
-        """Not to be called once `finished`."""
+        """Do not call it once `finished`."""
         delta = ChoiceDelta(self._prompt_index, self._index)
         if not self._options.discard_tokens:
             self._add_tokens(delta, output)

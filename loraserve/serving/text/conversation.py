@@ -1,4 +1,4 @@
-"""All that a chat template is given."""
+"""The input of a chat template."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,20 @@ JsonObject = dict[str, Any]
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """As in OpenAI's API."""
 MESSAGE_SIZE = 32
-"""What a template adds to each message, at least in time."""
+"""Characters that a template adds per message, at least in terms of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One that the assistant made."""
+    """A call made by the assistant."""
 
     id: str
     name: str
     arguments: str
-    """A JSON object as text, or what a model wrote of one."""
+    """A JSON object as text, or whatever the model wrote instead."""
 
     def for_template(self) -> JsonObject:
-        """Arguments that are JSON are parsed."""
+        """Parses the arguments if they are JSON."""
         try:
             arguments = msgspec.json.decode(self.arguments)
         except msgspec.DecodeError:
@@ -37,13 +37,13 @@ class ToolCall:
 class ChatMessage:
     role: str
     content: str | None
-    """None only beside tool calls."""
+    """None only together with tool calls."""
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
-    """Of role "tool": which call's result it is."""
+    """For role "tool": the call whose result this is."""
     reasoning: str | None = None
-    """Of role "assistant": what it thought before it said this."""
+    """For role "assistant": its reasoning before this message."""
 
     @property
     def num_chars(self) -> int:
@@ -51,7 +51,7 @@ class ChatMessage:
         return len(self.content or "") + len(self.reasoning or "") + num_called
 
     def for_template(self, developer_role: str) -> JsonObject:
-        """Templates index messages like JSON objects, and ask which keys there are."""
+        """A dict, because templates index messages like JSON objects and test which keys exist."""
         role = developer_role if self.role == "developer" else self.role
         message: JsonObject = {"role": role, "content": self.content}
         if self.name is not None:
@@ -61,7 +61,7 @@ class ChatMessage:
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.reasoning is not None:
-            # Templates know it by the one name or the other.
+            # Templates use one name or the other.
             message["reasoning_content"] = message["reasoning"] = self.reasoning
         return message
 
@@ -69,12 +69,12 @@ class ChatMessage:
 @dataclass(frozen=True, slots=True)
 class ReasoningEffort:
     param: str
-    """The field that asks for it."""
+    """The request field that sets it."""
     value: str
     word: str | None = None
-    """What the field says, where that is not `value`."""
+    """The field's value, if it differs from `value`."""
     is_default: bool = False
-    """Whether it is what holds without it: a template that knows no effort does not have to be told."""
+    """Whether it equals the default: then a template without an effort variable is acceptable."""
 
     @property
     def is_none(self) -> bool:
@@ -89,18 +89,18 @@ class Conversation:
     tools: Sequence[JsonObject] = ()
     """As in OpenAI's API."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """More variables of the template."""
+    """Additional template variables."""
     effort: ReasoningEffort | None = None
     param: str = "messages"
-    """What the request calls the messages, for errors."""
+    """The request's name for the messages, for errors."""
 
     @property
     def num_chars(self) -> int:
-        """About how many it will have once it is rendered."""
+        """Approximate number of characters once rendered."""
         num_chars = sum(message.num_chars for message in self.messages)
         return num_chars + len(msgspec.json.encode(self.tools)) if self.tools else num_chars
 
     @property
     def work_size(self) -> int:
-        """How much there is to render and tokenise, in characters."""
+        """Amount of rendering and tokenizing work, in characters."""
         return self.num_chars + MESSAGE_SIZE * len(self.messages)

@@ -1,4 +1,4 @@
-"""Text of a growing token sequence. Pieces joined are the whole text; no piece ends inside a character."""
+"""Text of a growing token sequence. The joined pieces are the whole text; no piece ends inside a character."""
 
 import codecs
 from typing import Protocol
@@ -9,18 +9,18 @@ from loraserve.serving.text.token_text import TokenText
 
 REPLACEMENT = "\ufffd"
 PRIMER_TOKENS = 6
-"""Enough context for decoders that look at neighbours (leading spaces, clean-up)."""
+"""Enough context for decoders that depend on neighboring tokens (leading spaces, clean-up)."""
 MAX_HELD_TOKENS = 16
-"""A character is at most four bytes: text still incomplete after this many tokens is no UTF-8."""
+"""A character is at most four bytes: text still incomplete after this many tokens is not UTF-8."""
 
 
 class Detokenizer(Protocol):
     def step(self, token_id: int) -> str:
-        """The text that became certain with this token, often empty inside a character."""
+        """The text that became certain with this token; often empty inside a character."""
         ...
 
     def flush(self) -> str:
-        """The rest, once no token follows: an incomplete character reads as U+FFFD."""
+        """The rest, after the last token: an incomplete character becomes U+FFFD."""
         ...
 
 
@@ -34,7 +34,7 @@ class ByteDetokenizer:
         self._skipped = token_text.special_ids if skip_special_tokens else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_inside = False
-        """Whether the text so far ends inside a character, of which the decoder holds the beginning."""
+        """Whether the text so far ends inside a character, whose beginning is in the decoder."""
 
     def step(self, token_id: int) -> str:
         if token_id in self._skipped:

@@ -1,4 +1,4 @@
-"""What an answer with tool calls is made of, in its order."""
+"""The parts of an answer with tool calls, in order."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class CallArguments:
 
 CallPart = CallBegun | CallArguments
 Found = str | CallPart
-"""A text is content."""
+"""A string is content."""
 
 
 def content_joined(parts: Iterable[Found]) -> Iterator[Found]:
-    """Content that follows on content is one text."""
+    """Joins consecutive content."""
     content: list[str] = []
     for part in parts:
         if isinstance(part, str):

@@ -1,4 +1,4 @@
-"""Reads an answer in OpenAI's harmony format, gpt-oss's: messages that name a channel and maybe a recipient."""
+"""Reads an answer in OpenAI's harmony format (gpt-oss): messages that name a channel and optionally a recipient."""
 
 import re
 from collections import deque
@@ -13,9 +13,9 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, "<|constrain|>")
 _ENDS = (END, CALL, RETURN)
-"""Of a message."""
+"""Marks that end a message."""
 FINAL = "final"
-"""The channel of what is said to the person who asked."""
+"""The channel of the answer to the user."""
 FUNCTIONS = "functions."
 _ANALYSIS, _ASSISTANT = "analysis", "assistant"
 _MAX_HEADER = 256
@@ -27,14 +27,14 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 @dataclass(frozen=True, slots=True)
 class HarmonyStart:
-    """How an answer may begin."""
+    """The possible beginning of an answer."""
 
     marks: Mapping[int, str]
-    """By their token: what reads as one in other tokens is text."""
+    """By token id: other tokens with the same text are not marks."""
     tool_names: frozenset[str] | None = None
-    """That may be called; None = no calls are told."""
+    """Functions that are recognized even without `functions.`; None = calls are not recognized."""
     is_in_message: bool = False
-    """Whether the answer goes on with what the prompt has begun to say, and not with a message's header."""
+    """Whether the answer continues a message that the prompt began, instead of beginning with a header."""
 
     def reader(self) -> "HarmonyReader":
         return HarmonyReader(self)
@@ -42,7 +42,7 @@ class HarmonyStart:
 
 class _State(Enum):
     BEFORE = auto()
-    """A header may come, or text without one."""
+    """A header may follow, or text without one."""
     HEADER = auto()
     BODY = auto()
 
@@ -52,13 +52,13 @@ class _Kind(Enum):
     CONTENT = auto()
     CALL = auto()
     OTHERS = auto()
-    """Of somebody who is not the assistant, as a tool's result that it makes up."""
+    """From another role than the assistant, such as a tool result that the model made up."""
 
 
 class HarmonyReader:
-    """See `AnswerReader`. Messages of the channel `analysis` are reasoning, those to a function calls, others content.
+    """See `AnswerReader`. Messages on the channel `analysis` are reasoning, those to a function calls, others content.
 
-    No header and no mark is shown. Messages of one kind are apart by a line.
+    Headers, marks and messages of other roles are not shown. Messages of the same kind are separated by a newline.
     """
 
     __slots__ = (
@@ -84,20 +84,20 @@ class HarmonyReader:
         self._state = _State.BODY if start.is_in_message else _State.BEFORE
         self._kind = _Kind.CONTENT
         self._header = ""
-        """With its marks; before it, what may be the beginning of one without."""
+        """The header with its marks; before it, text that may be the beginning of a header without marks."""
         self._marks: deque[tuple[int, str]] = deque()
-        """Not read yet: where each begins, in characters."""
+        """Unread marks, each with its start in characters."""
         self._text = ""
-        """Not read yet."""
+        """Unread text."""
         self._position = 0
-        """Of `_text`."""
+        """Start of `_text` in the answer, in characters."""
         self._token_starts: deque[int] = deque()
-        """Of the message that is being read."""
+        """Starts of the tokens of the current message."""
         self._num_reasoning_tokens = 0
-        """Of messages before."""
+        """In earlier messages."""
         self._said: set[_Kind] = set()
         self._is_new = False
-        """Whether the message has said nothing yet."""
+        """Whether the message has no text yet."""
         self._has_arguments = False
         self._reasoning: list[str] = []
         self._content: list[str] = []
@@ -131,7 +131,7 @@ class HarmonyReader:
         return self._taken()
 
     def finish(self) -> tuple[str, str]:
-        """See `AnswerReader`. What is left of a mark ended the answer: such tokens have no text."""
+        """See `AnswerReader`. A mark that is still unread ended the answer: such a token has no text."""
         if self._marks and self._state is _State.BODY and self._marks[0][1] in _ENDS:
             self._end_message()
         elif self._state is _State.BEFORE:
@@ -150,7 +150,7 @@ class HarmonyReader:
         return taken
 
     def _read(self, text: str) -> None:
-        """What is no mark."""
+        """Reads text between marks."""
         if not text:
             return
         if self._state is _State.BODY:
@@ -162,7 +162,7 @@ class HarmonyReader:
             self._say_header()
 
     def _say_header(self) -> None:
-        """It was none."""
+        """It was not a header: treats it as content."""
         held = self._header
         self._begin(_Kind.CONTENT)
         if held:
@@ -184,7 +184,7 @@ class HarmonyReader:
             self._header += " "
 
     def _kind_of_header(self) -> _Kind:
-        """Begins a call."""
+        """Also begins the call, if it is one."""
         role, recipient = _ROLE.search(self._header), _RECIPIENT.search(self._header)
         channels = _CHANNEL_NAME.findall(self._header)
         if role is not None and role[1] != _ASSISTANT:
@@ -214,7 +214,7 @@ class HarmonyReader:
             self._is_new = False
 
     def _end_message(self) -> None:
-        """Its tokens are those that began before what is read next."""
+        """The message's tokens are those that start before the unread text."""
         if self._kind is _Kind.CALL and not self._has_arguments:
             self._calls.append(CallArguments("{}"))
         num_tokens = 0
@@ -230,6 +230,6 @@ class HarmonyReader:
 
 
 def _may_be_recipient(text: str) -> bool:
-    """Whether it may be the beginning of a header whose recipient comes before its channel."""
+    """Whether the text may begin a header whose recipient comes before its channel."""
     text = text.lstrip()
     return text.startswith("to=") or "to=".startswith(text)

@@ -1,4 +1,4 @@
-"""A conversation as gpt-oss's chat template takes it, which drops or refuses much of what clients send."""
+"""Adapts a conversation to gpt-oss's chat template, which drops or rejects much of what clients send."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,10 +9,10 @@ _INSTRUCTIONS = frozenset({"system", "developer"})
 
 
 def for_harmony(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Instructions first, as one message, and later ones as the user's: the template leaves out all but the first.
+    """Joins the leading instructions and turns later ones into user messages: the template drops all but the first.
 
-    One call in a message, with its result behind it: the template shows the first of a message, and takes what is said
-    beside it for reasoning.
+    Splits messages with several calls into one per call, each followed by its result: the template shows only the first
+    call of a message, and treats other text in that message as reasoning.
     """
     num_first = next((i for i, message in enumerate(messages) if message.role not in _INSTRUCTIONS), len(messages))
     first = "\n\n".join(message.content or "" for message in messages[:num_first])
@@ -24,13 +24,13 @@ def for_harmony(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def described(tool: JsonObject) -> JsonObject:
-    """The template asks for what OpenAI's API can do without."""
+    """Adds a description, which is optional in OpenAI's API but required by the template."""
     return tool | {"function": {"description": "", **tool["function"]}}
 
 
 def _with_one_call_each(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
     taken: set[int] = set()
-    """Results that were moved to their calls."""
+    """Positions of results that were moved to their calls."""
     for index, message in enumerate(messages):
         if not message.tool_calls:
             if index not in taken:

@@ -8,4 +8,4 @@ class NamedChatTemplate(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """Jinja, from the operator: never from a tenant."""
     stop_tokens: list[str] = []
-    """With which a turn of it ends, besides the model's own."""
+    """Tokens that end a turn of this template, besides the model's own."""

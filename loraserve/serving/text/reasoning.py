@@ -1,4 +1,4 @@
-"""Tells what a model thinks, which it writes first and between marks, from what it says then."""
+"""Separates a model's reasoning, which it writes first and between marks, from the content after it."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class ReasoningFormat(StrEnum):
     """The names are vLLM's."""
 
     DEEPSEEK_R1 = "deepseek_r1"
-    """All up to `</think>`, also where neither the prompt nor the model wrote `<think>`."""
+    """Everything up to `</think>`, even if neither the prompt nor the model wrote `<think>`."""
     QWEN3 = "qwen3"
-    """`<think>…</think>`, where the prompt ends with the opening or the answer begins with it; most models' way."""
+    """`<think>…</think>`, if the prompt ends with the opening or the answer begins with it; used by most models."""
     MISTRAL = "mistral"
     """`[THINK]…[/THINK]`, likewise."""
     OPENAI_GPTOSS = "openai_gptoss"
-    """Messages of the channel `analysis`: see `harmony`."""
+    """Messages on the channel `analysis`: see `harmony`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ MARKS = {
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStart:
-    """How an answer may begin."""
+    """The possible beginning of an answer."""
 
     marks: ReasoningMarks
     has_begun: bool
-    """Whether it is in the middle of its reasoning from the first token on."""
+    """Whether the answer begins in the middle of its reasoning."""
     held_behind: GrammarReasoning | None = None
-    """Where a grammar holds what follows: the tokens alone that it goes by are marks then. Else any text that reads as
-    one."""
+    """Set if a grammar constrains the content: then only the tokens that the grammar recognizes count as marks.
+    Otherwise any text that equals a mark does."""
 
     def reader(self) -> "ReasoningSplitter":
         return ReasoningSplitter(self)
@@ -53,7 +53,7 @@ class ReasoningStart:
 
 class _State(Enum):
     BEFORE = auto()
-    """The opening may come."""
+    """An opening may follow."""
     REASONING = auto()
     CONTENT = auto()
 
@@ -61,7 +61,7 @@ class _State(Enum):
 class ReasoningSplitter:
     """See `AnswerReader`.
 
-    Nothing is lost but the marks, and the white space around reasoning.
+    Only the marks and the white space around the reasoning are lost.
     """
 
     __slots__ = (
@@ -81,19 +81,19 @@ class ReasoningSplitter:
         self._state = _State.BEFORE
         self._was_found = start.has_begun
         self._was_shown = False
-        """Whether there was any text of the part it is in."""
+        """Whether text of the current part was emitted."""
         self._may_close = start.held_behind is None
         self._blank: list[str] = []
-        """White space that means something only if more of the same part follows; models may write it without end."""
+        """White space that counts only if more of the same part follows; models may write unlimited amounts of it."""
         self._held = ""
-        """Behind it: what may be the beginning of a mark."""
+        """Text after `_blank` that may be the beginning of a mark."""
         self._num_chars = 0
-        """That were fed."""
+        """Number of characters fed."""
         self._token_starts: list[int] = []
-        """Of the reasoning and its marks, as far as is known: text may be fed long after its tokens."""
+        """Starts of the tokens of the reasoning and its marks, as far as known: text may arrive long after tokens."""
 
     def take_token(self, token_id: int, start: int) -> None:
-        """To be called before its text is fed. start: how many characters come before that."""
+        """See `AnswerReader`."""
         held_behind = self._start.held_behind
         if held_behind is not None:
             if not self._token_starts and held_behind.opening_id not in (None, token_id):
@@ -104,11 +104,11 @@ class ReasoningSplitter:
 
     @property
     def num_tokens(self) -> int:
-        """Of the reasoning and its marks."""
+        """See `AnswerReader`."""
         return len(self._token_starts) if self._was_found else 0
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Reasoning and content that became certain."""
+        """See `AnswerReader`."""
         if self._state is _State.CONTENT and self._was_shown:
             return "", text
         self._held += text
@@ -119,11 +119,11 @@ class ReasoningSplitter:
         return reasoning, self._read_content() if self._state is _State.CONTENT else ""
 
     def taken_calls(self) -> list[CallPart]:
-        """None: they are in the content."""
+        """Always empty: calls are part of the content."""
         return []
 
     def finish(self) -> tuple[str, str]:
-        """The rest, once no text follows."""
+        """See `AnswerReader`."""
         rest = self._take_blank() + self._held
         self._held = ""
         return (self._shown(rest.rstrip()), "") if self._was_found else ("", rest)
@@ -163,7 +163,7 @@ class ReasoningSplitter:
         return text
 
     def _shown(self, text: str) -> str:
-        """Of reasoning, or of the content behind it."""
+        """Text to emit: white space at the start of the reasoning, or of the content after it, is removed."""
         text = text if self._was_shown else text.lstrip()
         self._was_shown = self._was_shown or bool(text)
         return text

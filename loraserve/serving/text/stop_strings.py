@@ -1,10 +1,10 @@
-"""Finds stop strings in text that arrives in pieces, and never lets out text that may turn out to be part of one."""
+"""Finds stop strings in text that arrives in pieces; never emits text that may turn out to be part of one."""
 
 
 class StopMatcher:
-    """The outcome depends on the text alone, not on how it was cut into pieces.
+    """The outcome depends only on the text, not on how it was cut into pieces.
 
-    The match that is complete first wins; of two that end together, the longer.
+    The match that completes first wins; of two that end together, the longer one.
     """
 
     __slots__ = ("_held", "_include_stop", "_stops", "matched")
@@ -28,7 +28,7 @@ class StopMatcher:
         return text[: len(text) - num_held]
 
     def release(self, text: str = "") -> str:
-        """Let out what is held, and `text` after it, unsearched."""
+        """Return the held text followed by `text`, without searching."""
         text, self._held = self._held + text, ""
         return text
 

@@ -1,4 +1,4 @@
-"""The bytes each token stands for, read off the tokenizer's own decoder."""
+"""The bytes that each token stands for, derived from the tokenizer's own decoder."""
 
 import re
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
 
 
 class TokenText:
-    """What each token id reads as, whatever its neighbours."""
+    """The text of each token id, independent of its neighbors."""
 
     def __init__(self, tokenizer: Tokenizer, tokenizer_json: str) -> None:
         self._tokenizer = tokenizer
@@ -44,7 +44,7 @@ class TokenText:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a text's bytes are its tokens' bytes joined; if not, `bytes_of` is an approximation."""
+        """Whether a text's bytes are the joined bytes of its tokens; if not, `bytes_of` is an approximation."""
         return self._rule is not None
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -55,7 +55,7 @@ class TokenText:
         return known
 
     def whole_text_of(self, token_id: int) -> str | None:
-        """What `bytes_of` reads as by itself; None where it begins or ends inside a character."""
+        """`bytes_of`, decoded by itself; None if it begins or ends inside a character."""
         try:
             return self._whole[token_id]
         except KeyError:
@@ -63,7 +63,7 @@ class TokenText:
             return text
 
     def text_of(self, token_id: int) -> str:
-        """For display: a token that is part of a character reads as U+FFFD."""
+        """For display: a token that is part of a character becomes U+FFFD."""
         return self.bytes_of(token_id).decode("utf-8", "replace")
 
     def _read(self, token_id: int) -> bytes:
@@ -83,7 +83,7 @@ def _try_decode(data: bytes) -> str | None:
 
 
 def token_to_bytes_rule(tokenizer_json: str) -> TokenToBytes | None:
-    """None where the decoder looks at more than one token at a time (WordPiece, CTC, …)."""
+    """None if the decoder's result depends on neighboring tokens (WordPiece, CTC, …)."""
     decoder = msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder
     if decoder is None:
         return None
@@ -94,9 +94,9 @@ def token_to_bytes_rule(tokenizer_json: str) -> TokenToBytes | None:
 
 
 def _metaspace_rule(steps: list[_Decoder]) -> TokenToBytes | None:
-    """SentencePiece style: replacements, <0xNN> bytes, and a strip of the whole text's start.
+    """SentencePiece style: replacements, <0xNN> bytes, and stripping the start of the whole text.
 
-    The strip is left out: what is generated continues a prompt, so its leading space is real.
+    The stripping is omitted: generated text continues a prompt, so its leading space is real.
     """
     replacements: list[tuple[str, str]] = []
     has_bytes = fused = False

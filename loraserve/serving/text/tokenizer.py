@@ -1,4 +1,4 @@
-"""Text to token ids and back, as AutoTokenizer does it, without blocking the event loop."""
+"""Text to token ids and back, as in AutoTokenizer, without blocking the event loop."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from loraserve.serving.text.named_template import NamedChatTemplate
 from loraserve.serving.text.token_text import TokenText
 
 INLINE_SIZE = 2048
-"""Up to so many characters or tokens, work is done on the event loop: about 1 ms, and no thread hop."""
+"""Work on up to this many characters or tokens is done on the event loop: about 1 ms, and no thread hop."""
 TEXT_SIZE = 32
-"""What a call for one text takes, in characters, even if it is empty: 5 to 13 µs."""
+"""Cost of the call for one text, in characters, even if the text is empty: 5 to 13 µs."""
 NUM_THREADS = 2
 
 T = TypeVar("T")
@@ -52,26 +52,25 @@ class TextTokenizer:
     async def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], join: Join | None, *, add_special_tokens: bool, longest: int | None
     ) -> list[list[int]]:
-        """join: makes one text of a pair; None = one after the other, with what the model's tokenizer puts between.
-        longest: second texts are cut at the end so that no pair has more tokens, if that is possible; None = they stay
-        as they are."""
+        """join: makes one text of a pair; None = one after the other, with the separator of the model's tokenizer.
+        longest: second texts are cut at the end so that no pair has more tokens, if possible; None = no cutting."""
         size = sum(len(first) + len(second) + TEXT_SIZE for first, second in pairs)
         return await self.run(
             size, lambda: [self._encode_pair(pair, join, add_special_tokens, longest) for pair in pairs]
         )
 
     async def beginnings(self, texts: Sequence[str], num_tokens: int) -> list[str]:
-        """Of each text as much as its first tokens are made of, without half characters. Special tokens are not
-        counted."""
+        """The part of each text that its first `num_tokens` tokens cover, without partial characters. Special tokens
+        are not counted."""
         size = sum(map(len, texts)) + TEXT_SIZE * len(texts)
         return await self.run(size, lambda: [self._beginning(text, num_tokens) for text in texts])
 
     async def encode_chat(
         self, conversation: Conversation, *, add_special_tokens: bool, template_name: str | None = None
     ) -> list[int]:
-        """template_name: of one for adapters; None = the base model's.
+        """template_name: a template for adapters; None = the base model's.
 
-        Raises `ServingError` where there is no such template, or it refuses the conversation.
+        Raises `ServingError` if there is no such template or it rejects the conversation.
         """
         template = self._template_called(template_name, conversation.param)
 
@@ -81,18 +80,18 @@ class TextTokenizer:
         return await self.run(conversation.work_size, render_and_encode)
 
     def adapter_template(self, name: str | None) -> ChatTemplate | None:
-        """None = the base model's counts, or it is unknown."""
+        """None if the base model's template applies, or the name is unknown."""
         return None if name is None else self._adapter_templates.get(name)
 
     def turn_ends(self, template_name: str | None) -> tuple[int, ...]:
-        """Tokens that end an answer to a chat of this template, besides the model's own. Of none that is unknown."""
+        """Tokens that end an answer with this template, besides the model's own. Empty if the template is unknown."""
         return self._turn_ends.get(template_name, ()) if template_name is not None else ()
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return await self.run(len(token_ids), lambda: self._decode(token_ids, skip_special_tokens))
 
     def decode_few(self, token_ids: Sequence[int]) -> str:
-        """With special tokens; of so few that it is done here."""
+        """With special tokens. Runs on the caller's thread, so only for few tokens."""
         return self._decode(list(token_ids), skip_special_tokens=False)
 
     async def decode_all(self, sequences: Sequence[list[int]], *, skip_special_tokens: bool) -> list[str]:
@@ -105,18 +104,18 @@ class TextTokenizer:
         return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
-        """Of one that stands in the vocabulary as it is written."""
+        """Id of a token, written as in the vocabulary."""
         return self._tokenizer.token_to_id(token)
 
     async def token_strings(self, token_ids: list[int]) -> list[str | None]:
-        """As they stand in the vocabulary."""
+        """The tokens as written in the vocabulary."""
         return await self.run(len(token_ids), lambda: [self._tokenizer.id_to_token(token_id) for token_id in token_ids])
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Do work on so many characters or tokens: here if it is short, else in a thread."""
+        """Run `work` on `size` characters or tokens: directly if that is short, else in a thread."""
         if size <= INLINE_SIZE:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -135,7 +134,7 @@ class TextTokenizer:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _encoded(self, text: str) -> Encoding:
-        """With the place of each token in the text."""
+        """Includes the position of each token in the text."""
         return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
     def _beginning(self, text: str, num_tokens: int) -> str:
@@ -160,7 +159,7 @@ class TextTokenizer:
                 kept, token_ids = left, encode(left)
             if len(token_ids) <= longest or num_kept == 0:
                 return token_ids
-            # What is left may be other tokens, and as many. Twice as many go each time, so that it ends soon.
+            # The rest may tokenize differently, into as many tokens. The minimum cut doubles, so the loop ends soon.
             num_kept = max(0, num_kept - max(len(token_ids) - longest, least))
             least *= 2
 
@@ -169,11 +168,11 @@ class TextTokenizer:
 
 
 def _of_tokens(encoded: Encoding, text: str, num_tokens: int) -> str:
-    """What the first of its tokens are made of. encoded: the text."""
-    # NOTE: not by `offsets`, which are a tuple for each token, made while no other thread runs.
+    """The part of the text that its first `num_tokens` tokens cover. encoded: the text."""
+    # NOTE: do not use `offsets`: it builds a tuple for each token while holding the interpreter lock.
     first = encoded.token_to_chars(0) if num_tokens else None
     if first is None:
         return ""
     end = encoded.token_to_chars(num_tokens) if num_tokens < len(encoded) else None
-    # What the tokenizer strips in front would be tokens behind other text.
+    # Starts at the first token: characters that the tokenizer strips there would become tokens after other text.
     return text[first[0] : len(text) if end is None else end[0]]

@@ -1,4 +1,4 @@
-"""A call as a JSON object: `{"name": …, "arguments": {…}}`, or `"parameters"`, which is Llama's name for them."""
+"""A tool call as a JSON object: `{"name": …, "arguments": {…}}`, or with `"parameters"`, Llama's name for arguments."""
 
 import re
 
@@ -8,7 +8,7 @@ from msgspec import Raw
 from loraserve.serving.text.conversation import FUNCTION_NAME
 
 MAX_BEGINNING = 512
-"""Characters. Of an object that has its arguments behind more than that it shows at its end only that it is a call."""
+"""Characters. If the arguments start later in an object, it is recognized as a call only once it is complete."""
 BLANK = r"[ \t\r\n]*"
 STRING = r'"[^"\\\x00-\x1f]*"'
 NAME = rf'"name"{BLANK}:{BLANK}"(?P<name>[^"\\\x00-\x1f]*)"'
@@ -29,9 +29,9 @@ ARGUMENTS = msgspec.json.Decoder(dict[str, Raw])
 
 
 def read_beginning(text: str) -> tuple[str, int] | None:
-    """The name, and where the arguments begin, once both are there. None = not yet, or never.
+    """The name and the start position of the arguments, once both have arrived. None = not yet, or not a call.
 
-    Depends on the first `MAX_BEGINNING` characters alone.
+    Depends only on the first `MAX_BEGINNING` characters.
     """
     found = BEGINNING.match(text, 0, MAX_BEGINNING)
     if found is None or not FUNCTION_NAME.fullmatch(found["name"] or ""):
@@ -40,7 +40,7 @@ def read_beginning(text: str) -> tuple[str, int] | None:
 
 
 def read_whole(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a whole object, whatever the order of its members; None = it is no call."""
+    """Name and arguments of a complete object, with its members in any order; None = not a call."""
     try:
         call = CALL.decode(text)
         arguments = (bytes(call.arguments) or bytes(call.parameters)).decode().strip()

@@ -1,4 +1,4 @@
-"""How models write tool calls; the names are vLLM's."""
+"""The formats in which models write tool calls; the names are vLLM's."""
 
 import re
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from enum import StrEnum
 
 class ToolCallFormat(StrEnum):
     HERMES = "hermes"
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, each call; also Qwen's."""
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>` for each call; also used by Qwen."""
     LLAMA3_JSON = "llama3_json"
-    """`{"name": …, "parameters": {…}}` as the whole answer; several with `;` between."""
+    """`{"name": …, "parameters": {…}}` as the whole answer; several calls are separated by `;`."""
     MISTRAL = "mistral"
-    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name{…}` for each call, as later models do."""
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or, in later models, `[TOOL_CALLS]name{…}` for each call."""
     OPENAI = "openai"
-    """gpt-oss's: messages to `functions.name`, which have no syntax: `HarmonyReader` tells them."""
+    """gpt-oss: messages to `functions.name`. They have no `CallSyntax`: `HarmonyReader` recognizes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     opening: str
-    """Begins calls, wherever it stands."""
+    """Starts calls, wherever it occurs."""
     head: re.Pattern[str]
-    """All that may be between `opening` and the first brace. Group `array`: a list of calls begins there. Group
-    `name`: of the function, whose arguments begin with that brace."""
+    """The text allowed between `opening` and the first brace. Group `array`: a list of calls starts there. Group
+    `name`: the function's name; the brace then starts its arguments."""
     closing: str = ""
-    """Stands behind a call; the end of the answer will do."""
+    """Follows a call; the end of the answer also ends it."""
     may_begin_bare: bool = False
-    """Where nothing but calls was written yet, the brace will do as an opening."""
+    """As long as only calls were written, the brace alone also counts as an opening."""
     between: str = " \t\r\n"
-    """Characters that mean nothing before, between and after calls."""
+    """Characters without meaning before, between and after calls."""
 
 
 SYNTAXES = {
@@ -42,4 +42,4 @@ SYNTAXES = {
     ),
 }
 LIST_OF_CALLS = CallSyntax("", re.compile(r"\s*(?P<array>\[\s*)"))
-"""`[{"name": …, "parameters": {…}}, …]` as the whole answer: what a model is held to that has to call tools."""
+"""`[{"name": …, "parameters": {…}}, …]` as the whole answer: models that must call tools are constrained to it."""

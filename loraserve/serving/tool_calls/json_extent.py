@@ -1,4 +1,4 @@
-"""Where a JSON object or array ends, in text that arrives in pieces."""
+"""Finds the end of a JSON object or array in text that arrives in pieces."""
 
 import re
 from enum import Enum, auto
@@ -11,25 +11,25 @@ class Extent(Enum):
     OPEN = auto()
     CLOSED = auto()
     BROKEN = auto()
-    """No JSON, whatever follows."""
+    """Not JSON, whatever follows."""
 
 
 class JsonExtent:
-    """Looks at brackets and strings, and at each character once. Whether it is JSON is for a decoder to say, and how
-    deep it may be for whoever it is sent back to."""
+    """Examines only brackets and strings, and each character once. Leaves it to a decoder to check that the text is
+    valid JSON, and to its recipient to limit the nesting."""
 
     __slots__ = ("_depth", "_in_string", "_is_escaped", "state")
 
     def __init__(self, depth: int = 0) -> None:
-        """depth: brackets that are open already."""
+        """depth: number of brackets already open."""
         self._depth = depth
         self._in_string = False
         self._is_escaped = False
         self.state = Extent.OPEN
 
     def feed(self, text: str) -> int:
-        """How much of `text` belongs to it: all, unless `state` says closed or broken. It begins with its bracket,
-        unless one is open."""
+        """The number of characters of `text` that belong to it: all, unless `state` becomes closed or broken. The first
+        text must begin with the opening bracket, unless one is already open."""
         position = 0
         while self.state is Extent.OPEN:
             if not self._is_escaped:

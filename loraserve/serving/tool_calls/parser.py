@@ -1,4 +1,4 @@
-"""Finds tool calls in an answer that arrives in pieces, and holds back what may turn out to be one."""
+"""Finds tool calls in an answer that arrives in pieces, and holds back text that may turn out to be one."""
 
 from enum import Enum, auto
 
@@ -10,12 +10,12 @@ from loraserve.serving.tool_calls.formats import CallSyntax
 from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
 
 MAX_AROUND = 128
-"""Characters between an opening and its JSON, and between the JSON and its closing."""
+"""Maximum number of characters between an opening and its JSON, and between the JSON and its closing."""
 SEPARATORS = " \t\r\n,"
-"""In a list of calls."""
+"""Between the calls of a list."""
 PIECE = 1024
-"""Characters that are looked at together: what is left of them is copied with each mark that is found, and a whole
-answer may be a megabyte of marks, which took 14 s."""
+"""Characters processed at once: the remainder is copied for each mark found, and an answer may be a megabyte of marks,
+which took 14 s as a single piece."""
 
 
 class _State(Enum):
@@ -26,37 +26,37 @@ class _State(Enum):
     """In an object that may be a call."""
     ARGUMENTS = auto()
     BROKEN = auto()
-    """In arguments that are no JSON."""
+    """In arguments that are not JSON."""
     REST = auto()
-    """Of a call's object, behind its arguments."""
+    """In a call's object, after its arguments."""
     LIST = auto()
     """Between the objects of a list."""
     CLOSING = auto()
 
 
 class ToolCallParser:
-    """The outcome depends on the text alone, not on how it was cut into pieces.
+    """The outcome depends only on the text, not on how it was cut into pieces.
 
-    Something is a call once its name is there and its arguments begin: from then on they are let out as they come, and
-    are what the model wrote, also where that is cut off or no JSON. All else is content. Nothing is lost but what is
-    around names and arguments, and white space where calls are all that the answer has.
+    Something counts as a call once its name has arrived and its arguments begin. From then on the arguments are emitted
+    as they arrive, exactly as the model wrote them, even if they are cut off or not JSON. Everything else is content.
+    Only the syntax around names and arguments is lost, and white space if the answer consists only of calls.
     """
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
         self._state = _State.CONTENT
         self._text = ""
-        """Not looked at yet, or too short to tell."""
+        """Not processed yet, or too short to decide."""
         self._held: list[str] = []
-        """Before `_text`: content, unless it belongs to a call."""
+        """Text before `_text`: content, unless it belongs to a call."""
         self._num_before_object = 0
-        """Pieces of `_held`."""
+        """Number of pieces in `_held` before the object."""
         self._beginning = ""
         """The object's first characters."""
         self._extent = JsonExtent()
-        """Of the object, of its arguments or of what is behind them."""
+        """Extent of the object, of its arguments, or of the text after them."""
         self._is_in_object = False
-        """Whether the arguments are a member of an object; else they stand alone."""
+        """Whether the arguments are a member of an object; otherwise they stand alone."""
         self._is_in_list = False
         self._only_calls = True
         """Whether there was no content yet, or none since the last call."""
@@ -64,7 +64,7 @@ class ToolCallParser:
         self._has_called = False
 
     def feed(self, text: str) -> list[Found]:
-        """The content and the parts of calls that became certain, in order."""
+        """The content and call parts that became certain, in order."""
         for start in range(0, len(text), PIECE):
             self._text += text[start : start + PIECE]
             while self._advance():
@@ -72,7 +72,7 @@ class ToolCallParser:
         return self._taken()
 
     def finish(self) -> list[Found]:
-        """The rest, once no text follows."""
+        """The rest, after the last text."""
         match self._state:
             case _State.BROKEN:
                 self._argue(self._text)
@@ -89,7 +89,7 @@ class ToolCallParser:
 
     @property
     def arguments(self) -> Extent | None:
-        """How far those are that it is in the middle of: open, or broken. To be asked before `finish`."""
+        """State of the arguments being read, open or broken; None = none are. Query it before `finish`."""
         return self._extent.state if self._state in (_State.ARGUMENTS, _State.BROKEN) else None
 
     def _taken(self) -> list[Found]:
@@ -98,7 +98,7 @@ class ToolCallParser:
         return taken
 
     def _advance(self) -> bool:
-        """False where it takes more text."""
+        """False if more text is needed."""
         match self._state:
             case _State.CONTENT:
                 return self._seek_opening()
@@ -128,7 +128,7 @@ class ToolCallParser:
                 return True
             if not self._text.startswith(opening):
                 self._release()
-        # An opening of no characters is at the answer's beginning, or nowhere.
+        # An empty opening matches only at the beginning of the answer.
         start = self._text.find(opening) if opening or self._only_calls else -1
         if start < 0:
             self._release(self._cut(len(self._text) - overlap(self._text, opening)))
@@ -189,7 +189,7 @@ class ToolCallParser:
         return "".join(self._held[self._num_before_object :])
 
     def _end_object(self) -> None:
-        """Of an object that did not begin as calls do."""
+        """Ends an object that was not recognized as a call by its beginning."""
         whole = read_whole(self._object())
         if whole is None:
             self._release()
@@ -200,7 +200,7 @@ class ToolCallParser:
         self._end_call_object()
 
     def _begin_call(self, name: str) -> None:
-        """Its arguments follow."""
+        """The arguments follow."""
         self._held.clear()
         self._found.append(CallBegun(name))
         self._has_called = True
@@ -226,7 +226,7 @@ class ToolCallParser:
         return True
 
     def _read_broken(self) -> bool:
-        """Up to what ends calls or begins one."""
+        """Reads up to a mark that ends or begins a call."""
         marks = [mark for mark in (self._syntax.closing, self._syntax.opening) if mark]
         starts = [start for mark in marks if (start := self._text.find(mark)) >= 0]
         if not starts:
@@ -283,7 +283,7 @@ class ToolCallParser:
         return True
 
     def _end_call(self) -> None:
-        """Or of a list of them."""
+        """Ends a call or a list of calls."""
         self._held.clear()
         self._only_calls = True
         self._state = _State.CONTENT
@@ -297,7 +297,7 @@ class ToolCallParser:
             self._held.append(self._cut(length))
 
     def _release(self, more: str = "") -> None:
-        """What is held, and `more`, is content."""
+        """Emits the held text and `more` as content."""
         self._found += [piece for piece in (*self._held, more) if piece]
         self._held.clear()
         self._only_calls = False
