@@ -1,4 +1,4 @@
-"""Where each loaded adapter's matrices lie in the arena. Ops take this table and never a Python list of adapters."""
+"""Where each loaded adapter's matrices are in the arena. Ops take this table, never a Python list of adapters."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 MAX_LORA_RANK = 512
-"""Of any member of an adapter; the GPU's kernels have buffers for no more. Checked where adapters are loaded."""
+"""Maximum for any member of an adapter: the GPU kernels' buffers hold no more. Checked when adapters are loaded."""
 
 
 @dataclass(slots=True)
@@ -29,15 +29,15 @@ class AdapterTable:
     scaling: Tensor
     """float32 [num_slots, M]: lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
     offset_bias: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
-    """int64 [num_slots, M]: of a member's bias `[out_features]`; -1 = none. Empty where no adapter can have one."""
+    """int64 [num_slots, M]: offset of a member's bias `[out_features]`; -1 = none. Empty if no adapter can have one."""
     num_biased: int = 0
-    """Adapters with biases among the slots in use; 0 = `lora_bias_add` has nothing to do."""
+    """Number of loaded adapters with biases; 0 = `lora_bias_add` has nothing to do."""
     offset_magnitude: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
-    """int64 [num_slots, M]: of what DoRA does to a member's columns, float32 `[2, out_features]` whatever the arena's
-    dtype: factors, then what is added behind. In elements of the arena as all offsets, at a multiple of 4 bytes;
-    -1 = none. Empty where no adapter can have it."""
+    """int64 [num_slots, M]: offset of a member's DoRA vectors: factors, then shifts, per output column, float32
+    `[2, out_features]` whatever the arena's dtype. In elements of the arena like all offsets, at a multiple of 4 bytes;
+    -1 = none. Empty if no adapter can have them."""
     offset_alignment: int = 1
-    """Every defined offset is a multiple of so many elements. From 16 bytes on, GPUs load matrices in 16-byte words."""
+    """Every defined offset is a multiple of this many elements; from 16 bytes on, GPUs load 16-byte words."""
 
 
 @dataclass(frozen=True, slots=True)

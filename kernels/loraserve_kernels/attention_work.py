@@ -1,6 +1,6 @@
-"""Which program of the GPU's attention does what: lists built on the host with the batch.
+"""Work lists of the GPU's attention kernels, built on the host with the batch: which program computes what.
 
-Their sizes depend on shapes alone, so that a CUDA graph captured with one list serves every list of the same shape.
+List sizes depend on shapes alone, so a CUDA graph captured with one list serves every list of the same shape.
 """
 
 from dataclasses import dataclass
@@ -12,85 +12,85 @@ from torch import Tensor
 from loraserve_kernels.checks import mismatch
 
 SPLIT_KEYS = 128
-"""Fewest keys worth a part of their own: each costs a row of partial results per head, written and read again."""
+"""Fewest keys worth a separate part: each part costs a row of partial results per head, written and read again."""
 
 APPEND_ROWS = 16
-"""Rows of a tile whose keys are split too: the end of a prompt whose beginning was cached, or tokens to verify. One
-program for all keys of such a tile would leave most of the GPU idle."""
+"""Rows of a tile whose keys are also split: the end of a prompt whose beginning was cached, or drafts to verify. With
+one program for all keys of such a tile, most of the GPU would be idle."""
 
 FEW_ROWS = 256
-"""With no more rows in all to prefill, every prompt is cut into such tiles: as prefill tiles, and with 32 query heads,
-they would be programs for half of an H200's SMs."""
+"""If sequences with several rows have at most this many in total, all are cut into tiles of `APPEND_ROWS`: as prefill
+tiles, with 32 query heads, they would give programs to only half of an H200's SMs."""
 
 PREFILL_ROWS = 128
-"""Rows of a prefill tile. The kernel cuts rows * query heads of a kv head into query tiles, so any group fills them."""
+"""Rows of a prefill tile. The kernel cuts rows * query heads per kv head into query tiles, so any group fills them."""
 
 PROGRAMS_PER_SM = 4
-"""Of the decode kernel, resident at a time: compiled for Hopper, at head_dim 128 in bfloat16, one has 39 KiB of shared
-memory and 128 registers a thread, `paged_decode`'s limit. Each has 32 KiB of K and V on the way; bandwidth times
-latency is 30 KiB an SM."""
+"""Programs of the decode kernel that fit on an SM together: compiled for Hopper, at head_dim 128 in bfloat16, one takes
+39 KiB of shared memory and 128 registers per thread, `paged_decode`'s limit. Each has 32 KiB of K and V in flight;
+bandwidth times latency is 30 KiB per SM."""
 
 
 @dataclass(slots=True)
 class AttentionWork:
-    """The lists of one step, for every layer whatever its window. Unused entries come last and are -1."""
+    """The lists of one step, for all layers regardless of their windows. Unused entries come last and are -1."""
 
     decode_splits: Tensor
     """int32 [num_splits, 4]: (sequence, 0, part, num_parts) for each sequence with one row, its parts adjacent and
-    ascending. Parts are of what the row sees in that layer, cut on the device from `context_lens`: a list stays right
-    while the contexts grow, and only its balance ages."""
+    ascending. A part is a share of the keys that the row sees in a layer, computed on the device from `context_lens`: a
+    list stays correct while contexts grow, and only its balance suffers."""
     append_splits: Tensor
-    """int32 [num_splits, 4]: (sequence, first_row, part, num_parts), the same for tiles of at most `APPEND_ROWS` rows:
-    of sequences with 2 to `APPEND_ROWS` rows, and of all with more than one while those have at most `FEW_ROWS` in all.
-    """
+    """int32 [num_splits, 4]: (sequence, first_row, part, num_parts), the same for tiles of at most `APPEND_ROWS` rows,
+    from sequences with 2 to `APPEND_ROWS` rows, or from all with more than one row if those have at most `FEW_ROWS` in
+    total."""
     prefill_tiles: Tensor
-    """int32 [num_tiles, 3]: (sequence, first_row, end_row), at most `PREFILL_ROWS` rows of any other sequence,
-    counted from its first row; longest first."""
+    """int32 [num_tiles, 3]: (sequence, first_row, end_row), at most `PREFILL_ROWS` rows of any other sequence, counted
+    from its first row; tiles with the most keys first."""
 
 
 def splits_for_device(device: torch.device, num_kv_heads: int) -> int:
-    """Splits that fill the device, as the capacities take them. num_kv_heads: on this device, of one layer."""
+    """num_splits for the functions below: as many as fill the device. num_kv_heads: of one layer, on this device."""
     if device.type != "cuda":
-        return 8  # the interpreter, which only has to be right
+        return 8  # the interpreter: only correctness matters
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     return max(1, PROGRAMS_PER_SM * num_sms // num_kv_heads)
 
 
 def decode_capacity(num_sequences: int, max_context: int, num_splits: int) -> int:
-    """Length of `decode_splits`: an entry for each sequence and num_splits more, as far as contexts can use them."""
+    """Length of `decode_splits`: one entry per sequence plus num_splits, at most as many as contexts can use."""
     return _split_capacity(num_sequences, max_context, num_splits)
 
 
 def append_capacity(num_rows: int, num_sequences: int, max_context: int, num_splits: int) -> int:
-    """Length of `append_splits` for any num_rows of at most num_sequences."""
+    """Length of `append_splits` for num_rows in any distribution over at most num_sequences."""
     return _split_capacity(min(num_rows // 2, num_rows // APPEND_ROWS + num_sequences), max_context, num_splits)
 
 
 def prefill_capacity(num_rows: int, num_sequences: int) -> int:
-    """Length of `prefill_tiles` for any num_rows of at most num_sequences."""
+    """Length of `prefill_tiles` for num_rows in any distribution over at most num_sequences."""
     return min(num_rows // (APPEND_ROWS + 1), num_rows // PREFILL_ROWS + num_sequences)
 
 
 def fill_decode_splits(splits: np.ndarray, context_lens: np.ndarray, num_rows: np.ndarray, num_splits: int) -> None:
-    """Write `AttentionWork.decode_splits`, with parts of such a length that a device is done soonest.
+    """Write `AttentionWork.decode_splits`, with the part length with which the device should finish soonest.
 
     splits: int32 [capacity, 4]. context_lens, num_rows: as in `StepBatch`. num_splits: as for the capacity. Raises
-    `ValueError` when there are fewer splits than such sequences.
+    `ValueError` if there are fewer splits than sequences with one row.
     """
     sequence = np.flatnonzero(num_rows == 1)
     _fill_splits(splits, sequence, np.zeros_like(sequence), context_lens[sequence], num_splits)
 
 
 def fill_append_splits(splits: np.ndarray, context_lens: np.ndarray, num_rows: np.ndarray, num_splits: int) -> None:
-    """Write `AttentionWork.append_splits`, as `fill_decode_splits` does its list."""
+    """Write `AttentionWork.append_splits`; arguments and errors as for `fill_decode_splits`."""
     sequence, first_row, end_row = _cut(np.where(_is_appended(num_rows), num_rows, 0), APPEND_ROWS)
     _fill_splits(splits, sequence, first_row, (context_lens - num_rows)[sequence] + end_row, num_splits)
 
 
 def fill_prefill_tiles(tiles: np.ndarray, context_lens: np.ndarray, num_rows: np.ndarray) -> None:
-    """Write `AttentionWork.prefill_tiles`, the tile with the most keys first, so that none is left for the end.
+    """Write `AttentionWork.prefill_tiles`, tiles with the most keys first, so that no long tile starts last.
 
-    tiles: int32 [num_tiles, 3]. Raises `ValueError` when there are too few of them.
+    tiles: int32 [num_tiles, 3]. Raises `ValueError` if there are too few entries.
     """
     sequence, first_row, end_row = _cut(np.where((num_rows > 1) & ~_is_appended(num_rows), num_rows, 0), PREFILL_ROWS)
     total = len(sequence)
@@ -102,7 +102,7 @@ def fill_prefill_tiles(tiles: np.ndarray, context_lens: np.ndarray, num_rows: np
 
 
 def make_attention_work(context_lens: Tensor, num_rows: Tensor, num_splits: int) -> AttentionWork:
-    """The work of a batch for which a runner made none. Reads both tensors on the host: waits for their device.
+    """The work of a batch that came without. Reads both tensors on the host, so it waits for their device.
 
     num_splits: from `splits_for_device`. Raises `RuntimeError` during the capture of a CUDA graph, which such a read
     would break.
@@ -123,7 +123,7 @@ def make_attention_work(context_lens: Tensor, num_rows: Tensor, num_splits: int)
 
 
 def rows_of_lists(num_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the sequences in `append_splits` and of those in `prefill_tiles`, for the capacities of the two."""
+    """(rows per sequence in `append_splits`, the same in `prefill_tiles`), for the capacities of the two."""
     is_appended = _is_appended(num_rows)
     return num_rows[is_appended], num_rows[(num_rows > 1) & ~is_appended]
 
@@ -162,10 +162,10 @@ def _fill_splits(
 
 
 def _best_units_per_part(units: np.ndarray, capacity: int, num_splits: int) -> int:
-    """Of two: for as many parts as run at a time, which suits contexts of one length, and as many as the list takes.
+    """The faster of two: as many parts as run at once, which suits contexts of one length, or as many as fit the list.
 
-    With 8 kv heads, 16 contexts of 8192 keys are 64 parts in one round of 66, of 16 units each; 80 parts of 13 would
-    take two rounds.
+    With 8 kv heads, 16 contexts of 8192 keys are 64 parts of 16 units each, in one round of 66; 80 parts of 13 units
+    would take two rounds.
     """
 
     def duration(units_per_part: int) -> int:
@@ -177,7 +177,7 @@ def _best_units_per_part(units: np.ndarray, capacity: int, num_splits: int) -> i
 
 
 def _units_per_part(units: np.ndarray, num_splits: int) -> int:
-    """The least for which all contexts together need at most num_splits parts."""
+    """The fewest units per part with which all contexts together need at most num_splits parts."""
     least, enough = max(1, -(-int(units.sum()) // max(1, num_splits))), int(units.max(initial=1))
     while least < enough:
         middle = (least + enough) // 2

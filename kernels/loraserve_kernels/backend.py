@@ -1,4 +1,4 @@
-"""The one signature every backend implements: reference (plain torch), CPU (C) and GPU (Triton)."""
+"""The interface that every backend implements: reference (plain torch), CPU (C) and GPU (Triton)."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,11 +17,11 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 
 
 class KernelTooLargeError(Exception):
-    """The GPU lacks the resources that an op's kernel needs for such shapes; the message says which."""
+    """The GPU lacks the resources that a kernel needs for the given shapes; the message says which."""
 
 
 class Backend(SamplesOnHost, Protocol):
-    """Ops over packed rows. Checks of shape, dtype and device come before any launch and raise `ValueError`."""
+    """Ops over packed rows. Before any launch they check shapes, dtypes and devices and raise `ValueError`."""
 
     name: str
 
@@ -31,55 +31,55 @@ class Backend(SamplesOnHost, Protocol):
         """A linear layer of weight: [out_features, in_features].
 
         keep_weight: the weight stays in use elsewhere (an embedding tied to `lm_head`), so no second copy is made.
-        quantization: of the `rounded_weight`; not with keep_weight.
+        quantization: compute with the `rounded_weight`; not together with keep_weight.
         """
         ...
 
     def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
-        """What `linear` computes with; see `quantized_weight.rounded_weight`."""
+        """The weight that a quantized `linear` computes with; see `quantized_weight.rounded_weight`."""
         ...
 
     def four_bit_linear(self, weight: FourBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
-        """A linear layer of a weight that stays in four bits. bias: [N]; dtype: its and that of rows."""
+        """A linear layer of a weight that stays in four bits. bias: [N]; dtype: of the bias and of rows."""
         ...
 
     def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
-        """What `four_bit_linear` computes with; see `four_bit_weight.whole_weight`."""
+        """The weight that `four_bit_linear` computes with; see `four_bit_weight.whole_weight`."""
         ...
 
     def packs(self, dtype: torch.dtype) -> bool:
-        """Whether `linear` of a weight in the dtype that need not be kept has it in a layout of the backend's own, of
-        which reading rows is fast enough for a table of embeddings."""
+        """Whether `linear`, without keep_weight, stores a weight of the dtype in the backend's own layout, from which
+        reading rows is fast enough for an embedding table."""
         ...
 
     def num_free_rows(self, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
-        """Rows that linears in the dtype compute in about the time it takes to read their weights; 1 = not known.
+        """Rows that linears in the dtype compute in about the time it takes to read their weights; 1 = unknown.
 
-        Above 1 a row's result is the same whatever their number.
+        Above 1, a row's result does not depend on the number of rows.
         """
         ...
 
     def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer | None:
-        """The layer fused; None where the backend has only the separate ops. The linears are of this backend."""
+        """The layer as one op; None if the backend has only the separate ops. The linears are this backend's."""
         ...
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers | None:
-        """Layers that `decoder_layer` gave, as one op; None where that is no faster."""
+        """Layers that `decoder_layer` returned, as one op; None if that is no faster."""
         ...
 
     def decoder_model(self, parts: DecoderModelParts) -> DecoderModel | None:
-        """Everything from token ids to logits and the largest of them as one op; None where that is no faster."""
+        """Everything from token ids to logits and the greedy choice as one op; None if that is no faster."""
         ...
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """Add scaling * ((x Aᵀ) B + bias) of each row's adapter to y, in place, for every member of the group.
 
-        With DoRA (arXiv 2402.09353), that is where a member has an `offset_magnitude`, y becomes
-        factor * (y + scaling * (x Aᵀ) B) + shift, with a factor and a shift for each column; it has no bias then.
+        With DoRA (arXiv 2402.09353), if a member has an `offset_magnitude`, y becomes
+        factor * (y + scaling * (x Aᵀ) B) + shift, with a factor and a shift for each column; such a member has no bias.
 
         x: [T, in_features], y: [T, sum(out_features)], rows may be strided, the last dimension is dense.
-        Computed in float32 and rounded once to y's dtype; only a bias may be added by itself. Rows of base segments and
-        absent members are left untouched, bit for bit.
+        Computed in float32 and rounded once to y's dtype, but a bias may be added and rounded separately. Rows of base
+        segments and columns of absent members are left untouched, bit for bit.
         """
         ...
 
@@ -94,16 +94,16 @@ class Backend(SamplesOnHost, Protocol):
     ) -> None:
         """Add embed_scale * scaling * A[:, token] B of each row's adapter to y, in place.
 
-        token_ids: int64 [T], below the group's in_features; y: [T, out_features] of its only member; embed_scale: that
-        the base model multiplies rows of its table with. Otherwise as `lora_add`, without biases.
+        token_ids: int64 [T], below the group's in_features; y: [T, out_features] of its only member; embed_scale: the
+        factor by which the base model multiplies rows of its table. Otherwise as `lora_add`, without biases.
         """
         ...
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """Store k, v: [T, num_kv_heads, head_dim] at slot_mapping: int64 [T].
 
-        Caches: [num_blocks, num_kv_heads, block_size, head_dim], in the rows' dtype or in `KV_FLOAT8`, which keeps what
-        `to_kv_float8` says.
+        Caches: [num_blocks, num_kv_heads, block_size, head_dim], in the rows' dtype or in `KV_FLOAT8`, to which values
+        are rounded as by `to_kv_float8`.
         """
         ...
 
@@ -118,9 +118,9 @@ class Backend(SamplesOnHost, Protocol):
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """Rotate q: [T, num_heads, head_dim] in place; store k, rotated, and v like `kv_write`, without changing them.
+        """Rotate q: [T, num_heads, head_dim] in place; store rotated k, and v, like `kv_write`; k and v do not change.
 
-        cos, sin: [T, rotary_dim], for the first rotary_dim features of each head: feature i turns against feature
+        cos, sin: [T, rotary_dim], for the first rotary_dim features of each head: feature i is rotated with feature
         i + rotary_dim / 2. Computed in float32, and rounded once to the dtype of q or of the caches.
         """
         ...
@@ -142,7 +142,7 @@ class Backend(SamplesOnHost, Protocol):
         A query at position p sees keys k <= p, and with a window only k > p - sliding_window. softcap: scores become
         softcap * tanh(score / softcap). sinks: [num_heads] logits that join the softmax without a value.
         Query head h reads key head h // (num_heads // num_kv_heads). The caches are in q's dtype, or in `KV_FLOAT8` and
-        widened to it. Raises `KernelTooLargeError` where a GPU has too little shared memory for head_dim in that dtype.
+        widened to it. Raises `KernelTooLargeError` if a GPU has too little shared memory for head_dim in q's dtype.
         """
         ...
 
@@ -151,7 +151,7 @@ class Backend(SamplesOnHost, Protocol):
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(x + residual in their dtype, its `rms_norm`), both newly allocated; the bits of the two operations."""
+        """(x + residual in their dtype, its `rms_norm`), both newly allocated; bit for bit as two operations."""
         ...
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:

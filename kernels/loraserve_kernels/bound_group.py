@@ -15,7 +15,7 @@ from loraserve_kernels.lora_add import check_adapter_table
 
 @dataclass(slots=True)
 class BoundGroup:
-    """A group with the addresses of its columns in one table, made once; holds what the addresses point to."""
+    """A group with the addresses of its columns in one table; keeps alive what they point to."""
 
     group: LoraGroup
     tensors: tuple[Tensor, ...]
@@ -38,7 +38,7 @@ class BoundGroup:
 
 
 def bind_group(group: LoraGroup, table: AdapterTable) -> BoundGroup:
-    """Checks the table and takes the addresses of the group's columns."""
+    """Check the table and take the addresses of the group's columns."""
     check_adapter_table(group, table)
     require_cpu("table.arena", table.arena)
     out_features = (ctypes.c_int64 * len(group.out_features))(*group.out_features)

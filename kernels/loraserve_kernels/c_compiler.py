@@ -1,6 +1,6 @@
 """The system's C compiler and how it compiles `csrc/`.
 
-Standard library only: `hatch_build.py` compiles released wheels with it where torch is not installed.
+Standard library only: `hatch_build.py` uses it to compile released wheels, without torch installed.
 """
 
 import os
@@ -22,7 +22,7 @@ NATIVE_FLAG = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else 
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden")
 COMPILE_TIMEOUT_S = 300.0
 MAX_AT_A_TIME = 8
-"""Compilers. GCC 12 takes up to 150 MB for a file, which a container may not have for each of its host's CPUs."""
+"""Concurrent compiler processes. GCC 12 takes up to 150 MB per file; a container may lack that for each host CPU."""
 
 
 class CompilerUnavailable(RuntimeError):
@@ -41,7 +41,7 @@ class Compiler:
 
         Raises `CompilerUnavailable`.
         """
-        # Those that take the longest first, and the small ones fill what is left.
+        # The slowest first, so that small files fill the idle time at the end.
         sources = sorted(SOURCE_DIR.glob("*.c"), key=_effort, reverse=True)
         flags = (*FLAGS, *compile_flags)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as work:
@@ -68,12 +68,12 @@ class Compiler:
 
 
 def _effort(source: Path) -> tuple[bool, int, str]:
-    """How long it takes to compile: by its size, unless it is a few lines that are written out for many cases."""
+    """Sort key for compile time: file size, but short files expanded for many cases ("products") take longest."""
     return "products" in source.stem, source.stat().st_size, source.name
 
 
 def find_compilers() -> Iterator[Compiler]:
-    """$CC, cc, gcc and clang, where they exist; each file once."""
+    """Those of $CC, cc, gcc and clang that exist; each executable once."""
     found: set[str] = set()
     for candidate in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         command = tuple(shlex.split(candidate))
@@ -85,7 +85,7 @@ def find_compilers() -> Iterator[Compiler]:
 
 
 def _opens_dialog(path: str) -> bool:
-    """Whether it is only macOS' offer to install a compiler."""
+    """Whether it is only the macOS stub that offers to install a compiler."""
     return sys.platform == "darwin" and path.startswith("/usr/bin/") and not has_command_line_tools()
 
 

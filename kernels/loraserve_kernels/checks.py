@@ -1,4 +1,4 @@
-"""Checks before launch. They run hundreds of times per step, so messages are built only when a check has failed."""
+"""Checks before a launch. They run hundreds of times per step, so messages are built only after a check has failed."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Which backend serves on a device, decided once at start."""
+"""Choose the backend for a device, once at start."""
 
 from errno import EACCES, EPERM, EROFS
 from importlib.util import find_spec
@@ -15,18 +15,19 @@ from loraserve_kernels.reference_backend import ReferenceBackend
 
 REQUESTS = ("auto", "cpu", "triton", "reference")
 TRITON_CAPABILITY = (8, 0)
-"""Of the oldest GPUs that Triton's kernels are compiled for. Before them there is no arithmetic in bfloat16."""
+"""Compute capability of the oldest GPUs that our Triton kernels support. Older GPUs have no bfloat16 arithmetic."""
 _NOT_WRITABLE = (EACCES, EPERM, EROFS)
 
 
 def choose_backend(
     device: torch.device | str, requested: str = "auto", cache_dir: Path | None = None
 ) -> tuple[Backend, str]:
-    """(backend, reason for a person). "auto" never fails on a CPU; a backend requested by name that cannot run raises.
+    """(backend, reason for a person). "auto" never fails on a CPU; a backend requested by name raises if it cannot run.
 
-    "auto" is "triton" on CUDA devices and "cpu" on CPUs where those can run. Raises `ValueError` for an unknown name, a
-    device the backend does not serve, a missing triton or one that cannot launch, `CompilerUnavailable` when "cpu"
-    cannot be built. A GPU too old for Triton is served by "reference".
+    "auto" is "triton" on CUDA devices and "cpu" on CPUs, or "reference" on other devices, without triton, on a GPU too
+    old for it, or if the C functions cannot be built. Raises `ValueError` for an unknown name, a device that the
+    requested backend does not serve, a missing triton if it was requested, or a triton that cannot launch (also with
+    "auto"), and `CompilerUnavailable` if a requested "cpu" cannot be built.
     """
     device = torch.device(device)
     if requested not in REQUESTS:
@@ -55,7 +56,7 @@ def _triton(device: torch.device, requested: str) -> tuple[Backend, str]:
         if requested == "triton":
             raise ValueError("triton is not installed, expected it for the triton backend: pip install triton")
         return ReferenceBackend(), f"reference: no kernels for device {device} without triton: pip install triton"
-    # Imported here: triton comes only with torch's builds for GPUs, and to import it takes a second.
+    # Imported here: triton comes only with torch's GPU builds, and importing it takes a second.
     from triton import __version__, knobs
 
     is_interpreted = knobs.runtime.interpret
@@ -83,7 +84,7 @@ def _why_too_old(device: torch.device) -> str | None:
 
 
 def _require_launcher(device: torch.device) -> None:
-    """Raise `ValueError` unless Triton can launch: it compiles that part of itself, in C, when first used."""
+    """Raise `ValueError` unless Triton can launch kernels: it compiles its launcher, which is in C, when first used."""
     from triton.runtime import driver
 
     try:

@@ -1,4 +1,4 @@
-"""Decoder layers of a backend's separate ops."""
+"""Decoder layers composed of a backend's separate ops."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from loraserve_kernels.step_batch import StepBatch
 
 
 class ComposedDecoderLayer:
-    """The layer as a backend's separate ops compute it: what a fused one must agree with."""
+    """The layer as a backend's separate ops compute it; a fused layer must agree with it."""
 
     def __init__(self, parts: DecoderLayerParts, backend: Backend) -> None:
         self._parts = parts
@@ -41,7 +41,7 @@ class ComposedDecoderLayer:
         batch: StepBatch,
         table: AdapterTable | None,
     ) -> tuple[Tensor, Tensor]:
-        """Of x + added, where there is that, the output as two terms that are still to be added, bit for bit.
+        """The layer's output for the input x + added (None = x alone), as two terms that add up to it bit for bit.
 
         x, added and both terms: [T, hidden_size].
         """
@@ -86,7 +86,7 @@ class ComposedDecoderLayer:
 
 
 class ComposedDecoderLayers:
-    """Layers of one backend, each of whose last addition is one op with the norm of the next; at least one."""
+    """One or more layers of one backend; each layer's last addition is one op with the next layer's first norm."""
 
     def __init__(self, layers: Sequence[ComposedDecoderLayer]) -> None:
         self._layers = list(layers)

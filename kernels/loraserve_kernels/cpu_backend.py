@@ -1,4 +1,4 @@
-"""The ops in C on CPU: float32 and bfloat16; the reference backend serves other dtypes (float16, float8 caches)."""
+"""The ops in C on CPU, in float32 and bfloat16; the reference backend serves other dtypes (float16, float8 caches)."""
 
 from collections.abc import Sequence
 from ctypes import addressof, c_double, c_int64
@@ -41,8 +41,8 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 class CpuBackend:
     """Implements `Backend` with the C functions of a `CpuLibrary`, on `torch.get_num_threads()` threads.
 
-    A row's result of `lora_add`, `paged_attention`, `rms_norm` and `silu_mul` is the same bit for bit whatever
-    other rows are in the batch and however a prompt is chunked.
+    A row's result of `lora_add`, `paged_attention`, `rms_norm` and `silu_mul` is the same, bit for bit, whatever other
+    rows are in the batch and however a prompt is chunked.
     """
 
     name = "cpu"
@@ -66,8 +66,8 @@ class CpuBackend:
         return QuantizedLinear(weight, bias, quantization) if quantization else PrepackedLinear(weight, bias)
 
     def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
-        """See `Backend.rounded_weight`. On two EPYC Zen 4 cores 8 billion weights a second to eight bits, 3 into memory
-        that is new, 0.6 in torch, and 1.5 to four bits."""
+        """See `Backend.rounded_weight`. On two EPYC Zen 4 cores 8 billion weights a second to eight bits (3 into
+        newly allocated memory, 0.6 in torch) and 1.5 to four bits."""
         code = DTYPE_CODES.get(weight.dtype)
         if code is None:
             return rounded_weight(weight, quantization, out)
@@ -103,17 +103,17 @@ class CpuBackend:
 
     def num_free_rows(self, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
         """See `Backend.num_free_rows`."""
-        # Measured on two cores each, all linears of a layer of 768, bfloat16: with AMX 16 rows take as long as reading;
-        # with AVX-512 1, 8 and 16 rows 381, 410 and 525 µs; with AVX2 1, 4 and 16 rows 357, 359 and 1,082.
+        # Measured on two cores each, all linears of a layer of 768, bfloat16. With AMX 16 rows take as long as reading;
+        # AVX-512: 1, 8, 16 rows take 381, 410, 525 µs; AVX2: 1, 4, 16 rows take 357, 359, 1,082 µs.
         if not self.packs(dtype):
             return 1
         if quantization is None and self.library.has_amx and dtype == torch.bfloat16:
             return 16
         instructions = torch.backends.cpu.get_cpu_capability()
         is_wide = instructions == "AVX512"
-        # 4,096 x 4,096, 1, 2, 4, 8 rows, in eight bits: with AVX-512 577, 598, 665 and 858 µs; with AVX2 538, 414, 640
-        # and 1,477, in float32 516, 655, 883 and 1,920; with AMX 935, 996, 1,057 and 1,089, of 16 rows 1,458. NF4 with
-        # AVX-512 240, 212, 220 and 380, in float32 487, 543, 684 and 1,048; int4 with AVX2 297, 391, 642 and 1,804.
+        # µs for 1, 2, 4, 8 rows of 4,096 x 4,096. Eight bits: AVX-512 577, 598, 665, 858; AVX2 538, 414, 640, 1,477, in
+        # float32 516, 655, 883, 1,920; AMX 935, 996, 1,057, 1,089, and 1,458 for 16 rows. NF4: AVX-512 240, 212, 220,
+        # 380, in float32 487, 543, 684, 1,048. int4: AVX2 297, 391, 642, 1,804.
         if quantization is Quantization.INT4 or quantization in STORED:
             return 4 if is_wide and dtype == torch.bfloat16 else 2
         if quantization is Quantization.INT8:
@@ -164,7 +164,7 @@ class CpuBackend:
         table: AdapterTable,
         segments: Segments,
     ) -> None:
-        """See `Backend.lora_embed`. Nothing is changed when a token is outside the table."""
+        """See `Backend.lora_embed`. If a token id is outside the table, nothing is changed."""
         check_lora_embed(y, token_ids, group, table)
         if not segments.has_adapter or y.shape[0] == 0:
             return
@@ -176,7 +176,7 @@ class CpuBackend:
         self._c.lora_embed(*rows, *self._adapters(group, table, segments), code, torch.get_num_threads())
 
     def _adapters(self, group: LoraGroup, table: AdapterTable, segments: Segments) -> tuple[int, int, int, int, int]:
-        """As C takes them: addresses of group and table, of the segments' starts and slots, and how many these are."""
+        """For C: addresses of the group, the table, the segments' starts and their slots; the number of segments."""
         bound = self._bound_groups.get(id(group))
         if bound is None or not bound.is_for(group, table):
             bound = self._bound_groups[id(group)] = bind_group(group, table)
@@ -184,7 +184,7 @@ class CpuBackend:
         return bound.group_address, bound.table_address, starts, slots, segments.adapter_slot.shape[0]
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        """See `Backend.kv_write`. Nothing is written when a slot is outside the cache."""
+        """See `Backend.kv_write`. If a slot is outside the cache, nothing is written."""
         check_kv_write(k, v, k_cache, v_cache, slot_mapping)
         require_cpu("k", k)
         code = DTYPE_CODES.get(k_cache.dtype)
@@ -216,7 +216,7 @@ class CpuBackend:
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """See `Backend.rotary_kv_write`. Nothing is changed when a slot is outside the cache."""
+        """See `Backend.rotary_kv_write`. If a slot is outside the cache, nothing is changed."""
         check_rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
         require_cpu("q", q)
         code = DTYPE_CODES.get(k_cache.dtype)
@@ -330,7 +330,7 @@ class CpuBackend:
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """See `Backend.add_rms_norm`. Two operations: a whole layer is one call where it matters."""
+        """See `Backend.add_rms_norm`. Two operations: if speed matters, the whole layer is one call anyway."""
         check_add_rms_norm(x, residual, weight)
         total = x + residual
         return total, self.rms_norm(total, weight, eps)
@@ -356,7 +356,7 @@ class CpuBackend:
         return out
 
     def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
-        """See `SamplesOnHost.argmax`. 16 x 16,000 bfloat16 logits took 175 µs within a step in numpy, about 75 here."""
+        """See `SamplesOnHost.argmax`. 16 x 16,000 bfloat16 logits, within a step: about 75 µs, in numpy 175 µs."""
         check_argmax(logits, num_columns)
         require_cpu("logits", logits)
         code = DTYPE_CODES.get(logits.dtype)

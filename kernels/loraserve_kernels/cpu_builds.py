@@ -1,9 +1,9 @@
-"""Compiling the C functions for this very CPU: with which compilers and OpenMP runtimes, and where the result is kept.
+"""Compile the C functions for this CPU: the compilers and OpenMP runtimes to use, and where the result is cached.
 
-OpenMP: torch brings its own runtime (`torch/lib/libgomp*.so*` in the wheels). We use whichever runtime the process has
-loaded already, so that torch and we share one pool of threads instead of two that spin against each other. On macOS the
-wheel's `torch/lib/libomp.dylib` or none: a second one, as a compiler brings it, aborts the process. Decoder layers and
-models have threads of their own, see `csrc/team.c`.
+OpenMP: torch's wheels contain a runtime (`torch/lib/libgomp*.so*`). We use the runtime that the process has already
+loaded, so that torch and we share one thread pool instead of two that spin against each other. On macOS we use the
+wheel's `torch/lib/libomp.dylib` or none: a second runtime, such as a compiler's, aborts the process. Decoder layers and
+models use their own threads, see `csrc/team.c`.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ _OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so[^/\s]*")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One way to compile for this CPU: which compiler, with or without OpenMP and whose runtime."""
+    """One way to compile for this CPU: a compiler and an OpenMP runtime."""
 
     compiler: Compiler
     openmp: str
 
     def key(self) -> str:
-        """Names the result: same sources, flags, CPU and compiler, same key."""
+        """Cache key of the result: a hash of the sources, flags, CPU, compiler and OpenMP runtime."""
         digest = hashlib.sha256()
         for source in sorted(c_compiler.SOURCE_DIR.iterdir()):
             digest.update(f"{source.name}\0".encode() + source.read_bytes())
@@ -50,16 +50,16 @@ class Build:
         return target
 
     def openmp_flags(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(to compile, to link). On macOS no runtime is named: `open_build` loads it before the library."""
+        """(compiler flags, linker flags). On macOS none names the runtime: `open_build` loads it before the library."""
         if self.openmp == "none":
             return (), ()
         if sys.platform == "darwin":
-            return ("-Xclang", "-fopenmp"), ("-Wl,-undefined,dynamic_lookup",)  # Apple's clang refuses plain -fopenmp
+            return ("-Xclang", "-fopenmp"), ("-Wl,-undefined,dynamic_lookup",)  # Apple's clang rejects plain -fopenmp
         return ("-fopenmp",), ("-fopenmp" if self.openmp == "own" else self.openmp,)
 
 
 def builds() -> Iterator[Build]:
-    """Every compiler found, each with torch's OpenMP runtime, then its own but on macOS, then none; best first."""
+    """All compilers with the loaded OpenMP runtime, then with their own (not on macOS), then without; best first."""
     runtime = loaded_openmp_runtime()
     compilers = list(find_compilers())
     others = ["none"] if sys.platform == "darwin" else ["own", "none"]
@@ -69,9 +69,9 @@ def builds() -> Iterator[Build]:
 
 
 def loaded_openmp_runtime(maps: Path = Path("/proc/self/maps")) -> Path | None:
-    """The OpenMP library this process has mapped, torch's own if there are several; None where that cannot be read.
+    """The OpenMP library that this process has mapped, torch's if there are several; None if none is found.
 
-    On macOS the one in torch's wheel, which torch loads.
+    On macOS, the one in torch's wheel, which torch loads.
     """
     if sys.platform == "darwin":
         torch = find_spec("torch")
@@ -86,7 +86,7 @@ def loaded_openmp_runtime(maps: Path = Path("/proc/self/maps")) -> Path | None:
 
 
 def cpu_description() -> str:
-    """The instruction sets of this machine: a cache shared between machines must not mix their builds."""
+    """Identifies this machine's CPU: a cache shared between machines must not mix their builds."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -108,11 +108,11 @@ def private_directory(cache_dir: Path | None) -> Path:
         is_ours = status.st_uid == os.getuid() and not others_write and os.access(directory, os.W_OK)
         if is_ours and not is_noexec(directory):
             return directory
-    except (OSError, RuntimeError):  # the latter: there is no home directory
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         pass
     return Path(tempfile.mkdtemp(prefix="loraserve-"))
 
 
 def is_noexec(directory: Path) -> bool:
-    """Whether it is mounted so that no library can be loaded from there; False where the system does not tell."""
+    """Whether it is mounted noexec, so that no library loads from it; False if the system does not report that."""
     return bool(os.statvfs(directory).f_flag & getattr(os, "ST_NOEXEC", 0))

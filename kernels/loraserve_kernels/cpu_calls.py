@@ -1,4 +1,4 @@
-"""How the C functions of `csrc/` are called: dtypes, structures, arguments and statuses as its headers have them."""
+"""Calling conventions of the C functions of `csrc/`: dtypes, structures, arguments and statuses, as in its headers."""
 
 import ctypes
 from ctypes import c_float, c_int, c_int64, c_void_p
@@ -243,7 +243,7 @@ SIGNATURES = {
 
 
 def open_functions(path: Path) -> ctypes.CDLL:
-    """Load and declare the functions, which raise as `_check_status` does. Raises `OSError`."""
+    """Load the library and declare its functions, which raise as `_check_status` does. Raises `OSError`."""
     library = ctypes.CDLL(str(path))
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
@@ -256,7 +256,7 @@ def open_functions(path: Path) -> ctypes.CDLL:
 
 
 def _check_status(status: int, _function: object, _arguments: object) -> None:
-    """Raises `ValueError` for arguments that the function refused, `MemoryError` where there was too little for it."""
+    """Raise `ValueError` for arguments that the function refused, `MemoryError` if it ran out of memory."""
     if status == 0:
         return
     message = STATUS_MESSAGES.get(status)

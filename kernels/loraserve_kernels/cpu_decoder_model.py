@@ -1,4 +1,4 @@
-"""A whole model as one call of `csrc/decoder_model.c`."""
+"""A whole model as one call into `csrc/decoder_model.c`."""
 
 from collections.abc import Sequence
 from ctypes import addressof, c_int64
@@ -21,7 +21,7 @@ from loraserve_kernels.step_batch import StepBatch
 
 
 class CpuDecoderModel:
-    """See `DecoderModel`. Its bits are those of the separate ops."""
+    """See `DecoderModel`. Results are bit for bit those of the separate ops."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class CpuDecoderModel:
         head: PackedLinear,
         library: CpuLibrary,
     ) -> None:
-        """layers, head: those of `parts`."""
+        """layers, head: the layers and head of `parts`, as this backend's types."""
         _check(parts, layers, head)
         self._parts = parts
         self._layers = layers
@@ -57,12 +57,12 @@ class CpuDecoderModel:
         self._step = ModelStepStruct()
         self._logits = torch.empty(0)
         self._best = (c_int64 * 0)()
-        """These three are of that batch."""
+        """This, `_logits` and `_step` belong to `_batch`."""
 
     def __call__(
         self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], batch: StepBatch, table: AdapterTable | None
     ) -> ModelOutput | None:
-        """See `DecoderModel`. Nothing is changed when an index is out of range."""
+        """See `DecoderModel`. If an index is out of range, nothing is changed."""
         if may_have_biases(batch, table):
             return None
         shape = self._layers.shape
@@ -93,7 +93,7 @@ class CpuDecoderModel:
         return ModelOutput(self._logits, best_tokens(self._best), list(drawn))
 
     def _bind_head(self, table: AdapterTable) -> None:
-        """Take the addresses of its adapters' matrices for the calls to come."""
+        """Take the addresses of the head's columns in the table, for later calls."""
         if self._head_group is None or not self._head_group.is_for(self._parts.head_group, table):
             bound = self._head_group = bind_group(self._parts.head_group, table)
             self._struct.head_group, self._struct.head_table = bound.group_address, bound.table_address

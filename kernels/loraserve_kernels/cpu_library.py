@@ -1,4 +1,4 @@
-"""The C functions of `csrc/`, prebuilt or compiled at first use with the system's compiler, called through ctypes."""
+"""The C functions of `csrc/`, called through ctypes: prebuilt, or compiled at first use with the system's compiler."""
 
 import ctypes
 import sys
@@ -13,24 +13,23 @@ from loraserve_kernels.cpu_variants import Variant, find_prebuilt
 
 @dataclass(frozen=True, slots=True)
 class CpuLibrary:
-    """A loaded library. `functions` are called with integers for pointers and return a status code."""
+    """A loaded library. `functions` take pointers as integers and return a status code."""
 
     path: Path
     origin: str
-    """Where it comes from: a prebuilt variant, or the compiler that built it here."""
+    """The prebuilt variant, or the compiler that built the library here."""
     openmp: str
     """Path of the runtime shared with torch, "own" for the compiler's, "none" when single-threaded."""
     functions: ctypes.CDLL
     has_amx: bool
-    """Whether linears and attention in bfloat16 use it: the CPU has it, the system allows it, the compiler knew it."""
+    """Whether bfloat16 linears and attention use AMX: the CPU has it, the system allows it, the compiler knew it."""
 
 
 def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
-    """The C functions: prebuilt for this CPU, else compiled, unless `cache_dir` has them already.
+    """The C functions: prebuilt for this CPU, else from `cache_dir`, else compiled into it.
 
-    cache_dir defaults to `$XDG_CACHE_HOME/loraserve` or `~/.cache/loraserve`. A directory that is not writable, or that
-    somebody else could put a library into, or that no library can be loaded from, is replaced by a private temporary
-    one.
+    cache_dir defaults to `$XDG_CACHE_HOME/loraserve` or `~/.cache/loraserve`. A directory that is not writable, into
+    which others could write a library, or from which no library can be loaded is replaced by a private temporary one.
 
     Prebuilt comes first because it is as fast as `-march=native` and needs no compiling: see ADR 0005.
     Raises `CompilerUnavailable`.
@@ -46,7 +45,7 @@ def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
         raise CompilerUnavailable("; ".join([*reasons, "no C compiler found (looked for $CC, cc, gcc, clang)"]))
     directory = private_directory(cache_dir)
     if is_noexec(directory):
-        # Finding it out by trying took three compilations at each start: 50 s on two cores.
+        # Without this check, each start compiled three times before failing: 50 s on two cores.
         directory.rmdir()
         raise CompilerUnavailable(
             f"{directory.parent} is mounted noexec: set TMPDIR to a folder that is not, or install a released wheel"
@@ -66,19 +65,19 @@ def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
 
 
 def open_build(path: Path, build: Build) -> CpuLibrary:
-    """Load what `build` compiled. Raises `OSError` when the file or its OpenMP runtime does not load."""
+    """Load the library that `build` compiled. Raises `OSError` if the file or its OpenMP runtime does not load."""
     if sys.platform == "darwin" and build.openmp != "none":
-        ctypes.CDLL(build.openmp, mode=ctypes.RTLD_GLOBAL)  # the library finds its symbols by their names
+        ctypes.CDLL(build.openmp, mode=ctypes.RTLD_GLOBAL)  # the library resolves its symbols by name
     functions = open_functions(path)
     origin = f"built with {build.compiler.version}"
     return CpuLibrary(path, origin, build.openmp, functions, bool(functions.amx_enable(1)))
 
 
 def open_prebuilt(variant: Variant, path: Path) -> CpuLibrary:
-    """Load a variant, which names no OpenMP runtime: its symbols are found in torch's, made global here.
+    """Load a variant. It names no OpenMP runtime: its symbols are resolved in torch's, which is made global here.
 
-    A runtime named when the wheel is built could not be torch's: that one's file name differs between torch's wheels.
-    Raises `OSError` when the file does not load or the runtime has not what it needs.
+    The wheel could not name torch's runtime when it was built: that file's name differs between torch's wheels.
+    Raises `OSError` if the file does not load or the runtime lacks a symbol.
     """
     runtime = str(loaded_openmp_runtime() or "libgomp.so.1")
     ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)

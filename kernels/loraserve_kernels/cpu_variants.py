@@ -1,6 +1,6 @@
-"""The libraries released wheels bring along: one per instruction set, chosen by the flags of the CPU.
+"""The prebuilt libraries in released wheels: one per instruction set, chosen by the flags of the CPU.
 
-A variant is loaded only if the CPU has every flag it was compiled for. Standard library only, as `c_compiler`.
+A variant is loaded only if the CPU has every flag it was compiled for. Standard library only, like `c_compiler`.
 """
 
 import platform
@@ -19,10 +19,10 @@ X86_64_V4 = X86_64_V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".
 class Variant:
     name: str
     machine: str
-    """As `platform.machine()` says it."""
+    """As `platform.machine()` returns it."""
     compile_flags: tuple[str, ...]
     cpu_flags: frozenset[str]
-    """What the compiler may use, in the words of /proc/cpuinfo."""
+    """Instruction sets that the compiler may use, as named in /proc/cpuinfo."""
 
     @property
     def file_name(self) -> str:
@@ -30,7 +30,7 @@ class Variant:
 
 
 VARIANTS = (
-    # Best first. On a 16-row bfloat16 linear of Zen 5: 249 us with bfloat16 products, 964 without, 2,581 in AVX2.
+    # Best first. A 16-row bfloat16 linear on Zen 5: 249 us with bfloat16 products, 964 without, 2,581 with AVX2.
     Variant(
         "x86-64-v4-bf16",
         "x86_64",
@@ -46,7 +46,7 @@ VARIANTS = (
 
 
 def find_prebuilt() -> Iterator[tuple[Variant, Path]]:
-    """The variants this wheel brings and this CPU can run, best first; none in a wheel built without them."""
+    """The variants that this wheel contains and this CPU can run, best first; none in a wheel built without them."""
     for variant in usable_variants(platform.machine(), cpu_flags()):
         path = PREBUILT_DIR / variant.file_name
         if path.is_file():
@@ -58,7 +58,7 @@ def usable_variants(machine: str, flags: frozenset[str]) -> list[Variant]:
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What every core has and the system allows; empty where that cannot be read."""
+    """Flags that every core has and the system allows; empty if they cannot be read."""
     try:
         lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     except OSError:

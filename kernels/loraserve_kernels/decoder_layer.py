@@ -19,14 +19,14 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayerParts:
-    """Each linear group is one linear with adjacent outputs: q|k|v and gate|up."""
+    """Linears with the same input are one linear with adjacent outputs: q|k|v and gate|up."""
 
     qkv: Linear
     output: Linear
     gate_up: Linear
     down: Linear
     lora_groups: tuple[LoraGroup, LoraGroup, LoraGroup, LoraGroup]
-    """In the order above."""
+    """Of qkv, output, gate_up and down."""
     input_norm: Norm
     mlp_norm: Norm
     q_norm: Norm | None
@@ -51,7 +51,7 @@ class DecoderLayer(Protocol):
         batch: StepBatch,
         table: AdapterTable | None,
     ) -> Tensor:
-        """x: [T, hidden_size], dense -> the same shape, newly allocated.
+        """x: [T, hidden_size], dense. Returns the same shape, newly allocated.
 
         rotary: (cos, sin) as for `rotary_kv_write`, or [1, T, rotary_dim].
         """

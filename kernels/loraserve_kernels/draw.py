@@ -1,4 +1,4 @@
-"""Tokens drawn on the host, a whole batch at once."""
+"""Draw tokens on the host, for a whole batch at once."""
 
 import math
 import struct
@@ -28,12 +28,12 @@ class Draw(NamedTuple):
     top_p: float
     min_p: float
     seed: int
-    """It and the position: any integer, modulo 2^64."""
+    """Like the position, any integer, modulo 2^64."""
     position: int
 
 
 def check_draws(draws: Sequence[Draw], num_rows: int) -> None:
-    """Raise `ValueError` unless they are as `SamplesOnHost.draw` says, for so many rows of logits."""
+    """Raise `ValueError` unless rows are below num_rows and temperatures at least `LEAST_TEMPERATURE`."""
     for draw in draws:
         if not 0 <= draw.row < num_rows:
             raise mismatch("draw.row", draw.row, f"0 to {num_rows - 1}")
@@ -42,7 +42,7 @@ def check_draws(draws: Sequence[Draw], num_rows: int) -> None:
 
 
 def pack_draws(draws: Sequence[Draw]) -> bytes:
-    """As the C function reads them."""
+    """One `struct draw` each, as the C function reads them."""
     return b"".join(
         _DRAW.pack(
             draw.temperature,
@@ -58,7 +58,7 @@ def pack_draws(draws: Sequence[Draw]) -> bytes:
 
 
 def draw_params(draws: Sequence[Draw], device: torch.device) -> tuple[list[int], sampling.DrawParams]:
-    """The rows of one draw or more, and how they are drawn, as tensors [draws] on the device."""
+    """(rows, their parameters as tensors [draws] on the device); draws: at least one."""
     rows, *columns = map(list, zip(*draws, strict=True))
     return rows, sampling.pack_draws(*columns, device=device)
 

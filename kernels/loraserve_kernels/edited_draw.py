@@ -1,4 +1,4 @@
-"""Tokens chosen on the host from rows of logits that are edited first, a whole batch at once."""
+"""Choose tokens on the host from rows of logits that are edited first, for a whole batch at once."""
 
 import struct
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from loraserve_kernels.logit_edits import IN_PROMPT, ListedTokens, LogitEdits
 from loraserve_kernels.sampling import sample_reference
 
 _EDITS = struct.Struct("<QQQqQQqfffi")
-"""`struct edited_draw` of edited_draw.c, behind its draw."""
+"""`struct edited_draw` of edited_draw.c, after its draw."""
 
 
 @dataclass(slots=True)
 class CountedTokens:
-    """The distinct tokens that penalties are for, and how often the output has each.
+    """The distinct tokens to which penalties apply, and how often each is in the output.
 
-    Whoever has it may write to the arrays, and set `num_tokens` to how much of them is in use.
+    The owner may write to the arrays, and sets `num_tokens` to the number of entries in use.
     """
 
     token_ids: NDArray[np.int64]
     counts: NDArray[np.float32]
     num_tokens: int
     addresses: tuple[int, int] = field(init=False)
-    """Of the arrays."""
+    """Addresses of the arrays."""
 
     def __post_init__(self) -> None:
         self.addresses = self.token_ids.ctypes.data, self.counts.ctypes.data
@@ -41,25 +41,25 @@ class EditedDraw(NamedTuple):
     """How a token is chosen from one row of logits; see `logit_edits.LogitEdits`."""
 
     draw: Draw
-    """Below `LEAST_TEMPERATURE` the largest logit is chosen."""
+    """With a temperature below `LEAST_TEMPERATURE`, the largest logit is chosen."""
     is_blank: bool
     listed: ListedTokens
     counted: CountedTokens | None = None
-    """None: no penalties."""
+    """None = no penalties."""
     repetition: float = 1.0
     frequency: float = 0.0
     presence: float = 0.0
 
 
 def check_edited_draws(draws: Sequence[EditedDraw], num_rows: int) -> None:
-    """Raise `ValueError` unless they are of rows below num_rows."""
+    """Raise `ValueError` unless all rows are below num_rows."""
     for draw, *_ in draws:
         if not 0 <= draw.row < num_rows:
             raise mismatch("draw.row", draw.row, f"0 to {num_rows - 1}")
 
 
 def pack_edited_draws(draws: Sequence[EditedDraw]) -> bytes:
-    """As the C function reads them; valid as long as the draws."""
+    """One `struct edited_draw` each, as the C function reads them; valid as long as the draws."""
     return b"".join(map(_pack, draws))
 
 
@@ -112,7 +112,7 @@ def _edits_of(draws: Sequence[EditedDraw], num_columns: int, device: torch.devic
         marks=torch.from_numpy(np.concatenate([each.marks for each in listed])).to(device),
         repetition=column([edited.repetition for edited in draws], torch.float32),
         frequency=column([edited.frequency for edited in draws], torch.float32),
-        presence=column([edited.presence for edited in draws], torch.float32).double(),  # rounded as the C function's
+        presence=column([edited.presence for edited in draws], torch.float32).double(),  # rounded as in the C function
         count_row=column([-1 if each.counted is None else row for row, each in enumerate(draws)], torch.int32),
         token_counts=counts.to(device),
     )

@@ -1,4 +1,4 @@
-"""Weights as checkpoints have them in four bits, with a scale for each group; `csrc/four_bit_weight.c` packs them."""
+"""Four-bit weights of quantized checkpoints, with a scale per group; `csrc/four_bit_weight.c` packs them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from loraserve_kernels.checks import mismatch
 from loraserve_kernels.quantization import STORED, Quantization
 
 MXFP4_MULTIPLES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)
-"""Of half an element."""
+"""Twice the values that the codes stand for in the format's definition, so that all are integers."""
 NF4_MULTIPLES = torch.tensor(
     [-2048, -1426, -1075, -809, -583, -378, -186, 0, 163, 330, 504, 692, 903, 1152, 1481, 2048], dtype=torch.float32
 )
@@ -23,26 +23,27 @@ _MULTIPLES = {
     Quantization.UINT4_G128: _UINT4_MULTIPLES,
 }
 _PIECE = 1 << 16
-"""Weights made whole at a time: they stay in a cache meanwhile."""
+"""Weights dequantized at once; few enough to stay in a CPU cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class FourBitWeight:
-    """[N, K], K a multiple of the group size.
+    """A weight [N, K], K a multiple of the group size.
 
-    Raises `ValueError` for tensors that are not dense or of other shapes, and an order that is none of all inputs.
+    Raises `ValueError` for tensors that are not dense or have other shapes or dtypes, and for an order that is not a
+    permutation of all inputs.
     """
 
     quantization: Quantization
-    """Of `STORED`: what multiples codes stand for, and how many share a scale."""
+    """One of `STORED`: the multiples that codes stand for, and how many weights share a scale."""
     codes: Tensor
-    """uint8 [N, K / 2], of the inputs as they are, two in a byte, the first in its lower bits."""
+    """uint8 [N, K / 2], in the order of inputs, two per byte, the first in the lower bits."""
     scales: Tensor
-    """bfloat16 [N, K / group size]: of `to_scales`."""
+    """bfloat16 [N, K / group size], from `to_scales`."""
     zeros: Tensor | None = None
-    """Of forms that have them: uint8 [N, K / group size], what is taken from the codes of each group."""
+    """uint8 [N, K / group size], subtracted from the codes of each group; None for formats without zero points."""
     order: Tensor | None = None
-    """int32 [K]: the inputs of the first group, then those of the next. None = they are in order."""
+    """int32 [K]: the inputs of the first group, then those of the next. None = groups are consecutive inputs."""
 
     def __post_init__(self) -> None:
         if self.quantization not in STORED:
@@ -73,7 +74,7 @@ class FourBitWeight:
 
 
 def joined(weights: Sequence[FourBitWeight]) -> FourBitWeight:
-    """Outputs of the first, then those of the next, all of one form, K and order. Raises `ValueError`."""
+    """The weights, of one format and K, joined along their outputs. Raises `ValueError` if their orders differ."""
     first = weights[0]
     if len(weights) == 1:
         return first
@@ -90,19 +91,19 @@ def joined(weights: Sequence[FourBitWeight]) -> FourBitWeight:
 
 
 def have_one_order(orders: Sequence[Tensor | None]) -> bool:
-    """orders: as `FourBitWeight` has them."""
+    """Whether all are equal. orders: of `FourBitWeight`s."""
     given = [order for order in orders if order is not None]
     return not given or (len(given) == len(orders) and all(torch.equal(order, given[0]) for order in given[1:]))
 
 
 def to_scales(scales: Tensor) -> Tensor:
-    """Rounded to bfloat16; those below its normal range become zero."""
+    """Scales rounded to bfloat16; those below its normal range become zero."""
     rounded = scales.bfloat16()
     return torch.where(rounded.abs() < torch.finfo(torch.bfloat16).tiny, 0, rounded)
 
 
 def whole_weight(weight: FourBitWeight, out: Tensor) -> Tensor:
-    """Into `out`, dense [N, K], which is returned: multiples times scales in float32, rounded once."""
+    """Dequantize into `out`, dense [N, K], and return it: multiples times scales in float32, rounded once."""
     check_whole(weight, out)
     multiples = _MULTIPLES[weight.quantization].to(out.device)
     num_rows = max(1, _PIECE // max(1, weight.shape[1]))
@@ -117,16 +118,16 @@ def whole_weight(weight: FourBitWeight, out: Tensor) -> Tensor:
 
 
 def check_whole(weight: FourBitWeight, out: Tensor) -> None:
-    """Raises `ValueError`."""
+    """Raise `ValueError` unless `out` is dense and of the weight's shape."""
     if tuple(out.shape) != weight.shape or not out.is_contiguous():
         raise mismatch("out", list(out.shape), f"dense {list(weight.shape)}")
 
 
 class FourBitLinear:
-    """x Wᵀ + bias the plain way: the weight is made whole for each call."""
+    """x Wᵀ + bias in plain torch: each call dequantizes the whole weight."""
 
     def __init__(self, weight: FourBitWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
-        """bias: [N]; dtype: its and that of rows."""
+        """bias: [N]; dtype: of the bias and of rows."""
         self.out_features, self.in_features = weight.shape
         self.dtype = dtype
         self.bias = None if bias is None else bias.detach()

@@ -1,4 +1,4 @@
-"""Tokens and their log-probabilities, chosen and computed for a host that waits for them."""
+"""Tokens and log-probabilities, returned to the host, which waits for them."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,37 +12,37 @@ from loraserve_kernels.score import Ask, Score, score_reference
 
 
 class SamplesOnHost(Protocol):
-    """Of logits [R, at least num_columns], rows may be strided; columns beyond num_columns are never read.
+    """For logits [R, at least num_columns], rows may be strided; columns from num_columns on are never read.
 
-    Logits are not written to. A result depends on its row's logits and what is asked of that row only, bit for bit.
+    Logits are not written to. A result depends only on its row's logits and parameters, bit for bit.
     """
 
     def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
-        """Per row the lowest index of the largest among the first columns, and whether that element is finite.
+        """Per row, the lowest index of the largest logit in the first num_columns, and whether that logit is finite.
 
         NaN counts as the largest.
         """
         ...
 
     def draw(self, logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list[int]:
-        """A token for each draw, as `sampling.sample_reference` but for rounding; -1 where its row is not finite."""
+        """A token per draw, as by `sampling.sample_reference` except for rounding; -1 if its row is not finite."""
         ...
 
     def draw_edited(self, logits: Tensor, num_columns: int, draws: Sequence[EditedDraw]) -> list[int]:
-        """As `draw`, from logits that are edited first; -1 too where a row allows no token there is.
+        """As `draw`, from logits that are edited first; -1 also if a row allows no existing token.
 
-        Token ids from num_columns on are passed over. A row that allows only some tokens and is not finite elsewhere
-        may get one all the same.
+        Token ids from num_columns on are ignored. A row that allows only some tokens may get one even if the logits of
+        other tokens make it not finite.
         """
         ...
 
     def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
-        """Log-probabilities, as `score_reference` but for rounding."""
+        """Log-probabilities, as by `score_reference` except for rounding."""
         ...
 
 
 class ReferenceSampling:
-    """Implements `SamplesOnHost` in plain torch, on any device; a GPU is waited for."""
+    """Implements `SamplesOnHost` in plain torch, on any device; waits for a GPU."""
 
     def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
         """See `SamplesOnHost.argmax`."""

@@ -1,4 +1,4 @@
-"""Store the step's K and V rows into their cache slots."""
+"""Store the step's K and V rows in their cache slots."""
 
 from dataclasses import dataclass
 

@@ -1,15 +1,15 @@
-"""How many tiles, and how wide: for the host, where it launches kernels.
+"""Tile counts and sizes, computed on the host for kernel launches.
 
-`triton.cdiv` and `triton.next_power_of_2` give the same there, but take 2 us a call in Triton 3.6 and 3.9, as all that
-may be a constant of a kernel; a layer with LoRA makes 34 such calls.
+`triton.cdiv` and `triton.next_power_of_2` return the same, but take 2 us a call in Triton 3.6 and 3.9, as does every
+function that kernels may also call with constants; a layer with LoRA makes 34 such calls.
 """
 
 
 def ceil_div(size: int, tile: int) -> int:
-    """Tiles that hold so many."""
+    """Number of tiles that cover size."""
     return -(-size // tile)
 
 
 def power_of_2(size: int) -> int:
-    """The smallest one that is not below size, which is at least 1."""
+    """The smallest power of two that is not below size; size is at least 1."""
     return 1 << (size - 1).bit_length()

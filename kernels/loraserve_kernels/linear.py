@@ -1,4 +1,4 @@
-"""What a linear layer is, whichever backend made it."""
+"""The interface of a linear layer of any backend."""
 
 from typing import Protocol
 
@@ -9,10 +9,10 @@ class Linear(Protocol):
     """x Wᵀ + bias with the weight in whatever layout is fastest."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [..., in_features], rows may be strided → [..., out_features], newly allocated."""
+        """x: [..., in_features], rows may be strided. Returns [..., out_features], newly allocated."""
         ...
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the weight, bit for bit as it is multiplied. indices: int64 [...], of outputs → [..., in_features].
-        Raises `ValueError` or `IndexError` where there is no such row."""
+        """Rows of the weight, bit for bit as it is multiplied. indices: int64 [...], of outputs. Returns
+        [..., in_features]. Raises `ValueError` or `IndexError` for a row that does not exist."""
         ...

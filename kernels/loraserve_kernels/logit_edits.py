@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen, as tensors: allowed tokens, bias, banned tokens, penalties."""
+"""Changes to logits before a token is chosen, as tensors: allowed tokens, bias, banned tokens, penalties."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ IN_PROMPT = 1 << 30
 
 @dataclass(slots=True)
 class RowEdits:
-    """Of one row. Token ids outside the vocabulary are passed over."""
+    """Edits of one row. Token ids outside the vocabulary are ignored."""
 
     allowed_token_ids: Sequence[int] = ()
     """Empty = all."""
     bias: Mapping[int, float] = field(default_factory=dict)
     banned_token_ids: Iterable[int] = ()
-    """Stop tokens of a sequence that is too short to stop."""
+    """Stop tokens of a sequence below its minimum length."""
     repetition: float = 1.0
     presence: float = 0.0
     frequency: float = 0.0
@@ -32,14 +32,14 @@ class RowEdits:
 
 @dataclass(frozen=True, slots=True)
 class ListedTokens:
-    """What a row does to single tokens: E of them, each once, all of the vocabulary."""
+    """A row's edits of E single tokens, each listed once, all within the vocabulary."""
 
     token_ids: NDArray[np.int32]
     biases: NDArray[np.float32]
     marks: NDArray[np.int8]
     """As `LogitEdits.marks`."""
     addresses: tuple[int, int, int] = field(init=False)
-    """Of the arrays."""
+    """Addresses of the arrays."""
 
     def __post_init__(self) -> None:
         arrays = self.token_ids, self.biases, self.marks
@@ -48,15 +48,15 @@ class ListedTokens:
 
 @dataclass(slots=True)
 class LogitEdits:
-    """Of R rows, applied in this order: allowed tokens, bias, bans; repetition, then frequency and presence penalty.
+    """Edits of R rows, applied in order: allowed tokens, bias, bans; repetition, then frequency and presence penalty.
 
     Row r lists tokens `start[r]` to `start[r + 1]`, each once.
     """
 
     is_edited: Tensor
-    """int8 [R]: 0 = the row's logits are taken as they are."""
+    """int8 [R]: 0 = the row's logits are used unchanged."""
     is_blank: Tensor
-    """int8 [R]: 1 = all but the allowed tokens are out."""
+    """int8 [R]: 1 = only the allowed tokens can be chosen."""
     start: Tensor
     """int32 [R + 1]."""
     token_ids: Tensor
@@ -72,13 +72,13 @@ class LogitEdits:
     presence: Tensor
     """float64 [R]."""
     count_row: Tensor
-    """int32 [R]; rows with penalties have different ones."""
+    """int32 [R]: row of `token_counts`, different for each row with penalties; -1 = no penalties."""
     token_counts: Tensor
-    """int32 [P, V]: how often a sequence's output has each token, | `IN_PROMPT`."""
+    """int32 [P, V]: how often each token is in a sequence's output, | `IN_PROMPT` if it is in the prompt."""
 
 
 def list_tokens(row: RowEdits, vocab_size: int) -> ListedTokens:
-    """Of its allowed tokens, biases and bans."""
+    """The tokens of a row's allowed tokens, biases and bans."""
     found: dict[int, tuple[float, int]] = dict.fromkeys(row.allowed_token_ids, (0.0, IS_ALLOWED))
     for token_id, bias in row.bias.items():
         found[token_id] = (bias, found.get(token_id, (0.0, 0))[1])
@@ -94,7 +94,7 @@ def list_tokens(row: RowEdits, vocab_size: int) -> ListedTokens:
 
 
 def pack_edits(rows: Sequence[RowEdits], token_counts: Tensor) -> LogitEdits:
-    """On the device of `token_counts`, which is not copied."""
+    """Edits of rows, on the device of `token_counts`, which is not copied."""
     device, vocab_size = token_counts.device, token_counts.shape[1]
     listed = [list_tokens(row, vocab_size) for row in rows]
     starts = np.cumsum([0, *(len(each.token_ids) for each in listed)])
@@ -118,7 +118,7 @@ def pack_edits(rows: Sequence[RowEdits], token_counts: Tensor) -> LogitEdits:
 
 
 def fill_token_counts(counts: Tensor, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
-    """Start a sequence's row of `LogitEdits.token_counts`: int32 [V]. Waits for nothing."""
+    """Initialize a sequence's row of `LogitEdits.token_counts`: int32 [V]. Does not wait for the device."""
     counts.zero_()
     counts.index_fill_(0, _in_vocab(prompt_token_ids, counts), IN_PROMPT)
     outputs = _in_vocab(output_token_ids, counts)
@@ -126,23 +126,23 @@ def fill_token_counts(counts: Tensor, prompt_token_ids: Sequence[int], output_to
 
 
 def _in_vocab(token_ids: Sequence[int], counts: Tensor) -> Tensor:
-    """int64, on the device of `counts`; from page-locked memory, as a copy from other memory is waited for."""
+    """int64, on the device of `counts`; copied from page-locked memory, because copies from other memory block."""
     found = torch.tensor(token_ids, dtype=torch.int64)
     found = found[(found >= 0) & (found < counts.shape[0])]
     return found.pin_memory().to(counts.device, non_blocking=True) if counts.is_cuda else found
 
 
 def count_tokens_reference(edits: LogitEdits, token_ids: Tensor, is_finite: Tensor) -> None:
-    """Add the tokens that were chosen to the counts of rows with penalties, in place.
+    """Add the chosen tokens to the counts of rows with penalties, in place.
 
-    token_ids int64 [R], is_finite bool [R]: as `sample` returns them. A row that is not finite is not counted.
+    token_ids int64 [R], is_finite bool [R]: as `sample` returns them. Rows that are not finite are not counted.
     """
     is_counted = (edits.count_row >= 0) & is_finite
     edits.token_counts[edits.count_row[is_counted].long(), token_ids[is_counted]] += 1
 
 
 def edit_row_reference(logits: Tensor, edits: LogitEdits, row: int) -> Tensor:
-    """float32 [V]: one row of logits [V] with its edits."""
+    """float32 [V]: one row of logits [V] with its edits applied."""
     logits = logits.float()
     listed = slice(int(edits.start[row]), int(edits.start[row + 1]))
     token_ids, marks = edits.token_ids[listed].long(), edits.marks[listed]

@@ -28,7 +28,7 @@ def check_lora_add(y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, 
 
 
 def check_segments(segments: Segments) -> None:
-    """Raise `ValueError` unless they have the dtypes `Segments` states, and a first row and an end each."""
+    """Raise `ValueError` unless dtypes are those of `Segments` and there is one more start than there are slots."""
     require_dense("segments.start", segments.start, torch.int32)
     require_dense("segments.adapter_slot", segments.adapter_slot, torch.int32)
     if segments.start.shape[0] != segments.adapter_slot.shape[0] + 1:
@@ -93,12 +93,12 @@ def lora_add_reference(y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTab
 
 
 def matrix(table: AdapterTable, offset: int, num_rows: int, num_columns: int) -> Tensor:
-    """A view of one of an adapter's matrices: [num_rows, num_columns]."""
+    """A view of an adapter's matrix: [num_rows, num_columns]. Raises `ValueError` if it is not within the arena."""
     return _elements(table, offset, num_rows * num_columns).view(num_rows, num_columns)
 
 
 def magnitude_of(table: AdapterTable, slot: int, member: int, out_features: int) -> Tensor | None:
-    """A view of a member's factors and of what is added behind: float32 [2, out_features]; None without DoRA."""
+    """A view of a member's factors and shifts: float32 [2, out_features]; None without DoRA."""
     offset = int(table.offset_magnitude[slot, member]) if table.offset_magnitude.numel() else -1
     if offset < 0:
         return None
@@ -137,11 +137,11 @@ def make_lora_inputs(
     seed: int = 0,
     dora: Iterable[tuple[int, int]] = (),
 ) -> LoraInputs:
-    """Random inputs. slot_ranks: one rank per member for each adapter; 0 = absent, its offsets are poisoned.
+    """Random inputs. slot_ranks: per adapter one rank per member; 0 = absent, with invalid offsets.
 
-    dora: slots and members, counted from the group's first, with DoRA; all else is the same without.
+    dora: (slot, member counted from the group's first) pairs with DoRA; everything else does not depend on it.
     x and y are slices of wider tensors, so their rows are strided. The arena has NaN between the matrices, and the
-    group is neither the table's first group nor its first member.
+    group is not the table's first group and does not start at its first member.
     """
     generator = torch.Generator().manual_seed(seed)
     group = LoraGroup(group_index=1, member_start=2, in_features=in_features, out_features=out_features)
@@ -187,7 +187,7 @@ def make_lora_inputs(
 
 
 def add_magnitude(table: AdapterTable, slot: int, member: int, out_features: int) -> None:
-    """Give a member DoRA: random factors around 1 and random shifts, at the arena's new end between NaN."""
+    """Give a member DoRA: random factors around 1 and random shifts, appended to the arena between NaN."""
     if not table.offset_magnitude.numel():
         table.offset_magnitude = torch.full_like(table.offset_b, -1)
     generator = torch.Generator().manual_seed(1000 * slot + member)
@@ -199,7 +199,7 @@ def add_magnitude(table: AdapterTable, slot: int, member: int, out_features: int
 
 
 def make_popularity(popularity: str, num_rows: int, num_slots: int, seed: int = 0) -> tuple[list[int], list[int]]:
-    """(segment_rows, segment_slots) of decode rows whose adapters are drawn with the named popularity; slots ascend."""
+    """(segment_rows, segment_slots) of decode rows whose adapters follow one of `POPULARITIES`; slots ascend."""
     generator = torch.Generator().manual_seed(seed)
     if popularity == "identical":
         slots = torch.zeros(num_rows, dtype=torch.int64)

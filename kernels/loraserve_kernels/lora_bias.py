@@ -1,4 +1,4 @@
-"""y += scaling * bias for the rows of adapters whose B has a bias. Rare, so plain torch; on GPUs `lora_expand`."""
+"""y += scaling * bias for rows of adapters whose B has a bias. Rare, so plain torch; on GPUs `lora_expand` adds it."""
 
 from torch import Tensor
 
@@ -8,9 +8,9 @@ from loraserve_kernels.step_batch import Segments
 
 
 def lora_bias_add(y: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
-    """y: [T, sum(out_features)], changed in place; rows without an adapter or a bias stay as they are.
+    """y: [T, sum(out_features)], changed in place; rows without an adapter or a bias do not change.
 
-    Added in float32. Call it only while `table.num_biased` is not 0: it reads the table on the host.
+    Added in float32. Call it only if `table.num_biased` is not 0: it reads the table on the host.
     """
     require_rows("y", y, sum(group.out_features))
     require_like("y", y, "the adapters", table.arena)

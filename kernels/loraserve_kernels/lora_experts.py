@@ -1,8 +1,8 @@
-"""LoRA on mixtures of experts: each pair of a token and an expert has the matrices of its adapter for that expert.
+"""LoRA on mixtures of experts: each pair of a token and an expert uses its adapter's matrices for that expert.
 
-An adapter's A of all experts are adjacent, `[num_experts * rank, in_features]`, as are its B, `[num_experts * rank,
-out_features]`. What one adapter is for one expert becomes an adapter of its own, in a small table made for the call, so
-that `Backend.lora_add` needs to know nothing of experts.
+An adapter's A matrices for all experts are adjacent, `[num_experts * rank, in_features]`, and so are its B matrices,
+`[num_experts * rank, out_features]`. Each call builds a small table in which every combination of adapter and expert is
+an adapter, so `Backend.lora_add` need not know about experts.
 """
 
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ from loraserve_kernels.step_batch import Segments
 
 @dataclass(frozen=True, slots=True)
 class ExpertPairs:
-    """Pairs of a token and an expert that it is sent to, ordered by expert, those of one expert as the tokens are."""
+    """Pairs of a token and an expert it is routed to, ordered by expert, within one expert by token."""
 
     adapter_slot: Tensor
-    """int64 [N]: of each row of the table to be made; -1 = base model."""
+    """int64 [N], for each row of the table to build; -1 = base model."""
     expert: Tensor
-    """int64 [N]."""
+    """int64 [N], likewise."""
     segments: Segments
-    """Of the pairs; their slots are rows of that table."""
+    """Segments of the pairs; their slots are rows of that table."""
 
 
 def pair_up(segments: Segments, num_tokens: int, token: Tensor, expert: Tensor) -> ExpertPairs:
     """segments: of the batch's tokens. token, expert: int64 [P], of each pair.
 
-    A segment is a run of pairs of one expert and one adapter. With tiles, which a GPU's batch has, each pair is one:
-    what is launched follows from shapes alone, and the host waits for nothing.
+    A segment is a run of pairs of one expert and one adapter. If there are tiles, as in a GPU's batch, each pair is a
+    segment and a tile: launches then depend on shapes alone, and the host never waits for the GPU.
     """
     slot = _slot_of_tokens(segments, num_tokens)[token]
     num_pairs = len(token)
@@ -56,7 +56,7 @@ def lora_add_experts(
 ) -> None:
     """`Backend.lora_add` for rows that are pairs: x: [P, in_features], y: [P, out_features], changed in place.
 
-    group: of one member, whose matrices are as many as there are experts.
+    group: has one member, with matrices for each expert.
     """
     own_table = _table_of(group, table, pairs)
     if y.is_cpu and pairs.segments.tiles is None and not own_table.lora_rank.any():
@@ -66,7 +66,7 @@ def lora_add_experts(
 
 @cache
 def _own_group(in_features: int, out_features: tuple[int, ...]) -> LoraGroup:
-    """Of the table made for a call. One for each shape: backends keep what they know of a group."""
+    """The group of a table built for a call. Cached per shape, because backends keep state per group object."""
     return LoraGroup(0, 0, in_features, out_features)
 
 
@@ -85,7 +85,7 @@ def _table_of(group: LoraGroup, table: AdapterTable, pairs: ExpertPairs) -> Adap
 
 
 def _slot_of_tokens(segments: Segments, num_tokens: int) -> Tensor:
-    """int64 [num_tokens], -1 = base model. From the tiles where there are any: graphs read nothing else."""
+    """int64 [num_tokens], -1 = base model. From the tiles if there are any, since graphs read nothing else."""
     if segments.tiles is None:
         counts = segments.start.diff()
         return segments.adapter_slot.long().repeat_interleave(counts, output_size=num_tokens)

@@ -1,6 +1,6 @@
-"""The rows of each adapter cut into tiles: the work list of the GPU's LoRA kernels, built on the host.
+"""The rows of each adapter cut into tiles: the work lists of the GPU's LoRA kernels, built on the host.
 
-Sizes depend on shapes alone, so that a CUDA graph captured with one list serves every list of the same shape.
+List sizes depend on shapes alone, so a CUDA graph captured with one list serves every list of the same shape.
 """
 
 import numpy as np
@@ -11,55 +11,55 @@ from loraserve_kernels.checks import mismatch
 from loraserve_kernels.step_batch import Segments
 
 LORA_TILE_ROWS = 16
-"""Of `lora_shrink`: the fewest that a tensor core multiplies. Most segments of a decode batch have one to a few."""
+"""Of `lora_shrink`: the fewest rows a tensor core multiplies. Most segments of a decode batch have one to a few."""
 
 EXPAND_TILE_ROWS = 4
-"""Of `lora_expand`, for batches of up to `EXPAND_MAX_ROWS` rows: it does without tensor cores there."""
+"""Of `lora_expand` for batches of up to `EXPAND_MAX_ROWS` rows, for which it does not use tensor cores."""
 
 EXPAND_MAX_ROWS = 128
-"""Throughput over the base model's on an H200, with tiles of 4 rows (and of 16): 64 rows of 64 adapters 0.66 (0.54), of
+"""Throughput relative to the base model on an H200, tiles of 4 rows (of 16): 64 rows of 64 adapters 0.66 (0.54), of
 one 0.78 (0.79); 128 rows of 64 adapters 0.61 (0.55), of one 0.69 (0.73); 256 rows of 64 adapters 0.68 (0.67), of one
 0.72 (0.82)."""
 
 PREFILL_TILE_ROWS = 64
-"""With more rows the adapter's matrices are read once for as many; 64 are what Hopper's wgmma multiplies."""
+"""More rows per tile mean fewer reads of the adapter's matrices; Hopper's wgmma multiplies 64 rows."""
 
 DECODE_MAX_ROWS = 512
-"""Up to here tiles have `LORA_TILE_ROWS`, above `PREFILL_TILE_ROWS`.
+"""Batches of up to this many rows use tiles of `LORA_TILE_ROWS`, larger ones tiles of `PREFILL_TILE_ROWS`.
 
-NOTE: no decode step that is a graph has more rows. A graph has a tile for each row, since each may have its own
-adapter, and nearly all are unused where few adapters share the rows: only for low tiles `lora_expand` gives a bounded
-number of programs all tiles there are. It would start 215,000 for 320 rows of a Llama-3-8B's layer, and multiply 64
-rows where each adapter has one.
+NOTE: no step that runs as a graph has more rows. A graph has room for one tile per row, since each row may have its own
+adapter, and if few adapters share the rows nearly all tiles are unused. Only with small tiles does `lora_expand` start
+a small number of programs that go through all tiles. With large ones it would start 215,000 programs for 320 rows of a
+Llama-3-8B layer, and multiply 64 rows even if each adapter has only one.
 """
 
 
 def tile_rows(num_rows: int) -> int:
-    """The most rows of a tile of `lora_shrink`, for a batch of num_rows."""
+    """Maximum rows per tile of `lora_shrink`, for a batch of num_rows."""
     return LORA_TILE_ROWS if num_rows <= DECODE_MAX_ROWS else PREFILL_TILE_ROWS
 
 
 def expand_tile_rows(num_rows: int) -> int:
-    """The most rows of a tile of `lora_expand`: as many or fewer."""
+    """Maximum rows per tile of `lora_expand`: at most `tile_rows`."""
     return EXPAND_TILE_ROWS if num_rows <= EXPAND_MAX_ROWS else tile_rows(num_rows)
 
 
 def tile_capacity(num_rows: int, max_segments: int) -> int:
     """The most tiles that num_rows in at most max_segments segments can need.
 
-    Each segment has a tile for its first row, and each tile more takes as many rows as a tile has.
+    Each segment needs a tile for its first row; each further tile accounts for a full tile of rows.
     """
     num_segments = min(max_segments, num_rows)
     return num_segments + (num_rows - num_segments) // expand_tile_rows(num_rows)
 
 
 def fill_tiles(tiles: np.ndarray, start: np.ndarray, adapter_slot: np.ndarray, num_rows: int) -> None:
-    """Write `Segments.tiles` for the segments given as in `Segments`; what is left over is (-1, entries in use, 0).
+    """Write `Segments.tiles` for segments given as in `Segments`; unused entries become (-1, entries in use, 0).
 
-    tiles: int32 [num_tiles, 6]. num_rows: of the tensors the kernels will get, which for a padded batch is more than
-    the segments have. Raises `ValueError` when there are too few tiles or too many rows.
+    tiles: int32 [num_tiles, 6]. num_rows: of the tensors that the kernels will get; in a padded batch, more than the
+    segments have. Raises `ValueError` if there are too few tiles or the segments have more than num_rows rows.
     """
-    # NOTE: the kernels take the tiles' height from their own number of rows. Another num_rows here would lose rows.
+    # NOTE: kernels derive the tile size from their tensors' number of rows. With another num_rows here, rows are lost.
     if int(start[-1]) > num_rows:
         raise mismatch("num_rows", num_rows, f"at least the segments' {int(start[-1])}")
     _fill(tiles[:, :3], start, adapter_slot, tile_rows(num_rows))
@@ -67,7 +67,7 @@ def fill_tiles(tiles: np.ndarray, start: np.ndarray, adapter_slot: np.ndarray, n
 
 
 def _fill(tiles: np.ndarray, start: np.ndarray, adapter_slot: np.ndarray, rows: int) -> None:
-    """One of the lists, int32 [num_tiles, 3], whose tiles have so many rows at most."""
+    """Write one of the two lists, int32 [num_tiles, 3], with tiles of at most `rows` rows."""
     first, end = start[:-1], start[1:]
     counts = np.where(adapter_slot >= 0, -(-(end - first) // rows), 0)
     total = int(counts.sum())
@@ -82,7 +82,7 @@ def _fill(tiles: np.ndarray, start: np.ndarray, adapter_slot: np.ndarray, rows: 
 
 
 def tiles_of(segments: Segments, num_rows: int) -> Tensor:
-    """`segments.tiles`, built on the spot where a runner has not: that reads the segments on the host.
+    """`segments.tiles`, or new ones if there are none: building them reads the segments on the host.
 
     Raises `RuntimeError` during the capture of a CUDA graph, which such a read would break.
     """

@@ -1,4 +1,4 @@
-"""Linear layers on CPU with a weight packed for our own C kernel, see `csrc/packed_linear.c`."""
+"""Linear layers on CPU with weights packed for our own C kernel, see `csrc/packed_linear.c`."""
 
 from ctypes import addressof
 
@@ -14,11 +14,11 @@ from loraserve_kernels.quantization import Quantization
 
 
 class PackedLinear:
-    """x Wᵀ + bias. weight: [N, K], bias: [N] or None; the layer holds its own copy and the caller may free the weight.
+    """x Wᵀ + bias. weight: [N, K], bias: [N] or None; the layer owns a copy and the caller may free the weight.
 
-    A row's result is the same bits for any number of rows. For AMX a bfloat16 weight takes three quarters of its bytes
-    where N fills groups of 64 outputs, and every bit is read back (`csrc/compressed_weight.h`). quantization: it is the
-    `rounded_weight` (`csrc/quantized_weight.h`). dtype: of rows, where the weight is in four bits.
+    A row's result does not depend on the number of rows, bit for bit. For AMX, a bfloat16 weight is compressed without
+    loss to three quarters of its bytes if N fills groups of 64 outputs (`csrc/compressed_weight.h`). quantization: the
+    layer computes with the `rounded_weight` (`csrc/quantized_weight.h`). dtype: of rows, if the weight is four-bit.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PackedLinear:
         return packed, weight_format
 
     def _packed(self, dense: Tensor) -> tuple[Tensor, int]:
-        """Compressed where that is worth it."""
+        """(packed weight, its format), compressed if that is worthwhile."""
         shape, num_threads = dense.shape, torch.get_num_threads()
         packed = torch.empty(self._c.packed_weight_bytes(*shape, self._code), dtype=torch.uint8)
         self._c.pack_weight(packed.data_ptr(), dense.data_ptr(), *shape, self._code, num_threads)
@@ -89,7 +89,7 @@ class PackedLinear:
         return compressed, COMPRESSED
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the weight, as it is multiplied: int64 [...] -> [..., K]. `ValueError` for an index outside."""
+        """See `Linear.rows`: int64 [...] -> [..., K]. Raises `ValueError` for an index out of range."""
         require_dense("indices", indices, torch.int64)
         rows = torch.empty((*indices.shape, self.in_features), dtype=self.dtype)
         self._c.packed_rows(
@@ -119,7 +119,7 @@ class PackedLinear:
 
 
 def packed_bytes(weight: Tensor, library: CpuLibrary) -> int:
-    """Size of the packed weight; 0 where another linear is to be used."""
+    """Size of the packed weight; 0 = use another linear."""
     code = DTYPE_CODES.get(weight.dtype)
     if code is None or weight.device.type != "cpu" or weight.numel() == 0:
         return 0

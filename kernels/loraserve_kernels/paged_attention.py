@@ -1,4 +1,4 @@
-"""Causal attention over a paged KV cache: rows of prefill chunks and decode rows mixed in one `StepBatch`."""
+"""Causal attention over a paged KV cache, with prefill chunks and decode rows mixed in one `StepBatch`."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ def check_paged_attention(
 
 
 def check_sequences(batch: StepBatch) -> None:
-    """Raise `ValueError` unless what the batch says of its sequences is as `StepBatch` has it, and of as many."""
+    """Raise `ValueError` unless the batch's tensors per sequence have `StepBatch`'s shapes and dtypes."""
     table = batch.block_table
     if table.dim() != 2 or table.dtype != torch.int32:
         raise mismatch("block_table", f"{list(table.shape)} {table.dtype}", "[S, max_blocks] int32")
@@ -66,7 +66,7 @@ def paged_attention_reference(
 ) -> Tensor:
     """`Backend.paged_attention` in plain torch: gathers each sequence's visible K and V, then a masked softmax.
 
-    In float32, or in float64 where that is q's and the caches' dtype.
+    In float32, or in float64 if q has that dtype.
     """
     precision = torch.promote_types(q.dtype, torch.float32)
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
@@ -126,9 +126,9 @@ def make_attention_inputs(
     seed: int = 0,
     kv_dtype: torch.dtype | None = None,
 ) -> AttentionInputs:
-    """Random inputs with blocks in random order; NaN in every unused cache slot, nonsense past each block table's end.
+    """Random inputs: blocks in random order, NaN in unused cache slots, invalid block ids past each block table's end.
 
-    q is a slice of a fused output, so its rows are strided. Rows of the sequences lie in reverse sequence order.
+    q is a slice of a fused output, so its rows are strided. The sequences' rows are in reverse sequence order.
     kv_dtype: of the caches; None = dtype.
     """
     kv_dtype = kv_dtype or dtype

@@ -1,4 +1,4 @@
-"""Linear layers of torch's oneDNN and of a weight that is not repacked; see `packed_linear` for our own.
+"""Linear layers with torch's oneDNN and with weights that are not repacked; see `packed_linear` for our own.
 
 µs on two EPYC Zen 5 cores with avx512_bf16 and no AMX (with AMX plain `F.linear` was up to 9 times slower):
 
@@ -31,10 +31,10 @@ from loraserve_kernels.cpu_calls import DTYPE_CODES
 from loraserve_kernels.cpu_library import CpuLibrary
 
 PACKED_ROWS_HINT = 16
-"""Rows oneDNN is told to expect; decode batches. The packed layout serves all row counts."""
+"""Row count that oneDNN is told to expect, that of decode batches. The packed layout works for any row count."""
 
 ROW_MAJOR_MAX_ROWS = 64
-"""Above this `F.linear`'s blocking wins over `linear_rowmajor`."""
+"""With more rows, `F.linear`'s blocking is faster than `linear_rowmajor`."""
 
 
 def check_linear(weight: Tensor, bias: Tensor | None) -> None:
@@ -48,14 +48,14 @@ def check_linear(weight: Tensor, bias: Tensor | None) -> None:
 
 
 class PrepackedLinear:
-    """x Wᵀ + bias with W in oneDNN's blocked layout; `F.linear` where there is no packed kernel.
+    """x Wᵀ + bias with W in oneDNN's blocked layout; `F.linear` if there is no packed kernel.
 
-    weight: [N, K], bias: [N] or None. float32 and bfloat16 on CPU are packed: the layer then holds its own copy and the
-    caller may free the weight. Anything else keeps a reference to the weight.
+    weight: [N, K], bias: [N] or None. float32 and bfloat16 on CPU are packed: the layer then owns a copy and the caller
+    may free the weight. Otherwise the layer keeps a reference to the weight.
 
-    A packed row's result does not depend on the number of rows, except in bfloat16 with AMX. Without AMX oneDNN sums a
-    lone row in another order for K above 1,024 (all of 2 to 1,024 rows were bitwise equal at every shape tried), so
-    where a probe shows that, a lone row is computed as two, for 0 to 20 % more time.
+    If packed, a row's result does not depend on the number of rows, except in bfloat16 with AMX. Without AMX, oneDNN
+    sums a lone row in another order for K above 1,024 (2 to 1,024 rows gave equal bits at every shape tried), so if a
+    probe shows this, a lone row is computed as two, which takes 0 to 20 % longer.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -78,14 +78,14 @@ class PrepackedLinear:
         return self._compute(x)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """See `Linear.rows`. Takes the memory of the whole weight meanwhile."""
+        """See `Linear.rows`. A packed weight is unpacked whole into temporary memory."""
         return (self.weight.to_dense() if self.is_packed else self.weight)[indices]
 
     def _compute(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
     def _lone_row_is_invariant(self) -> bool:
-        """Whether eight random rows give the same bits one by one as together."""
+        """Whether eight random rows give the same bits one by one and together."""
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(8, self.in_features, generator=generator).to(self.dtype)
         return torch.equal(torch.cat([self._compute(row) for row in x.split(1)]), self._compute(x))
@@ -110,10 +110,11 @@ def pack(weight: Tensor) -> Tensor:
 
 
 class RowMajorLinear:
-    """x Wᵀ + bias straight from a row-major weight in C: for an lm_head whose weight is in use elsewhere.
+    """x Wᵀ + bias straight from a row-major weight in C: for an `lm_head` whose weight is in use elsewhere.
 
-    weight: dense [N, K], not copied. `F.linear` serves more than `ROW_MAJOR_MAX_ROWS` rows, other dtypes than float32
-    and bfloat16, other devices, and a missing library. A row's result is the same bits for any number of rows in C.
+    weight: [N, K], not copied. `F.linear` is used for more than `ROW_MAJOR_MAX_ROWS` rows, dtypes other than float32
+    and bfloat16, weights that are not dense, other devices, and without a library. In C, a row's result does not depend
+    on the number of rows, bit for bit.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, library: CpuLibrary | None = None) -> None:

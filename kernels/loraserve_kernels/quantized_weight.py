@@ -1,4 +1,4 @@
-"""Weights rounded to fewer bits; `csrc/quantized_weight.h` has them for our own C kernel."""
+"""Weights quantized to int8 or int4; for their form in our own C kernel see `csrc/quantized_weight.h`."""
 
 import torch
 from torch import Tensor
@@ -9,15 +9,16 @@ from loraserve_kernels.quantization import GROUP, Quantization
 
 MAX_INT8 = 127
 _NUM_INT4_SCALES = 4
-"""That are tried, two of them below the one that the largest weight is -8 times, in steps of the fifth digit."""
+"""Scales tried per group, in steps of the fifth binary digit: two below the one whose -8th multiple is the largest
+weight, that one, and one above."""
 _SMALLEST_SCALE = 16
-"""The smallest normal number, of which the last 19 bits are left out."""
+"""The bits of the smallest normal float32, without the lowest 19."""
 _PIECE = 1 << 16
-"""Weights rounded at a time: they stay in a cache meanwhile."""
+"""Weights rounded at once; few enough to stay in a CPU cache."""
 
 
 class QuantizedLinear:
-    """x Wᵀ + bias of a rounded weight, the plain way: the weight is made whole again for each call.
+    """x Wᵀ + bias with a rounded weight, in plain torch: each call dequantizes the whole weight.
 
     weight: [N, K], bias: [N] or None; the caller may free the weight.
     """
@@ -51,10 +52,10 @@ class QuantizedLinear:
 
 
 def rounded_weight(weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
-    """What is multiplied with instead: [..., N, K], in the weight's dtype, to which multiples are rounded again.
+    """The quantized weight, [..., N, K], in the original's dtype, to which multiples of scales are rounded again.
 
-    What shares a scale with a weight that is not finite is not finite. out: dense, of the weight's shape and dtype,
-    what is returned; None = a tensor of its own.
+    All weights that share a scale with a weight that is not finite become non-finite. out: dense, of the weight's shape
+    and dtype, written and returned; None = a new tensor.
     """
     rounded, depth = rounded_like(weight, out), weight.shape[-1]
     num_rows = max(1, _PIECE // depth)
@@ -66,7 +67,7 @@ def rounded_weight(weight: Tensor, quantization: Quantization, out: Tensor | Non
 
 
 def rounded_like(weight: Tensor, out: Tensor | None) -> Tensor:
-    """Where `rounded_weight` writes. Raises `ValueError` for an `out` that is not like the weight, or not dense."""
+    """The tensor that `rounded_weight` writes to. Raises `ValueError` if `out` is unlike the weight, or not dense."""
     if out is None:
         return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
     require_like("out", out, "weight", weight)
@@ -76,7 +77,7 @@ def rounded_like(weight: Tensor, out: Tensor | None) -> Tensor:
 
 
 def multiples_of(weight: Tensor, quantization: Quantization) -> tuple[Tensor, Tensor]:
-    """[N, K] -> multiples, float32 [N, groups, group size], padded with zeros, and their scales [N, groups, 1].
+    """[N, K] -> (multiples, float32 [N, groups, group size], padded with zeros; their scales [N, groups, 1]).
 
     quantization: of `ROUNDINGS`.
     """
@@ -84,7 +85,7 @@ def multiples_of(weight: Tensor, quantization: Quantization) -> tuple[Tensor, Te
 
 
 def _stored(multiples: Tensor, quantization: Quantization) -> Tensor:
-    """float32 -> int8 [..., group size], four bits two in a byte."""
+    """float32 -> int8 [..., group size]; int4: two per byte, [..., group size / 2]."""
     multiples = multiples.to(torch.int8)
     if quantization is Quantization.INT8:
         return multiples
@@ -101,7 +102,7 @@ def _read(stored: Tensor, quantization: Quantization) -> Tensor:
 def _in_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     values = weight.float()[:, None]
     scales = values.abs().amax(-1, keepdim=True) / MAX_INT8
-    # Of a scale below the normal range quotients may be larger than any multiple there is.
+    # With a scale below the normal range, quotients may exceed the largest multiple.
     quotients = values.div(torch.where(scales > 0, scales, 1.0)).clamp_(-MAX_INT8, MAX_INT8)
     return quotients.round_(), scales
 
@@ -110,7 +111,7 @@ def _in_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     values = _in_groups(weight)
     most, least = values.amax(-1, keepdim=True), values.amin(-1, keepdim=True)
     largest = torch.where(most > -least, most, least) / -8
-    # Squares of what is rounded off are of values near one, whatever the weights' size.
+    # Squared errors are compared on values scaled to near one, whatever the weights' magnitude.
     exponents = (largest.abs().view(torch.int32) >> 23).clamp_(1, 253)
     factors = ((254 - exponents) << 23).view(torch.float32)
     values *= factors
@@ -126,7 +127,7 @@ def _in_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
         multiples, scales = torch.where(is_better, rounded, multiples), torch.where(is_better, tried, scales)
     is_finite = errors.isfinite()
     scales *= (exponents << 23).view(torch.float32)
-    scales[scales.abs() < torch.finfo(torch.float32).tiny] = 0  # bfloat16 has not all of their digits
+    scales[scales.abs() < torch.finfo(torch.float32).tiny] = 0  # bfloat16 cannot hold all of their digits
     return torch.where(is_finite, multiples, 1.0), torch.where(is_finite, scales, torch.nan)
 
 
@@ -136,7 +137,7 @@ def _in_groups(weight: Tensor) -> Tensor:
 
 
 def _sum_of_group(squares: Tensor) -> Tensor:
-    """[..., 32] -> [..., 1], in the one order that our C kernel adds in too."""
+    """[..., 32] -> [..., 1], added in the same order as in our C kernel."""
     sums = squares[..., :16] + squares[..., 16:]
     while sums.shape[-1] > 1:
         sums = sums[..., ::2] + sums[..., 1::2]

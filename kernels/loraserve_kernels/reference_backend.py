@@ -31,7 +31,7 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 
 
 class ReferenceBackend(ReferenceSampling):
-    """Implements `Backend`; what the others are tested against, and what serves where they cannot run."""
+    """Implements `Backend`. The other backends are tested against it, and it serves if they cannot run."""
 
     name = "reference"
 
@@ -65,7 +65,7 @@ class ReferenceBackend(ReferenceSampling):
         return 1
 
     def decoder_layer(self, parts: DecoderLayerParts) -> None:
-        """None: the ops of their own are the reference."""
+        """None: the separate ops are the reference."""
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> None:
         """See `Backend.decoder_layers`."""

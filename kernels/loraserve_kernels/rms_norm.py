@@ -16,7 +16,7 @@ def check_rms_norm(x: Tensor, weight: Tensor) -> None:
 
 
 def check_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> None:
-    """Raise `ValueError` unless residual is like x, and x and weight as for `rms_norm`."""
+    """Raise `ValueError` unless x and weight pass `check_rms_norm` and residual is like x."""
     check_rms_norm(x, weight)
     if residual.shape != x.shape:
         raise mismatch("residual", list(residual.shape), f"{list(x.shape)}, as x")

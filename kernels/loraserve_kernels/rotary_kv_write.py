@@ -1,4 +1,4 @@
-"""Rotate the step's queries and keys by their positions, and store keys and values into their cache slots."""
+"""Rotate the step's queries and keys by their positions, and store keys and values in their cache slots."""
 
 from dataclasses import dataclass
 
@@ -83,7 +83,7 @@ def make_rotary_inputs(
     seed: int = 0,
     kv_dtype: torch.dtype | None = None,
 ) -> RotaryInputs:
-    """Random angles; q is a slice of a wider output, like k and v. kv_dtype: of the caches; None = dtype."""
+    """Random angles; like k and v, q is a slice of a wider output. kv_dtype: of the caches; None = dtype."""
     generator = torch.Generator().manual_seed(seed + 1)
     angles = torch.rand(num_rows, rotary_dim // 2, generator=generator) * 6
     angles = torch.cat([angles, angles], dim=-1)

@@ -1,11 +1,11 @@
-"""Choose a token per row of logits: greedy, or temperature, min_p, top_k, top_p and noise of (seed, position).
+"""Choose a token per row of logits: greedy, or by temperature, min_p, top_k, top_p and noise from (seed, position).
 
-The semantics, on every device, step by step:
+The semantics on every device:
 
-- NaN, +inf or nothing but -inf: the row is not finite and its token undefined. If only its edits leave nothing, it gets
-  the allowed token with the largest raw logit, bans or not.
-- Greedy: the largest logit; equal logits go by ascending id, here and below.
-- top_k or top_p: the inverse CDF over the kept tokens, the most likely first.
+- A row with NaN or +inf, or with nothing but -inf, is not finite and its token is undefined. If only the edits make all
+  logits -inf, the row gets the allowed token with the largest raw logit, even if it is banned.
+- Greedy: the largest logit. Here and below, equal logits are ordered by ascending id.
+- top_k or top_p: the inverse CDF over the kept tokens, most likely first.
 - Neither: the inverse CDF over all tokens, lane by lane: lane l of L = ceil(V / 64) holds tokens l, l + L, l + 2L, ...
 """
 
@@ -26,7 +26,7 @@ from loraserve_kernels.sampling_noise import uniform
 LANE_LENGTH = 64
 """Tokens per lane."""
 LEAST_TEMPERATURE = 1e-5
-"""Below it a row is greedy."""
+"""Rows with a lower temperature are greedy."""
 
 _MASK = (1 << 64) - 1
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,14 +34,14 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(slots=True)
 class DrawParams:
-    """How each of R rows is drawn."""
+    """Sampling parameters of R rows."""
 
     temperature: Tensor
     """float64 [R]; below `LEAST_TEMPERATURE` = greedy."""
     top_k: Tensor
     """int32 [R]; below 1 or above V = all."""
     top_p: Tensor
-    """float64 [R]; 1 = all. Of the weight that top_k and min_p leave."""
+    """float64 [R]; 1 = all. A share of the weight that top_k and min_p leave."""
     log_min_p: Tensor
     """float64 [R]: log(min_p), -inf = no minimum."""
     seed: Tensor
@@ -59,7 +59,7 @@ def pack_draws(
     positions: Sequence[int],
     device: torch.device | str = "cpu",
 ) -> DrawParams:
-    """Columns as a request has them; seeds are any Python integers."""
+    """From columns of requests' parameters; seeds are any Python integers."""
     words = np.array([seed & _MASK for seed in seeds], dtype=np.uint64).view(np.int64)
     floors = [math.log(min_p) if min_p > 0 else -math.inf for min_p in min_ps]
     return DrawParams(
@@ -79,11 +79,11 @@ class SamplesOnDevice(Protocol):
     def sample(
         self, logits: Tensor, vocab_size: int, draws: DrawParams | None, edits: LogitEdits | None
     ) -> tuple[Tensor, Tensor]:
-        """See `sample_reference`. Waits for nothing."""
+        """See `sample_reference`. Does not wait for the device."""
         ...
 
     def count_tokens(self, edits: LogitEdits, token_ids: Tensor, is_finite: Tensor) -> None:
-        """See `count_tokens_reference`. Waits for nothing."""
+        """See `count_tokens_reference`. Does not wait for the device."""
         ...
 
 
@@ -135,9 +135,9 @@ def check_sample(logits: Tensor, vocab_size: int, draws: DrawParams | None, edit
 def sample_reference(
     logits: Tensor, vocab_size: int, draws: DrawParams | None, edits: LogitEdits | None
 ) -> tuple[Tensor, Tensor]:
-    """(token ids int64 [R], is finite bool [R]) of logits [R, at least vocab_size], whose further columns are padding.
+    """(token ids int64 [R], is finite bool [R]) of logits [R, at least vocab_size]; further columns are padding.
 
-    draws: None = all rows are greedy. edits: None = none. A row's result depends on nothing of another row.
+    draws: None = all rows are greedy. edits: None = no edits. A row's result does not depend on other rows.
     """
     chosen = [_sample_row(logits[row, :vocab_size], row, draws, edits) for row in range(logits.shape[0])]
     token_ids = [0 if token_id is None else token_id for token_id in chosen]
@@ -207,7 +207,7 @@ def make_logits(
     device: str = "cpu",
     seed: int = 0,
 ) -> Tensor:
-    """`num_likely` tokens of a row share nearly all its probability, as in text; all of them: a flat distribution."""
+    """Random logits. `num_likely` tokens of a row share nearly all its probability, as in text; all = flat."""
     generator = torch.Generator(device).manual_seed(seed)
     logits = torch.randn(num_rows, vocab_size, generator=generator, device=device)
     likely = torch.rand(num_rows, vocab_size, generator=generator, device=device).topk(num_likely).indices

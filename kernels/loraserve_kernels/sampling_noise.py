@@ -1,6 +1,6 @@
 """Counter-based noise: one uniform per (seed, position), without generator state.
 
-What a sequence draws does not depend on its batch, its row, a preemption or the process it runs in.
+A sequence's draws do not depend on its batch, its row, preemption or the process it runs in.
 """
 
 _MASK = (1 << 64) - 1
@@ -15,7 +15,7 @@ def splitmix64(state: int, index: int) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1), with 53 random bits; of any integers, taken modulo 2^64.
+    """A number in [0, 1) with 53 random bits. seed, position: any integers, taken modulo 2^64.
 
     The seed is hashed first, so the streams of seeds 0, 1, 2, ... start at unrelated places.
     """

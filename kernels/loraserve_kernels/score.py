@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens on the host, of a whole batch at once."""
+"""Log-probabilities of tokens, computed on the host for a whole batch at once."""
 
 import struct
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ from loraserve_kernels.checks import mismatch
 
 
 class Ask(NamedTuple):
-    """What is asked of one row of logits."""
+    """One query: a row of logits, a token, and how many of the row's most likely tokens to return."""
 
     row: int
     token_id: int
     num_top: int
-    """Of the most likely tokens; above the vocabulary's size = all."""
+    """Most likely tokens to return; above the vocabulary's size = all."""
 
 
 class Score(NamedTuple):
     """Log-probabilities: natural logarithms of the row's softmax."""
 
     logprob: float
-    """The token's; NaN where the row's largest logit is not finite."""
+    """The token's; NaN if the row's largest logit is not finite."""
     rank: int
     """1 + the number of tokens with a larger logit."""
     top: list[tuple[int, float]]
-    """(token id, log-probability), most likely first, equal logits by ascending id; none if the row is not finite."""
+    """(token id, log-probability), most likely first, equal logits by ascending id; empty if `logprob` is NaN."""
 
 
 def check_asks(asks: Sequence[Ask], num_rows: int, num_columns: int) -> None:
-    """Raise `ValueError` unless rows and tokens are within so many, and nothing negative is asked for."""
+    """Raise `ValueError` unless rows and tokens are in range and no num_top is negative."""
     for ask in asks:
         if not 0 <= ask.row < num_rows:
             raise mismatch("ask.row", ask.row, f"0 to {num_rows - 1}")
@@ -45,7 +45,7 @@ def check_asks(asks: Sequence[Ask], num_rows: int, num_columns: int) -> None:
 
 
 def pack_asks(asks: Sequence[Ask], num_columns: int) -> tuple[bytes, list[int]]:
-    """`struct ask` of score.c for each, with where the outcome of each begins and the last one ends."""
+    """(one `struct ask` of score.c each, the start of each outcome and the end of the last)."""
     fields: list[int] = []
     starts = [0]
     for row, token_id, num_top in asks:
@@ -56,7 +56,7 @@ def pack_asks(asks: Sequence[Ask], num_columns: int) -> tuple[bytes, list[int]]:
 
 
 def read_scores(starts: Sequence[int], numbers: list[int], logprobs: list[float]) -> list[Score]:
-    """From the outcomes that score.c describes."""
+    """From the outcomes as score.c writes them; starts: from `pack_asks`."""
     tops = list(zip(numbers, logprobs, strict=True))
     scores = []
     for start, end in pairwise(starts):
@@ -73,7 +73,7 @@ def score_reference(logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> li
 
 
 def _score_row(row: Tensor, ask: Ask) -> Score:
-    if not row.max().isfinite():  # of a row with NaN that is NaN
+    if not row.max().isfinite():  # the maximum is NaN if any element is
         return Score(nan, 1, [])
     logprobs = row.log_softmax(0)
     order = most_likely(row, min(ask.num_top, len(row))).tolist() if ask.num_top else []

@@ -25,7 +25,7 @@ def silu_mul_reference(gate: Tensor, up: Tensor) -> Tensor:
 def make_silu_mul_inputs(
     num_rows: int, size: int, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(gate, up): halves of one fused output, some gates far beyond exp's range."""
+    """(gate, up): halves of one fused output, some gates far outside the range of exp."""
     generator = torch.Generator().manual_seed(seed)
     fused = torch.randn(num_rows, 2 * size, generator=generator) * 4
     fused[::3, ::7] *= 60

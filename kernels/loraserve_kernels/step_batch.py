@@ -1,8 +1,8 @@
 """The metadata of one engine step. Every op reads this and nothing else about the batch.
 
 Rows are the tokens computed in the step, packed without padding: all rows of a sequence are adjacent, and
-sequences are ordered by adapter slot, so the rows of one adapter form one contiguous segment, but for base rows in
-between that an activated LoRA does not reach.
+sequences are ordered by adapter slot, so the rows of one adapter form one contiguous segment, except for base rows in
+between that precede the activation of an activated LoRA.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,13 @@ class Segments:
     adapter_slot: Tensor
     """int32 [num_segments]: row of the `AdapterTable`, -1 = base model."""
     has_adapter: bool
-    """False when every segment is the base model: LoRA ops return at once."""
+    """False if every segment is the base model: LoRA ops return at once."""
     tiles: Tensor | None = None
-    """int32 [num_tiles, 6], two lists of (adapter_slot, first_row, end_row) of the adapters' rows, base rows left out:
-    at most `lora_tiles.tile_rows` of one adapter each, and at most `lora_tiles.expand_tile_rows`; unused entries come
-    last and are (-1, entries in use, 0). Of pairs of tokens and experts each is one, base rows too, with rank 0. None =
-    not made: only the GPU's kernels read it, and they then make it themselves, at the price of a wait for the GPU."""
+    """int32 [num_tiles, 6]: two lists of (adapter_slot, first_row, end_row) of the adapters' rows, without base rows. A
+    tile of the first has at most `lora_tiles.tile_rows` rows of one adapter, of the second at most
+    `lora_tiles.expand_tile_rows`; unused entries come last and are (-1, entries in use, 0). For pairs of tokens and
+    experts, each pair is a tile, also in base rows, whose rank is 0. None = not built: only the GPU's ops read it; they
+    then build it themselves, which waits for the GPU."""
 
 
 @dataclass(slots=True)
@@ -44,20 +45,20 @@ class StepBatch:
     block_table: Tensor
     """int32 [S, max_blocks]: block ids of each sequence, in position order; entries past its end are undefined."""
     context_lens: Tensor
-    """int32 [S]: tokens of each sequence in the KV cache once this step's rows are written."""
+    """int32 [S]: tokens of each sequence in the KV cache after this step's rows are written."""
     row_start: Tensor
     """int32 [S]: first row of each sequence."""
     num_rows: Tensor
     """int32 [S]: rows of each sequence. Its last row is at position context_len - 1."""
     segments: Segments
-    """Of the T rows."""
+    """Segments of the T rows."""
     sampled_rows: Tensor
     """int64 [R]: rows whose logits are wanted, ascending."""
     sampled_segments: Segments
-    """Of the R sampled rows, for `lm_head`, which sees only those."""
+    """Segments of the R sampled rows, for `lm_head`, which computes only those."""
     pooled_rows: Tensor | None = None
-    """int64 [P]: rows whose last hidden states are wanted, ascending; None = there are none."""
+    """int64 [P]: rows whose last hidden states are wanted, ascending; None = no rows."""
     attention: AttentionWork | None = None
-    """None = not made: only the GPU's attention reads it, and it then makes its own, at the price of a wait."""
+    """None = not built: only the GPU's attention reads it; it then builds its own, which waits for the GPU."""
     draws: Sequence[Draw] = ()
-    """Tokens that a model of one op may draw along with its logits; a draw's row is one of the R."""
+    """Tokens that a `DecoderModel` may draw together with its logits; a draw's row is one of the R."""

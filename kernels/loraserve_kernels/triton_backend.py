@@ -1,4 +1,4 @@
-"""The ops in Triton, for NVIDIA GPUs; on a CPU only in Triton's interpreter, which is for tests."""
+"""The ops in Triton, for NVIDIA GPUs; on a CPU only in Triton's interpreter, for tests."""
 
 from collections.abc import Sequence
 from operator import is_not
@@ -41,23 +41,23 @@ from loraserve_kernels.triton_ops.silu_mul import silu_mul
 class TritonBackend(ReferenceSampling):
     """Implements `Backend`. Every op gives the same bits in every run.
 
-    Given work lists (`Segments.tiles`, `StepBatch.attention`), no op but those of `SamplesOnHost` reads a tensor on the
-    host, and what is launched depends on shapes alone: a step can be captured in a CUDA graph and replayed with other
-    values, be they more adapters or larger ranks. Values are trusted: unlike in the C functions, no offset is checked.
+    Given work lists (`Segments.tiles`, `StepBatch.attention`), only `SamplesOnHost`'s ops read tensors on the host, and
+    launches depend on shapes alone: a step can be captured in a CUDA graph and replayed with other values, such as more
+    adapters or larger ranks. Values are trusted: unlike in the C functions, offsets are not checked.
 
-    Every launch says whether multiplications and additions may be fused: Triton's default differs between its versions.
+    Every launch states whether multiplications and additions may be fused: Triton's default differs between versions.
     """
 
     name = "triton"
 
     def __init__(self) -> None:
         self._checked: dict[int, tuple[object, ...]] = {}
-        """Groups, by their id, with the tensors of the table that they were checked with."""
+        """By a group's id: the group and the table's tensors with which it was checked."""
 
     def linear(
         self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, quantization: Quantization | None = None
     ) -> Linear:
-        """See `Backend.linear`. `F.linear` on the weight as it is, but for a rounded one; no copy in either case."""
+        """See `Backend.linear`. `F.linear` on the weight itself, which is not copied, unless it is quantized."""
         return QuantizedLinear(weight, bias, quantization) if quantization else RowMajorLinear(weight, bias)
 
     def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
@@ -85,7 +85,7 @@ class TritonBackend(ReferenceSampling):
         return ComposedDecoderLayer(parts, self)
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers:
-        """See `Backend.decoder_layers`. Saves a launch between two layers."""
+        """See `Backend.decoder_layers`. Saves one launch between two layers."""
         composed = [layer for layer in layers if isinstance(layer, ComposedDecoderLayer)]
         assert len(composed) == len(layers), "layers of another backend"
         return ComposedDecoderLayers(composed)
@@ -94,7 +94,7 @@ class TritonBackend(ReferenceSampling):
         """See `Backend.decoder_model`."""
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
-        """See `Backend.lora_add`. A bias is added before the only rounding, also where `table.num_biased` is 0."""
+        """See `Backend.lora_add`. Biases are added before the only rounding, whatever `table.num_biased` is."""
         check_lora_add(y, x, group, table, segments)
         if not segments.has_adapter or x.shape[0] == 0:
             return
@@ -122,7 +122,7 @@ class TritonBackend(ReferenceSampling):
         lora_embed(y, token_ids, embed_scale, group, table, tiles)
 
     def _check_adapter_table(self, group: LoraGroup, table: AdapterTable) -> None:
-        """Once for the same tensors: four times a layer it would take 2.8 us, this takes 0.3."""
+        """Check once for the same tensors: it runs four times per layer and takes 0.3 us instead of 2.8."""
         now = (
             group,
             table.arena,
@@ -138,7 +138,7 @@ class TritonBackend(ReferenceSampling):
             self._checked[id(group)] = now
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        """See `Backend.kv_write`. A row whose slot is -1 is passed over."""
+        """See `Backend.kv_write`. Rows whose slot is -1 are skipped."""
         check_kv_write(k, v, k_cache, v_cache, slot_mapping)
         kv_write(k, v, k_cache, v_cache, slot_mapping)
 
@@ -153,7 +153,7 @@ class TritonBackend(ReferenceSampling):
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """See `Backend.rotary_kv_write`. A row whose slot is -1 is passed over, its q too."""
+        """See `Backend.rotary_kv_write`. Rows whose slot is -1 are skipped, including their q."""
         check_rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
         rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
 

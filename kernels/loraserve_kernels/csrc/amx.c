@@ -6,7 +6,7 @@ static bool is_on;
 
 bool amx_is_on(void) { return is_on; }
 
-/* GCC from 11 on, and clang, whose header is the second. */
+/* GCC 11 and later, and clang, which has the second header. */
 #if defined(__AVX512BF16__) && defined(__linux__) && (__has_include(<amxbf16intrin.h>) || __has_include(<amxintrin.h>))
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -20,12 +20,12 @@ bool amx_is_on(void) { return is_on; }
 #define CPUID_AMX_INT8 (1u << 25)
 #define PREFETCH_BYTES 8192
 #define PAGE_BYTES 4096
-#define NUM_PAGES 12 /* asked for at a time */
+#define NUM_PAGES 12 /* prefetched together */
 #define LINE_BYTES (4 * AMX_WORDS)
-#define TILES_AHEAD 2 /* of one compressed panel, asked for ahead */
+#define TILES_AHEAD 2 /* of one compressed panel, prefetched ahead */
 #define MAX_STEP_LINES 8 /* more would wait for each other */
 
-#ifdef EMULATED_AMX /* a header of the tests, with the same in software */
+#ifdef EMULATED_AMX /* a header of the tests that emulates AMX in software */
 #include EMULATED_AMX
 #else
 static bool cpu_has_amx(void)
@@ -35,7 +35,7 @@ static bool cpu_has_amx(void)
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & needed) == needed;
 }
 
-/* Linux keeps the tiles' 8 KB of a thread only for processes that have asked. */
+/* Linux saves a thread's 8 KB of tiles only for processes that requested permission. */
 static bool system_allows_amx(void) { return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; }
 #endif
 
@@ -47,7 +47,7 @@ struct tile_shapes {
 
 AMX_FUNCTION static void load_shapes(const struct tile_shapes *shapes)
 {
-    __asm__ volatile("" : : "r"(shapes) : "memory"); /* GCC believes that 8 bytes of it are read */
+    __asm__ volatile("" : : "r"(shapes) : "memory"); /* GCC assumes that only 8 bytes of it are read */
     _tile_loadconfig(shapes);
 }
 
@@ -127,8 +127,8 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
         multiply_tile_by_1(sums, rows, weight, words);
 }
 
-/* While a tile of a panel is multiplied, the next one is decompressed. Behind the end of a panel lies the next of the four,
- * and what is asked for is the one after the four: without that 16 rows, 768 -> 4,096 took 12 % longer. */
+/* While a tile of a panel is multiplied, the next one is decompressed. After the end of a panel lies the next of the
+ * four, so prefetches there continue four panels further: without that 16 rows, 768 -> 4,096 took 12 % longer. */
 #define MULTIPLY_COMPRESSED(panel, tile)                                                                              \
     _tile_loadd(tile, tiles[i % 2][panel], LINE_BYTES);                                                               \
     _tile_dpbf16ps(panel, 4, tile);                                                                                   \
@@ -163,7 +163,7 @@ AMX_FUNCTION void amx_multiply_compressed_tile(float *sums, struct amx_rows rows
     _tile_stored(3, sums + 3 * LANES, 4 * LINE_BYTES);
 }
 
-/* Tiles 0 to 3 from or to sums [2, 16, 32]; of one tile of rows the first two. */
+/* Tiles 0 to 3 from or to sums [2, 16, 32]; for one tile of rows, only the first two. */
 #define EACH_SUM(function)                                                                                            \
     function(0, sums, 2 * LINE_BYTES);                                                                                \
     function(1, sums + LANES, 2 * LINE_BYTES);                                                                        \
@@ -207,21 +207,22 @@ void amx_ask_for_rest(struct amx_ahead *ahead)
         ask_for_line(ahead);
 }
 
-/* NOTE: a stretch's tiles and the sums have L1 for themselves: rows of x pass by it, and the next stretch is decompressed into
- * what was just read. 128 rows, 768 -> 4,096, one core: 13.4 ns a product of tiles without either, 11.6 so. Tiles are loaded
- * four at a time: on busy cores all linears of a layer, 300 rows, take 5 % less so than with loads between products. */
+/* NOTE: a stretch's tiles and the sums have L1 to themselves: rows of x bypass it, and the next stretch is decompressed
+ * into tiles that were just read. 128 rows, 768 -> 4,096, one core: 13.4 ns per product of tiles without either, 11.6
+ * with both. All four tiles are loaded before the products: on busy cores all linears of a layer, 300 rows, take 5 % less
+ * time than with loads between products. */
 #define LOAD_ROWS(tile, x, stride)                                                                                    \
     if (ahead)                                                                                                        \
         _tile_stream_loadd(tile, x, stride);                                                                          \
     else                                                                                                              \
         _tile_loadd(tile, x, stride);
 
-/* ahead: NULL for rows that are soon multiplied again. */
+/* ahead: NULL for rows that are soon multiplied again, which stay in L1. */
 AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *rows, const bool is_pair,
                                          const struct amx_stretch *stretch, bool add, struct amx_ahead *ahead,
                                          const struct amx_refill *refill)
 {
-    struct amx_ahead asked = {0}; /* in registers */
+    struct amx_ahead asked = {0}; /* a copy in registers */
     if (ahead)
         asked = *ahead;
     const char *first = rows[0].x, *second = is_pair ? rows[1].x : NULL;
@@ -440,7 +441,7 @@ void amx_multiply_stretch(float *sums, const struct amx_rows *rows, int num_tile
 
 #endif
 
-/* Turns AMX on or off for all threads, not while other functions run; returns whether it is on. */
+/* Turns AMX on or off for all threads, not while other functions run. Returns whether it is on. */
 EXPORT int amx_enable(int wanted)
 {
     is_on = wanted && cpu_has_amx() && system_allows_amx();

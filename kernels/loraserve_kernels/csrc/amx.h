@@ -1,9 +1,9 @@
-/* AMX: products of 16 x 32 by 32 x 16 bfloat16 in one instruction, or of 16 x 64 by 64 x 16 bytes, where the CPU has it and
- * the system allows it.
+/* AMX multiplies 16 x 32 by 32 x 16 bfloat16, or 16 x 64 by 64 x 16 bytes, in one instruction, if the CPU has it and the
+ * system allows it.
  *
- * Compiled with a target attribute into libraries for bfloat16 products, by compilers that know AMX, and chosen at run
- * time, so no library of its own is needed. Tiles are 16 rows of 16 words of 4 bytes: pairs of bfloat16, or float32 sums, or
- * four bytes, or sums in int32.
+ * Compilers that know AMX compile it, with a target attribute, into the libraries with bfloat16 products. It is chosen at
+ * run time, so it needs no library of its own. Tiles are 16 rows of 16 words of 4 bytes: pairs of bfloat16, float32 sums,
+ * four bytes, or int32 sums.
  */
 #pragma once
 
@@ -16,10 +16,10 @@
 #define AMX_WORDS 16
 #define AMX_TILE_WORDS (AMX_ROWS * AMX_WORDS)
 
-/* Whether amx_enable was called and found it. Nothing below may be called without. */
+/* Whether amx_enable was called and found AMX. If not, nothing below may be called. */
 bool amx_is_on(void);
 
-/* Sets this thread's tiles up for so many rows (1 to 16) of x and of sums, until amx_end. */
+/* Configures this thread's tiles for num_rows (1 to 16) rows of x and of sums, until amx_end. */
 void amx_begin(int num_rows);
 void amx_end(void);
 
@@ -34,26 +34,26 @@ struct amx_rows {
 void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, int64_t panel_bytes, int64_t words,
                        int panels);
 
-/* As amx_multiply_tile for four compressed panels. */
+/* amx_multiply_tile for four compressed panels. */
 void amx_multiply_compressed_tile(float *sums, struct amx_rows rows, const struct compressed_panel *panels,
                                   int64_t words);
 
-/* Memory to ask for while other memory is multiplied: of so many pages the first line of each, then the second of each.
+/* Memory to prefetch while other memory is multiplied: of several pages, the first line of each, then the second of each.
  * Each page is a stream for the hardware to run ahead in. */
 struct amx_ahead {
     const char *next, *end;
-    int64_t step_lines; /* asked for at a time */
-    const char *column, *column_end, *pages_end; /* the first page's line that `next` is of, its end, that of the pages */
+    int64_t step_lines; /* prefetched at a time */
+    const char *column, *column_end, *pages_end; /* current line of the first page; end of that page, of all pages */
 };
 
-/* Nothing is asked for yet; size_bytes may be 0. num_steps: tiles of depth, times pairs of rows, that are multiplied
- * meanwhile. */
+/* Prefetches nothing yet; size_bytes may be 0. num_steps: tiles of depth, times pairs of tiles of rows, that are
+ * multiplied meanwhile. */
 struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num_steps);
 
-/* Asks at once for what amx_multiply_stretch left. */
+/* Prefetches at once what amx_multiply_stretch left. */
 void amx_ask_for_rest(struct amx_ahead *ahead);
 
-/* As amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32]. */
+/* amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32]. */
 void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
                        int64_t words);
 
@@ -63,34 +63,34 @@ struct amx_stretch {
     int64_t panel_bytes, words; /* bytes from one panel to the other; a multiple of 16 */
 };
 
-/* Compressed tiles that take the place of a stretch's, each as soon as it was multiplied for the last time. */
+/* Compressed tiles that replace a stretch's, each as soon as the old one was multiplied for the last time. */
 struct amx_refill {
     char *weight;                    /* the stretch's */
     struct compressed_panel *panels; /* two */
-    int64_t num_tiles;               /* of each; at most the stretch's */
+    int64_t num_tiles;               /* per panel; at most the stretch's */
 };
 
-/* As amx_multiply_panels for a stretch; sums are added to if `add`. Rows of x pass by L1. refill: may be NULL. */
+/* amx_multiply_panels for a stretch; adds to the sums if `add`. Rows of x bypass L1. refill: may be NULL. */
 void amx_multiply_stretch(float *sums, const struct amx_rows *rows, int num_tiles, const struct amx_stretch *stretch,
                           bool add, struct amx_ahead *ahead, const struct amx_refill *refill);
 
-/* A tile of x, [pieces][2 halves][16 rows][64], its first halves signed, the second not, times two panels panel_bytes apart,
- * signed [pieces][16][16 outputs][4]. */
+/* Multiplies a tile of x, [pieces][2 halves][16 rows][64], first halves signed, second ones unsigned, by two panels,
+ * panel_bytes apart, signed [pieces][16][16 outputs][4]. */
 void amx_multiply_bytes(const char *x, const char *weight, int64_t panel_bytes, int num_pieces);
 
-/* What that made: int32 [2 panels][2 halves][16 rows][16 outputs]. */
+/* Stores the sums of amx_multiply_bytes: int32 [2 panels][2 halves][16 rows][16 outputs]. */
 void amx_store_bytes(int32_t *sums);
 
 #define AMX_QUERIES 4 /* query vectors that amx_score_keys takes at a time */
 
-/* Sets this thread's tiles up for amx_score_keys, until amx_end. */
+/* Configures this thread's tiles for amx_score_keys, until amx_end. */
 void amx_begin_scores(void);
 
 /* scores [groups * 16, AMX_QUERIES] float32 = keys times queries, for at most 4 groups of 16 keys, each of them dense
  * bfloat16 [16, 2 * words]. queries: [words, AMX_QUERIES] pairs of bfloat16. The sums are those of amx_gemm. */
 void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries, int64_t words);
 
-/* c [rows, columns] float32 = a [rows, words] times b [words, columns]; columns and words are multiples of 16. Sets tiles
- * up itself, for amx_end to release. */
+/* c [rows, columns] float32 = a [rows, words] times b [words, columns]; columns and words are multiples of 16. Configures
+ * tiles itself; amx_end releases them. */
 void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
               int64_t rows, int64_t columns, int64_t words);

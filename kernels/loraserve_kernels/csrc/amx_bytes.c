@@ -1,12 +1,13 @@
 /* INT8 and UINT4_G128 times many rows rounded to int16 with AMX, see packed_linear.c and row_tiles.h.
  *
- * AMX multiplies bytes. Weights are bytes, codes less their zero points; of x's int16 the higher bytes, signed, and the lower ones
- * are multiplied each by themselves, and the sums of a group put together as int32: bit for bit what products of int16 give.
+ * AMX multiplies bytes. Weights are bytes: codes minus their zero points. The higher bytes of x's int16, signed, and the
+ * lower ones, unsigned, are multiplied separately, and a group's sums are combined as int32: bit for bit the results of
+ * int16 products.
  *
- * Two Xeon cores that others used too, 4,096 x 4,096, us for 16 / 64 / 256 rows, two runs: 964 to 1,142 / 2,023 to 3,185 /
- * 7,736 to 10,020, products of int16 1,367 to 1,514 / 4,863 to 5,325 / 18,188 to 21,225, bfloat16 1,118 to 1,275 / 2,279 to 2,491 /
- * 9,679 to 15,997 (benchmarks/bench_quantized_linear.py). Groups of 32 were no faster so than as int16: products of 32 of the
- * depth take as long as those of 64, and each group's sums are stored and scaled.
+ * Two Xeon cores under other load, 4,096 x 4,096, us for 16 / 64 / 256 rows, two runs: 964 to 1,142 / 2,023 to 3,185 /
+ * 7,736 to 10,020, products of int16 1,367 to 1,514 / 4,863 to 5,325 / 18,188 to 21,225, bfloat16 1,118 to 1,275 / 2,279
+ * to 2,491 / 9,679 to 15,997 (benchmarks/bench_quantized_linear.py). Groups of 32 were no faster this way than as int16:
+ * products of 32 of the depth take as long as those of 64, and each group's sums are stored and scaled.
  */
 #include "amx_bytes.h"
 
@@ -19,12 +20,12 @@
 #define MIN_ROWS 9                           /* fewer are as fast as int16 */
 #define STRETCH_WORDS (4 * INT16_GROUP)      /* of depth, whose weights stay in L1 */
 #define PIECE_WORDS (2 * AMX_WORDS)          /* of depth in one product */
-#define LAG 2                                /* groups that are multiplied before one is scaled */
-#define PREFETCH_BYTES 4096                  /* that a panel's weights are asked for ahead */
+#define LAG 2                                /* groups between a group's products and its scaling */
+#define PREFETCH_BYTES 4096                  /* how far ahead a panel's weights are prefetched */
 
 typedef int8_t vi8 __attribute__((vector_size(4 * LANES)));
 
-/* Whether weights are bytes whose groups are those of x's scales, all of them whole. */
+/* Whether weights fit into bytes and their groups are those of x's scales, all of them whole. */
 INLINE bool fits(const struct packed_linear *linear)
 {
     return linear->format == UINT4_G128 || (linear->format == INT8 && linear->depth % (2 * INT16_GROUP) == 0);
@@ -35,8 +36,8 @@ bool multiplies_bytes(const struct packed_linear *linear, int64_t num_rows, enum
     return dtype == BFLOAT16 && amx_is_on() && num_rows >= MIN_ROWS && fits(linear);
 }
 
-/* Pairs of int16 as the higher bytes of all, then the lower ones, in the order in which widen_group has elements: INT8's in
- * theirs, of four bits of eight the first, fifth, second and sixth, then the third, seventh, fourth and eighth. */
+/* The higher bytes of all int16, then the lower ones, in widen_group's order of elements: unchanged for INT8; for four
+ * bits, of each eight the first, fifth, second and sixth, then the third, seventh, fourth and eighth. */
 INLINE vf in_bytes(vf pairs, const enum weight_format format)
 {
     const __m128i order = format == INT8 ? _mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10, 12, 14)
@@ -45,8 +46,8 @@ INLINE vf in_bytes(vf pairs, const enum weight_format format)
     return (vf)_mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), eights);
 }
 
-/* [pieces of the depth][2 halves][row][64], and scales as round_tile has them. Rows past num_rows stay as they are, for their
- * sums are not stored. */
+/* Packs a tile as [pieces of the depth][2 halves][row][64], with scales as in round_tile. Rows past num_rows keep stale
+ * data; their sums are not stored. */
 INLINE void pack_tile_of(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth,
                          const enum weight_format format)
 {
@@ -76,11 +77,11 @@ void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_row
         pack_tile_of(tile, x, x_stride, num_rows, linear->depth, UINT4_G128);
 }
 
-/* A group of a panel's depth, [words / 2][16 outputs][4]. */
+/* Widens a group of a panel's depth to bytes, [words / 2][16 outputs][4]. */
 INLINE void widen_group(char *widened, const struct quantized_panel *panel, int64_t word, const enum weight_format format)
 {
     if (format == INT8) {
-        short places[2 * LANES]; /* of pairs: those of the next word beside those of a word */
+        short places[2 * LANES]; /* of pairs: those of the next word beside those of this one */
         for (int i = 0; i < 2 * LANES; i++)
             places[i] = (short)(i % 2 * LANES + i / 2);
         const __m512i order = _mm512_loadu_si512(places);
@@ -103,7 +104,7 @@ INLINE void widen_group(char *widened, const struct quantized_panel *panel, int6
     }
 }
 
-/* sums [rows, 2 * LANES] += the products of a group, as amx_store_bytes has them, times its scales. */
+/* sums [rows, 2 * LANES] += a group's products, as amx_store_bytes stores them, times the group's scales. */
 INLINE void add_group(float *sums, const int32_t *products, const uint32_t *x_scales, const struct quantized_panel *panels,
                       int64_t word, int64_t num_rows, const enum weight_format format)
 {
@@ -121,8 +122,9 @@ INLINE void add_group(float *sums, const int32_t *products, const uint32_t *x_sc
         }
 }
 
-/* All rows times two panels, each tile of rows and each group of a stretch of the depth in turn. A group's products are begun
- * before those of the group before the last are scaled: both take as long, and what tiles stored is slow to load at first. */
+/* All rows times two panels: for each stretch of the depth, each tile of rows and each group in turn. A group's products
+ * are started before those of two groups earlier are scaled: both take equally long, and what tiles just stored is slow
+ * to load. */
 INLINE void multiply_panels(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
                             const struct packed_linear *linear, int64_t panel, const enum weight_format format)
 {

@@ -3,12 +3,12 @@
 
 #include "packed_linear.h"
 
-/* Whether so many rows are multiplied so; the results are those without AMX, bit for bit. */
+/* Whether this many rows are multiplied as bytes; the results are those without AMX, bit for bit. */
 bool multiplies_bytes(const struct packed_linear *linear, int64_t num_rows, enum dtype dtype);
 
-/* As pack_tile; a tile takes as many words. */
+/* pack_tile for multiply_bytes; a tile takes as many words. */
 void pack_bytes(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, const struct packed_linear *linear);
 
-/* Of an item, see linear_tiles.h, between amx_begin and amx_end. x: tiles of pack_bytes. */
+/* Computes an item, see linear_tiles.h, between amx_begin and amx_end. x: tiles from pack_bytes. */
 void multiply_bytes(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
                     int64_t panel, int64_t panel_end);

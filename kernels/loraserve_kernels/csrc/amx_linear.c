@@ -15,10 +15,10 @@ bool reads_rows(const struct packed_linear *linear, enum dtype dtype)
 
 #if MULTIPLIES_BFLOAT16
 
-#define FEW_AMX_ROWS AMX_ROWS /* for which four panels at a time are better than two */
+#define FEW_AMX_ROWS AMX_ROWS /* up to which four panels at a time are better than two */
 #define AMX_STRETCH (8 * AMX_WORDS) /* words of depth whose weights stay in L1 */
 
-/* A tile of x for AMX. Rows past num_rows stay as they are, for their sums are not stored. */
+/* Packs a tile of x for AMX. Rows past num_rows keep stale data; their sums are not stored. */
 static void pack_amx_tile(char *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
 {
     const int64_t row_bytes = depth * (int64_t)size_of(BFLOAT16), line_bytes = (int64_t)sizeof(vf);
@@ -36,7 +36,7 @@ static void pack_amx_tile(char *tile, const void *x, int64_t x_stride, int64_t n
     }
 }
 
-/* x for AMX: rows where they are, or packed tiles of them, tile_bytes apart. */
+/* x for AMX: rows in place, or packed tiles of them, tile_bytes apart. */
 struct amx_input {
     const char *x;
     int64_t row_bytes, tile_bytes; /* tile_bytes 0: not packed */
@@ -52,13 +52,14 @@ INLINE struct amx_rows tile_at(const struct amx_input *input, int64_t row)
     return (struct amx_rows){input->x + row * input->row_bytes, input->row_bytes, line_bytes};
 }
 
-/* Where the tiles for the rows from `row` on begin: the last ones also have rows before these, which come out the same. */
+/* First row of the tiles for the rows from `row` on. The last tiles may include earlier rows, which get the same results
+ * again. */
 INLINE int64_t first_row(const struct amx_input *input, int64_t row, int64_t num_rows)
 {
     return input->tile_bytes ? row : MAX(0, MIN(row, input->num_rows - num_rows));
 }
 
-/* Of one panel in memory. */
+/* Bytes of one panel in memory. */
 INLINE int64_t panel_bytes_of(const struct packed_linear *linear)
 {
     return panel_tiles_of(linear->depth) * (linear->format == PLAIN ? WEIGHT_TILE_BYTES : COMPRESSED_TILE_BYTES);
@@ -71,9 +72,9 @@ INLINE void compressed_panels(struct compressed_panel *panels, int count, const 
                                         panel + i);
 }
 
-/* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1
- * for all pairs: on two cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. The panels after these are asked for
- * meanwhile if `ask`. */
+/* Pairs of AMX tiles of rows, and a last one alone, times two panels. The depth is cut into stretches whose weights stay
+ * in L1 for all pairs: on two cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. If `ask`, the next two panels are
+ * prefetched at the same time. */
 static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, const struct packed_linear *linear,
                       int64_t panel, bool ask)
 {
@@ -114,7 +115,7 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
     amx_ask_for_rest(&ahead);
 }
 
-/* One tile of AMX at a time times all panels. */
+/* All panels times one AMX tile of rows at a time. */
 static void amx_tiles(void *y, int64_t y_stride, const struct amx_input *input, const struct packed_linear *linear,
                       int64_t panel, int64_t panel_end)
 {

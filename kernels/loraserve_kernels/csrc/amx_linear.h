@@ -3,12 +3,12 @@
 
 #include "packed_linear.h"
 
-/* What was compressed with AMX is multiplied with it. */
+/* Whether to multiply with AMX; weights compressed for it always are. */
 bool uses_amx(const struct packed_linear *linear, enum dtype dtype);
 
-/* Whether x need not be packed: AMX reads rows of whole words where they are. */
+/* Whether x is read in place, without packing: AMX does so if rows fill whole tiles. */
 bool reads_rows(const struct packed_linear *linear, enum dtype dtype);
 
-/* linear_stage where uses_amx. */
+/* linear_stage if uses_amx. */
 void amx_linear_stage(struct team *team, const struct packed_linear *linear, void *y, int64_t y_stride, const void *x,
                       int64_t x_stride, int64_t num_rows, char *scratch);

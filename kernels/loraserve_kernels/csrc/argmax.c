@@ -2,7 +2,7 @@
 #include "argmax.h"
 
 #define PARALLEL_ELEMENTS (512 << 10)
-#define CHUNK (32 * LANES) /* elements between two looks at the largest so far */
+#define CHUNK (32 * LANES) /* elements between comparisons with the largest so far */
 #define PART (4 * CHUNK)   /* elements of a row in one item of work */
 
 INLINE struct peak find_peak(const void *x, int64_t start, int64_t end, const enum dtype dtype)
@@ -44,7 +44,7 @@ struct peak peak_of(const void *x, int64_t start, int64_t end, enum dtype dtype)
 
 int64_t num_peaks_of(int64_t size) { return (size + PART - 1) / PART; }
 
-/* Columns that one thread has computed are left to it, as far as can be. */
+/* Items are ordered by column, so that a thread mostly reads columns that it has computed itself. */
 void argmax_stage(struct team *team, struct peak *peaks, const void *x, int64_t stride, int64_t num_rows, int64_t size,
                   enum dtype dtype)
 {

@@ -21,10 +21,10 @@ INLINE vf load_before(const void *x, int64_t i, int64_t end, const enum dtype dt
     return load(values, 0, FLOAT32);
 }
 
-/* Ascends from the largest element, equal ones by index. No element is a NaN. */
+/* Sort key: ascending keys are descending values, equal values in order of index. No element may be a NaN. */
 INLINE uint64_t key_of(float value, int64_t index)
 {
-    const float positive_zero = value + 0.0f; /* -0 is 0 */
+    const float positive_zero = value + 0.0f; /* -0 becomes 0 */
     uint32_t bits;
     memcpy(&bits, &positive_zero, sizeof bits);
     return (uint64_t)(bits >> 31 ? bits : ~bits & INT32_MAX) << 32 | (uint64_t)index;
@@ -32,25 +32,25 @@ INLINE uint64_t key_of(float value, int64_t index)
 
 INLINE int64_t index_of_key(uint64_t key) { return (int64_t)(key & UINT32_MAX); }
 
-/* What is known of the largest element of some of a row. */
+/* The largest of a range of a row's elements. */
 struct peak {
-    float value;   /* NaN where there is one: it counts as the largest */
-    int64_t start; /* not behind the first element of this value, and not far before it */
+    float value;   /* NaN if there is one: it counts as the largest */
+    int64_t start; /* at the first element with this value or shortly before it */
 };
 
-/* Of the elements from start to end. */
+/* The peak of the elements start .. end. */
 struct peak peak_of(const void *x, int64_t start, int64_t end, enum dtype dtype);
 
-/* Peaks that argmax_stage makes for a row. */
+/* Number of peaks that argmax_stage writes for a row. */
 int64_t num_peaks_of(int64_t size);
 
-/* Of rows of `size` elements in parts, shared by the team: one piece of work. peaks: [num_rows, num_peaks_of(size)].
- * Stride in elements. NOTE: x must be complete; peaks are to be completed. */
+/* Finds the peaks of parts of rows of `size` elements: one piece of work. peaks: [num_rows, num_peaks_of(size)]. Stride
+ * in elements. NOTE: x must be complete; call `complete` before reading peaks. */
 void argmax_stage(struct team *team, struct peak *peaks, const void *x, int64_t stride, int64_t num_rows, int64_t size,
                   enum dtype dtype);
 
-/* Of a row: the first of the largest. */
+/* The first of a row's largest peaks. */
 struct peak largest_peak(const struct peak *peaks, int64_t num_peaks);
 
-/* The first index of the row's largest element, or its complement when that is not finite. */
+/* The first index of the row's largest element; its complement (~) if that element is not finite. */
 int64_t index_of_largest(const struct peak *peaks, int64_t num_peaks, const void *x, enum dtype dtype);

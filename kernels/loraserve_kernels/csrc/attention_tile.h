@@ -1,4 +1,5 @@
-/* What paged_attention.c and decode_attention.c share: tiles of query rows, their softmax state, and where keys lie. */
+/* Shared by paged_attention.c, decode_attention.c and prompt_attention.c: tiles of query rows, their softmax state, and
+ * which keys they see. */
 #pragma once
 
 #include <math.h>
@@ -12,7 +13,7 @@
 struct attention_item {
     int32_t sequence, first_row, rows, kv_head; /* first_row within the sequence */
     int32_t first_key, end_key;
-    int32_t part; /* partial result of this span (a merge item: of its first span), -1 = the item does the whole tile */
+    int32_t part; /* this span's partial result (a tile to merge: its first span's); -1 = the item does the whole tile */
 };
 
 /* Softmax state of the query vectors of a tile: O = output / total once complete. */
@@ -31,12 +32,12 @@ struct workspace {
     struct state span, sum;
 };
 
-/* Whole words of two bfloat16 per lane, see load_keys. */
+/* head_dim rounded up to whole vectors of pairs of bfloat16, see load_keys. */
 INLINE int64_t padded_dim(const struct attention *p) { return (p->head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
 INLINE int64_t group_size(const struct attention *p) { return p->num_heads / p->num_kv_heads; }
 
-/* Query rows of a tile; one row's group may exceed TILE_QUERIES. */
+/* Query rows per tile; a single row's group may exceed TILE_QUERIES. */
 INLINE int64_t tile_rows(const struct attention *p) { return MAX(1, TILE_QUERIES / group_size(p)); }
 
 INLINE int64_t tile_queries(const struct attention *p) { return tile_rows(p) * group_size(p); }

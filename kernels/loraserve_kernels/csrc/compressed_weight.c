@@ -1,16 +1,16 @@
-/* Compressing packed weights, see compressed_weight.h. */
+/* Compresses packed weights, see compressed_weight.h. */
 #include "compressed_weight.h"
 
 #include "packed_linear.h"
 
 #define NUM_EXPONENTS 256
 #define NO_CODE 0xff
-#define UNIT_PANELS 4   /* that AMX takes at a time */
-#define MIN_SAVING 0.15 /* of the bytes, for which compressing is worth it; at most a quarter is saved */
+#define UNIT_PANELS 4   /* panels that AMX takes at a time */
+#define MIN_SAVING 0.15 /* share of the bytes for which compressing is worth it; at most a quarter is saved */
 
 static int exponent_of(uint16_t bits) { return bits >> 7 & 0xff; }
 
-/* frequency: [NUM_EXPONENTS]. Counted in turns, because neighbours often have the same exponent. */
+/* frequency: [NUM_EXPONENTS]. Counts into four arrays in turn, because neighbors often have the same exponent. */
 static void count_exponents(int64_t *frequency, const uint16_t *weights, int64_t count)
 {
     uint32_t counts[4][NUM_EXPONENTS] = {0};
@@ -73,8 +73,8 @@ static void compress_panel(char *target, const uint16_t *weights, int64_t num_ti
     *exceptions = (struct weight_exception){UINT32_MAX, 0, 0};
 }
 
-/* packed: as pack_weight leaves it. Bytes of it compressed; 0 where that saves too little or only AMX could read it
- * and is not there. */
+/* Bytes of a packed weight once it is compressed; 0 if that saves too little, or if AMX, which alone can read it, is off
+ * or cannot take its panels or its dtype. packed: as pack_weight writes it. */
 EXPORT int64_t compressed_weight_bytes(const void *packed, int64_t num_outputs, int64_t depth, int dtype, int num_threads)
 {
     const int64_t num_panels = num_panels_of(num_outputs), panel_tiles = panel_tiles_of(depth);
@@ -93,7 +93,7 @@ EXPORT int64_t compressed_weight_bytes(const void *packed, int64_t num_outputs, 
     return (double)size_bytes <= (1 - MIN_SAVING) * (double)(num_panels * panel_tiles * WEIGHT_TILE_BYTES) ? size_bytes : 0;
 }
 
-/* compressed: of compressed_weight_bytes, aligned to 64 bytes. */
+/* compressed: compressed_weight_bytes long, aligned to 64 bytes. */
 EXPORT int compress_weight(void *compressed, const void *packed, int64_t num_outputs, int64_t depth, int num_threads)
 {
     const int64_t num_panels = num_panels_of(num_outputs), panel_tiles = panel_tiles_of(depth);

@@ -1,16 +1,16 @@
-/* Attention of few query vectors in bfloat16: a decode row's, whose work is to read keys and values as they come.
+/* Attention of few query vectors in bfloat16, such as a decode row's: the work is to read keys and values as they come.
  *
- * Keys are taken as they lie in the cache, 16 of one block at a time. AMX multiplies them so, and only the queries are
- * transposed; without AMX keys are transposed too, in registers, and a lane sums one key's products. Scores,
- * probabilities and totals are [key, query]. Every sum is the one that paged_attention.c makes of the same row.
+ * Keys are used as they lie in the cache, 16 of one block at a time. AMX multiplies them in that form, and only queries
+ * are transposed. Without AMX, keys are transposed too, in registers, and each lane sums one key's products. Scores,
+ * probabilities and totals are [key, query]. Every sum is the one that paged_attention.c computes for the same row.
  *
  * 64 keys and values of 64, three queries, on a Xeon with AMX: 510 ns from L2, 1,150 with the keys transposed. 16
- * sequences of 1,920 keys, 4 kv heads of 64, from memory, two EPYC Zen 4 cores: 1.5 ms, 2.3 by paged_attention.c alone.
+ * sequences of 1,920 keys, 4 kv heads of 64, from memory, two EPYC Zen 4 cores: 1.5 ms, 2.3 with paged_attention.c alone.
  */
 #include "decode_attention.h"
 
-#define GROUP AMX_ROWS        /* keys that are multiplied together: they lie side by side in a block */
-#define GROUPS (KEYS / GROUP) /* of a chunk */
+#define GROUP AMX_ROWS        /* keys multiplied together: they lie side by side in a block */
+#define GROUPS (KEYS / GROUP) /* per chunk */
 #define LINE_BYTES 64
 
 #if defined(__AVX512BF16__)
@@ -34,14 +34,14 @@ void load_decode_queries(const struct attention *p, const struct attention_item 
     }
 }
 
-/* Keys of an item, relative to `base`. */
+/* A chunk of an item's keys, relative to `base`. */
 struct chunk {
     int64_t base, first, end; /* first .. end are read */
     int64_t num_groups;
     int64_t rows[GROUPS]; /* element offset into the caches of a group's first row */
 };
 
-/* The item's keys from first_key on. Groups without a key to read have the first group's rows that has one. */
+/* The chunk of the item's keys from first_key on. Groups before the first key repeat the rows of that key's group. */
 static struct chunk find_chunk(const struct attention *p, const struct attention_item *item, int64_t first_key)
 {
     struct chunk chunk = {.base = first_key / KEYS * KEYS};
@@ -60,12 +60,13 @@ static struct chunk find_chunk(const struct attention *p, const struct attention
     return chunk;
 }
 
-/* Rows are asked for while others are used, a group's rows in one cache as one piece. With AMX all pieces of the next
- * chunk at a time, of each the first line, then of each the second: several streams for a Xeon to run ahead in. */
+/* Rows are prefetched while others are used; a group's rows in one cache form one piece. With AMX, all pieces of the next
+ * chunk are prefetched together, the first line of each, then the second of each: several streams for a Xeon to run ahead
+ * in. */
 struct asking {
     const char *pieces[2 * GROUPS];
-    int64_t num_pieces, line, num_lines; /* the line to be asked for next, and how many a piece has */
-    int64_t due, pace;                   /* 65,536ths of a line: asked for by now, and more with each step */
+    int64_t num_pieces, line, num_lines; /* line: the next to prefetch; num_lines: per piece */
+    int64_t due, pace;                   /* in 65,536ths of a line: due by now; added with each step */
 };
 
 static struct asking start_asking(const struct attention *p, const struct chunk *chunk, int64_t num_steps)
@@ -87,10 +88,10 @@ INLINE void ask_for_lines(struct asking *asking)
             __builtin_prefetch(asking->pieces[i] + asking->line * LINE_BYTES, 0, 2);
 }
 
-/* A group's keys, and what comes meanwhile. */
+/* A group's keys, and what is prefetched meanwhile. */
 struct key_group {
     const void *keys;
-    const void *next;   /* keys, from L2: 16 sequences of 1,920 keys took 5 % longer without */
+    const void *next;   /* next keys, from L2: 16 sequences of 1,920 keys took 5 % longer without */
     const char *values; /* of these keys, line by line */
 };
 
@@ -124,7 +125,7 @@ INLINE void score_group(float *scores, const struct key_group *group, const floa
     }
 }
 
-/* NOTE: functions of their own, see TILE_FUNCTION in tile_products.h. */
+/* NOTE: not inlined, see TILE_FUNCTION in tile_products.h. */
 #define SCORE_GROUPS(count)                                                                                           \
     static __attribute__((noinline)) void score_groups_for_##count(                                                   \
         float *scores, const struct key_group *groups, int64_t num_groups, const float *queries, int64_t words)       \
@@ -137,7 +138,7 @@ SCORE_GROUPS(2)
 SCORE_GROUPS(3)
 SCORE_GROUPS(4)
 
-/* As amx_score_keys. */
+/* amx_score_keys without AMX. */
 static void score_groups(const struct attention *p, const struct chunk *chunk, const void *const *keys,
                          const struct workspace *w, int64_t queries)
 {
@@ -150,7 +151,8 @@ static void score_groups(const struct attention *p, const struct chunk *chunk, c
     score[queries](w->scores, groups, chunk->num_groups, w->queries, p->head_dim / 2);
 }
 
-/* scores [KEYS, DECODE_QUERIES] = keys times queries. Rows that are not to be read are left out of a copy. */
+/* scores [KEYS, DECODE_QUERIES] = keys times queries. A group with rows that must not be read is replaced by a copy of
+ * its other rows. */
 static void score_keys(const struct attention *p, const struct chunk *chunk, const struct workspace *w, int64_t queries)
 {
     const int64_t row_bytes = p->head_dim * (int64_t)size_of(BFLOAT16);
@@ -189,7 +191,7 @@ static struct visible find_visible(const struct attention *p, const struct atten
     return visible;
 }
 
-/* Scores are scaled and, where they are hidden, made -inf. Returns maxima of the queries, one in every lane. */
+/* Scales scores and sets hidden ones to -inf. Returns partial maxima, each lane's of one query. */
 static vf scale_scores(const struct attention *p, float *scores, const struct chunk *chunk,
                        const struct visible *visible)
 {
@@ -210,7 +212,7 @@ static vf scale_scores(const struct attention *p, float *scores, const struct ch
     return maxima;
 }
 
-/* Raises the state's maxima and lets its sums decay; returns what is to be subtracted from the lanes' scores. */
+/* Raises the state's maxima and scales its sums down to match; returns the value to subtract from each lane's scores. */
 static vf raise_maxima(struct state *state, vf *totals, vf maxima, int64_t queries, int64_t dim)
 {
     float here[LANES], shift[LANES], decay[LANES];
@@ -242,7 +244,7 @@ static vf raise_maxima(struct state *state, vf *totals, vf maxima, int64_t queri
     return load(shift, 0, FLOAT32);
 }
 
-/* Scores become exp(score - shift). totals [GROUP, DECODE_QUERIES]: each lane's sum over keys of its place in a group. */
+/* Turns scores into exp(score - shift). totals [GROUP, DECODE_QUERIES]: sums over the keys at the same place in a group. */
 static void soften(float *scores, vf *totals, vf shift, int64_t num_groups)
 {
     for (int64_t group = 0; group < num_groups; group++)
@@ -255,7 +257,7 @@ static void soften(float *scores, vf *totals, vf shift, int64_t num_groups)
         }
 }
 
-/* One group's values, and what is asked for meanwhile: with AMX of all that the next chunk has, else some of its keys. */
+/* One group's values, and what is prefetched meanwhile: with AMX, any part of the next chunk, otherwise some of its keys. */
 struct value_group {
     const char *values;
     int64_t row_bytes, first, end; /* rows that are read */
@@ -265,8 +267,8 @@ struct value_group {
     int64_t num_pieces;
 };
 
-/* The lines of pieces whose turn it is with a key's elements from d on: each comes once, one after the other, as an EPYC
- * Zen 4 runs ahead of them. NOTE: to keep an account of lines, as with AMX, takes it longer than to multiply. */
+/* Prefetches the lines of pieces that are due with a key's elements from d on: each line once, in order, as an EPYC Zen 4
+ * runs ahead of them. NOTE: counting lines, as with AMX, takes that CPU longer than multiplying. */
 INLINE void ask_for_keys(const struct value_group *group, int64_t d, int64_t key, const int vectors)
 {
     for (int64_t i = 0; i < group->num_pieces; i++)
@@ -275,8 +277,8 @@ INLINE void ask_for_keys(const struct value_group *group, int64_t d, int64_t key
             __builtin_prefetch(group->pieces[i] + (d / 2 + key * (vectors / 2) + line) * LINE_BYTES, 0, 2);
 }
 
-/* output += probabilities * values. A word holds an even and an odd element, which are kept apart until the span's end:
- * output is [queries, dim / 2 / LANES, even or odd, LANES]. */
+/* output += probabilities * values. A word holds an even and an odd element, which are kept apart until the end of the
+ * span: output is [queries, dim / 2 / LANES, even or odd, LANES]. */
 INLINE void add_values(float *output, int64_t dim, const struct value_group *group, int64_t d, const int queries,
                        const int vectors, const bool with_amx)
 {
@@ -307,7 +309,7 @@ INLINE void add_values(float *output, int64_t dim, const struct value_group *gro
         store(output, i / vectors * dim + d + i % vectors * LANES, sum[i], FLOAT32);
 }
 
-/* NOTE: functions of their own, see TILE_FUNCTION in tile_products.h. */
+/* NOTE: not inlined, see TILE_FUNCTION in tile_products.h. */
 #define ADD_VALUES(name, queries, with_amx)                                                                           \
     static __attribute__((noinline)) void name(float *output, int64_t dim, const struct value_group *group)           \
     {                                                                                                                 \
@@ -352,7 +354,7 @@ static void add_chunk(const struct attention *p, float *output, int64_t queries,
     }
 }
 
-/* Totals and outputs as paged_attention.c has them. */
+/* Brings totals and outputs into paged_attention.c's layout. */
 static void end_span(struct state *state, const vf *totals, int64_t queries, int64_t dim)
 {
     for (int64_t i = 0; i < queries; i++) {

@@ -1,9 +1,9 @@
 /* Decoder layers of the Llama-like families, one after the other, by one team of threads: norm, attention and gated MLP,
- * with their linears, adapters and residual sums. Every value is rounded where the ops of their own round it.
+ * with their linears, adapters and residual sums. Every value is rounded wherever the standalone ops round it.
  *
- * A step is many short pieces of work; called one by one from Python, calls and the start and end of parallel regions add
- * up. Decode of 16 rows of 16 adapters, 12 layers of hidden size 768, two EPYC Zen 5 cores: 18.2 -> 13.1 ms a step with
- * a call for each layer, packed linears and bfloat16 products in attention together.
+ * A step is many short pieces of work. If each is called from Python, the calls and the start and end of parallel regions
+ * add up. Decode of 16 rows of 16 adapters, 12 layers of hidden size 768, two EPYC Zen 5 cores: 18.2 -> 13.1 ms per step
+ * with one call per layer, packed linears and bfloat16 products in attention together.
  */
 #include "decoder_layer.h"
 
@@ -18,13 +18,13 @@ struct decoder_layer {
     struct packed_linear linears[NUM_LINEARS];
     const struct group *groups[NUM_LINEARS]; /* of adapters; NULL without any */
     const struct table *tables[NUM_LINEARS];
-    const void *input_norm, *mlp_norm, *q_norm, *k_norm; /* weights; those of heads may be NULL */
+    const void *input_norm, *mlp_norm, *q_norm, *k_norm; /* weights; q_norm and k_norm may be NULL */
     void *k_cache, *v_cache;
     int64_t num_blocks, num_kv_heads, block_size, head_dim, num_heads, hidden_size, intermediate_size, sliding_window;
     float input_eps, mlp_eps, q_eps, k_eps, scaling, softcap;
 };
 
-/* Everything one layer works with; activations are dense but those with a stride of their own. */
+/* Everything one layer works with; activations are dense, except those with a stride function below. */
 struct run {
     const struct decoder_layer *layer;
     const struct layer_step *step;
@@ -37,7 +37,7 @@ struct run {
     struct attention_plan attention_plan;
     struct lora_size lora_sizes[NUM_LINEARS];
     struct lora_plan lora_plans[NUM_LINEARS];
-    bool keeps_all; /* rows go on behind attention; if not, the step's wanted ones */
+    bool keeps_all; /* all rows are needed after attention; if false, only the step's wanted rows */
     int64_t num_kept;
     enum dtype dtype;
 };
@@ -47,7 +47,7 @@ static int64_t qkv_size(const struct decoder_layer *layer)
     return (layer->num_heads + 2 * layer->num_kv_heads) * layer->head_dim;
 }
 
-/* That a linear is given. */
+/* Number of rows that a linear gets. */
 static int64_t rows_of(const struct run *run, int index)
 {
     return index == QKV ? run->step->num_rows : run->num_kept;
@@ -89,15 +89,15 @@ static void set_attention(struct run *run)
     };
 }
 
-/* Points the run into the scratch memory; returns how much there must be. Layers leave their output to the next one in
- * `between`, in turn. */
+/* Points the run into the scratch memory; returns its size in bytes. Layers leave their output to the next one in the two
+ * buffers of `between`, in turn. */
 static size_t lay_out(struct run *run, char *memory, int num_threads)
 {
     const struct attention_size *attention_size = &run->attention_size;
     const struct decoder_layer *layer = run->layer;
     const size_t row_bytes = (size_t)run->step->num_rows * size_of(run->dtype);
     size_t used = 0, linear_bytes = 0;
-    for (int i = 0; i < 2; i++) /* first: at one place for all layers */
+    for (int i = 0; i < 2; i++) /* first, so that they are at the same place for all layers */
         run->between[i] = reserve(memory, &used, row_bytes * (size_t)layer->hidden_size);
     for (int i = 0; i < NUM_LINEARS; i++)
         linear_bytes = MAX(linear_bytes,
@@ -123,7 +123,7 @@ static size_t lay_out(struct run *run, char *memory, int num_threads)
     return used;
 }
 
-/* y = x Wᵀ + bias and the rows' adapters; y is complete for the whole team. Strides in elements. */
+/* y = x Wᵀ + bias plus the rows' adapters; y is complete for the whole team. Strides in elements. */
 static void linear(struct team *team, const struct run *run, int index, void *y, int64_t y_stride, const void *x,
                    int64_t x_stride)
 {
@@ -144,7 +144,7 @@ INLINE void add_row(void *y, const void *a, const void *b, int64_t size, const e
         store_upto(y, i, size - i, load_upto(a, i, size - i, dtype) + load_upto(b, i, size - i, dtype), dtype);
 }
 
-/* Row of y = a_row of a + row of b. */
+/* y[row] = a[a_row] + b[row]. */
 static void add(const struct run *run, void *y, const void *a, int64_t a_row, const void *b, int64_t row)
 {
     const int64_t size = run->layer->hidden_size, start = row * size, a_start = a_row * size;
@@ -170,7 +170,7 @@ static void norm_heads(const struct run *run, const void *weight, float eps, int
     }
 }
 
-/* Moves what attention gave for the rows that are kept to the first ones: one item. */
+/* Moves attention's output for the kept rows to the first rows: one item. */
 static void keep_attended(struct team *team, const struct run *run)
 {
     const int64_t size = run->layer->num_heads * run->layer->head_dim;
@@ -183,7 +183,7 @@ static void keep_attended(struct team *team, const struct run *run)
     complete(team);
 }
 
-/* What comes between q|k|v and attention for one row. */
+/* The work between q|k|v and attention for one row. */
 static void place_row(const struct run *run, int64_t row)
 {
     const struct decoder_layer *layer = run->layer;
@@ -202,7 +202,7 @@ static void activate_row(const struct run *run, int64_t row)
                  size, run->dtype);
 }
 
-/* What comes behind attention, for the rows that are kept. */
+/* Everything after attention, for the kept rows. */
 static void compute_kept(struct team *team, const struct run *run)
 {
     const struct decoder_layer *layer = run->layer;
@@ -227,7 +227,7 @@ static void compute_kept(struct team *team, const struct run *run)
     complete(team);
 }
 
-/* `out` holds the attention's and the MLP's output in turn. */
+/* `out` holds first attention's, then the MLP's output. */
 static void compute(struct team *team, const struct run *run)
 {
     const struct decoder_layer *layer = run->layer;
@@ -250,7 +250,7 @@ static void compute(struct team *team, const struct run *run)
         compute_kept(team, run);
 }
 
-/* Sizes of what the layer has to do; refuses what would read or write outside its tensors. */
+/* Measures the layer's work; refuses input that would read or write outside its tensors. */
 static enum status measure(struct run *run, int num_threads)
 {
     const struct decoder_layer *layer = run->layer;

@@ -1,7 +1,7 @@
-/* A whole model of decoder layers: embedding, layers and, of the sampled rows, norm, lm_head, argmax and draws.
+/* A whole model of decoder layers: embedding, layers and, for the sampled rows, norm, lm_head, argmax and draws.
  *
- * The operations around the layers are small, but each one called from Python takes 50 to 120 us in a decode step, whose
- * weights have driven all code from the caches.
+ * The operations around the layers are small, but each takes 50 to 120 us if it is called from Python in a decode step,
+ * because the step's weights have evicted all code from the caches.
  */
 #include "decoder_layer.h"
 #include "draw.h"
@@ -18,14 +18,14 @@ struct decoder_model {
     int64_t num_positions, rotary_dim;
     const void *norm; /* weight */
     struct packed_linear head;
-    const struct group *head_group; /* of adapters; NULL without any, as head_table */
+    const struct group *head_group; /* of adapters; NULL without any, like head_table */
     const struct table *head_table;
     int64_t vocab_size; /* columns of the logits that a token can be chosen from */
     float eps;
 };
 
 struct model_step {
-    struct layer_step layers;             /* but cosine and sine; wanted_rows are those that are sampled */
+    struct layer_step layers;             /* except cosine and sine; wanted_rows are the sampled rows */
     const int64_t *token_ids, *positions; /* [num_rows] */
 };
 
@@ -37,7 +37,7 @@ static bool are_below(const int64_t *values, int64_t count, int64_t end)
     return true;
 }
 
-/* Ascending, as decoder_layers wants them. */
+/* Whether these are ascending rows, as decoder_layers requires. */
 static bool are_rows(const int64_t *values, int64_t count, int64_t num_rows)
 {
     for (int64_t i = 1; i < count; i++)
@@ -46,14 +46,14 @@ static bool are_rows(const int64_t *values, int64_t count, int64_t num_rows)
     return are_below(values, count, num_rows);
 }
 
-#define MODEL_PIECES 9 /* of work around the layers */
+#define MODEL_PIECES 9 /* pieces of work around the layers, at most */
 
-/* What is to be done for one step. */
+/* The work of one step. */
 struct model_call {
     const struct decoder_model *model;
     const struct model_step *step;
     struct layers_plan layers;
-    char *x, *out, *cosine, *sine, *hidden; /* what lm_head is given */
+    char *x, *out, *cosine, *sine, *hidden; /* hidden: lm_head's input */
     void *logits, *linear_scratch;
     struct lora_size lora_size; /* of lm_head */
     struct lora_plan lora_plan;
@@ -68,7 +68,7 @@ static void copy_row(char *rows, int64_t row, const void *table, int64_t id, siz
     memcpy(rows + (size_t)row * row_bytes, (const char *)table + (size_t)id * row_bytes, row_bytes);
 }
 
-/* Points the call into the scratch memory; returns how much there must be. */
+/* Points the call into the scratch memory; returns its size in bytes. */
 static size_t lay_out(struct model_call *call, char *memory, int num_threads)
 {
     const struct decoder_model *model = call->model;
@@ -139,8 +139,9 @@ static void model_region(struct team *team, void *argument)
     }
 }
 
-/* logits: dense [num_sampled, num_outputs]. best: of each of these rows the first index of its largest logit, or its
- * complement when that is not finite. drawn: see draw.h. Nothing is changed when another status than OK is returned. */
+/* logits: dense [num_sampled, num_outputs]. best: for each of these rows the first index of its largest logit; its
+ * complement (~) if that logit is not finite. drawn: see draw.h. Nothing has changed if a status other than OK is
+ * returned. */
 EXPORT int decoder_model(const struct decoder_model *model, const struct model_step *step, void *logits, int64_t *best,
                          const struct draw *draws, int64_t num_draws, int64_t *drawn, int dtype, int num_threads)
 {

@@ -1,7 +1,7 @@
-/* Draws one token for each of some rows of logits, as sampling.py's sample_reference does but for rounding.
+/* Draws one token from each of some rows of logits, like sampling.py's sample_reference except for rounding.
  *
- * The most likely tokens first are needed only where something ends: at top_k, at top_p, and at the random number. So
- * tokens are dealt to bins by their distance from the largest logit, and only the bins where that is are sorted.
+ * The order by likelihood matters only at boundaries: at the end of top_k, at the end of top_p, and at the random number.
+ * So tokens are put into bins by their distance from the largest logit, and only bins with a boundary are sorted.
  */
 #include "draw.h"
 
@@ -9,19 +9,19 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define LANE_LENGTH 64 /* tokens of a lane, as sampling.py's; not LANES */
+#define LANE_LENGTH 64 /* tokens per lane, as in sampling.py; unrelated to LANES */
 #define NUM_BINS 4096
-#define VECTORS 4 /* of tokens that are weighed together, see vexp_within */
+#define VECTORS 4 /* of tokens weighed together, see vexp_within */
 #define GROUP (VECTORS * LANES)
-/* Of the weight of the largest logit, what is lighter than exp(-FURTHEST) is less than a random number can tell. */
+/* A weight below exp(-FURTHEST) of the largest is less than a random number can resolve. */
 #define FURTHEST 60.0
-#define LIGHTEST 87.0f /* exp(-LIGHTEST) is close to the least normal number */
+#define LIGHTEST 87.0f /* exp(-LIGHTEST) is close to the smallest normal number */
 
-/* What a token weighs: exp(-distance), with the largest logit at distance 0. */
+/* Defines a token's weight: exp(-distance); the largest logit has distance 0. */
 struct scale {
     float peak, inverse_temperature;
-    float floor;    /* what is below weighs nothing; not below what is LIGHTEST */
-    float furthest; /* what is further goes to no bin */
+    float floor;    /* logits below weigh nothing; at most LIGHTEST away */
+    float furthest; /* tokens further away go into no bin */
     float bins_per_distance;
 };
 
@@ -34,12 +34,12 @@ struct token {
 struct drawing {
     double mass[NUM_BINS];
     int64_t count[NUM_BINS];
-    struct token *tokens; /* of one bin, the most likely first */
+    struct token *tokens; /* of `bin`, the most likely first */
     int64_t bin, num_tokens;
     float *lanes;
 };
 
-/* The most likely tokens: those of all bins before this one, and its first ones. */
+/* The most likely tokens: all of the bins before `bin`, and the first `count` of `bin`. */
 struct kept {
     int64_t bin, count;
     double mass;
@@ -53,18 +53,18 @@ static uint64_t splitmix64(uint64_t state, uint64_t index)
     return mixed ^ (mixed >> 31);
 }
 
-/* In [0, 1): sampling_noise.py's. */
+/* In [0, 1), the same number as sampling_noise.py's. */
 static double uniform_of(const struct draw *draw)
 {
     return (double)(splitmix64(splitmix64(draw->seed, 0), draw->position) >> 11) * 0x1p-53;
 }
 
-/* A share of a mass, less than it. */
+/* A share of a mass, always less than the mass. */
 static double target_of(double uniform, double mass) { return fmin(uniform * mass, nextafter(mass, 0)); }
 
 INLINE vf distance_of(vf x, const struct scale *scale) { return (scale->peak - x) * scale->inverse_temperature; }
 
-/* Of `count` vectors of logits at these distances. */
+/* Weights of `count` vectors of logits at these distances. */
 INLINE void weigh(vf *weights, const vf *x, const vf *distances, const struct scale *scale, const int count)
 {
 #pragma GCC unroll 4
@@ -90,13 +90,13 @@ INLINE void load_group(vf *values, const void *x, int64_t i, int64_t end, const 
         values[v] = load_before(x, i + v * LANES, end, dtype);
 }
 
-/* Of distances up to the furthest: descends as logits do. */
+/* Bins of distances up to `furthest`; the largest logit is in bin 0. */
 INLINE vi bins_of(vf distance, const struct scale *scale)
 {
     return __builtin_convertvector(vmin(distance * scale->bins_per_distance, splat(NUM_BINS - 1)), vi);
 }
 
-/* Brings the furthest as near as leaves top_k tokens: as many groups of tokens have one that is no further. */
+/* Lowers `furthest` such that at least top_k tokens remain: at least that many groups have a token within it. */
 INLINE void bring_nearer(struct scale *scale, struct drawing *drawing, int64_t top_k, const void *x, int64_t size,
                          const enum dtype dtype)
 {
@@ -113,14 +113,14 @@ INLINE void bring_nearer(struct scale *scale, struct drawing *drawing, int64_t t
     for (int64_t found = 0; bin < NUM_BINS; bin++)
         if ((found += drawing->count[bin]) >= top_k)
             break;
-    const float furthest = 1.0001f * (float)(bin + 1) / scale->bins_per_distance; /* products are rounded */
+    const float furthest = 1.0001f * (float)(bin + 1) / scale->bins_per_distance; /* margin for rounded products */
     if (furthest < scale->furthest) {
         scale->furthest = furthest;
         scale->bins_per_distance = NUM_BINS / furthest;
     }
 }
 
-/* Returns the weight of all tokens, also of those in no bin, where that is needed. */
+/* Returns the weight of all tokens, including those in no bin if `needs_total`. */
 INLINE double fill_bins(struct drawing *drawing, const void *x, int64_t size, const struct scale *scale,
                         bool needs_total, const enum dtype dtype)
 {
@@ -159,7 +159,7 @@ static int compare(const void *a, const void *b)
     return first < second ? -1 : first > second;
 }
 
-/* The tokens of a bin, sorted. */
+/* Loads and sorts the tokens of a bin. */
 INLINE void open_bin(struct drawing *drawing, int64_t bin, const void *x, int64_t size, const struct scale *scale,
                      const enum dtype dtype)
 {
@@ -186,7 +186,7 @@ INLINE void open_bin(struct drawing *drawing, int64_t bin, const void *x, int64_
     drawing->num_tokens = count;
 }
 
-/* The first top_k of those in bins. */
+/* The top_k most likely of the tokens in bins. */
 INLINE struct kept keep_top_k(struct drawing *drawing, int64_t top_k, const void *x, int64_t size,
                               const struct scale *scale, const enum dtype dtype)
 {
@@ -204,7 +204,7 @@ INLINE struct kept keep_top_k(struct drawing *drawing, int64_t top_k, const void
     return kept;
 }
 
-/* Of those the fewest, the most likely first, that weigh `mass` together. */
+/* The fewest of these tokens, most likely first, that together weigh at least `mass`. */
 INLINE struct kept keep_mass(struct drawing *drawing, struct kept all, double mass, const void *x, int64_t size,
                              const struct scale *scale, const enum dtype dtype)
 {
@@ -220,7 +220,7 @@ INLINE struct kept keep_mass(struct drawing *drawing, struct kept all, double ma
     return kept;
 }
 
-/* The first token with which the mass so far exceeds the target. That is less than all that is kept. */
+/* The first token with which the running mass exceeds the target, which is less than the mass of all kept tokens. */
 INLINE int64_t find_token(struct drawing *drawing, struct kept kept, double target, const void *x, int64_t size,
                           const struct scale *scale, const enum dtype dtype)
 {
@@ -228,7 +228,7 @@ INLINE int64_t find_token(struct drawing *drawing, struct kept kept, double targ
     int64_t bin = 0, last = 0;
     while (bin < kept.bin && before + drawing->mass[bin] <= target) {
         if (drawing->count[bin] > 0)
-            last = bin; /* its last token is the one, should the target lie behind all, as sums are rounded */
+            last = bin; /* its last token is chosen if, after rounding, the target lies past all tokens */
         before += drawing->mass[bin++];
     }
     if (bin == NUM_BINS || (bin == kept.bin && kept.count == 0))
@@ -263,7 +263,7 @@ INLINE int64_t draw_of_likely(struct drawing *drawing, const struct draw *draw, 
 
 static int64_t num_lanes_of(int64_t size) { return (size + LANE_LENGTH - 1) / LANE_LENGTH; }
 
-/* Tokens from i on to as many lanes; what lies behind the last lane is added to what nobody reads. */
+/* Adds the weights of `count` vectors of tokens from i on to as many lanes; sums past the last lane are never read. */
 INLINE void add_to_lanes(float *lanes, const void *x, int64_t i, int64_t size, const struct scale *scale,
                          const int count, const enum dtype dtype)
 {
@@ -279,7 +279,7 @@ INLINE void add_to_lanes(float *lanes, const void *x, int64_t i, int64_t size, c
         store(lanes, v * LANES, load(lanes, v * LANES, FLOAT32) + weights[v], FLOAT32);
 }
 
-/* Over all tokens, lane by lane: lane l holds tokens l, l + num_lanes, l + 2 num_lanes, ... */
+/* Draws from all tokens, lane by lane: lane l holds tokens l, l + num_lanes, l + 2 num_lanes, ... */
 INLINE int64_t draw_of_all(struct drawing *drawing, const struct draw *draw, const void *x, int64_t size,
                            const struct scale *scale, const enum dtype dtype)
 {
@@ -320,19 +320,19 @@ INLINE int64_t draw_row(struct drawing *drawing, const struct draw *draw, const 
     if (!isfinite(peak))
         return -1;
     const bool has_top_k = draw->top_k > 0 && draw->top_k < size;
-    /* Without top_k, what is lighter than that weighs less than half of what top_p leaves out. */
+    /* Without top_k, the tokens beyond `furthest` weigh less than half of what top_p leaves out. */
     const bool is_cut = !has_top_k && draw->top_p < 1;
     const double furthest = is_cut ? fmin(FURTHEST, log(2 * (double)size / (1 - draw->top_p))) : FURTHEST;
     const double floor = (double)peak + draw->temperature * fmax(draw->log_min_p, -LIGHTEST);
     const struct scale scale = {.peak = peak, .inverse_temperature = (float)(1 / draw->temperature),
-                                .floor = (float)fmax(floor, -FLT_MAX), /* which leaves out -INFINITY */
+                                .floor = (float)fmax(floor, -FLT_MAX), /* leaves out -INFINITY */
                                 .furthest = (float)furthest, .bins_per_distance = (float)(NUM_BINS / furthest)};
     if (has_top_k || draw->top_p < 1)
         return draw_of_likely(drawing, draw, x, size, &scale, dtype);
     return draw_of_all(drawing, draw, x, size, &scale, dtype);
 }
 
-/* Scratch memory of one thread in `memory`, or only its size while that is NULL. */
+/* Lays out one thread's scratch in `memory`; only computes its size if that is NULL. */
 static struct drawing *lay_out(char *memory, int64_t size, size_t *used)
 {
     *used = 0;

@@ -1,7 +1,7 @@
-/* Chooses one token for each of some rows of logits that are edited first: allowed tokens, biases, bans, penalties.
+/* Chooses one token from each of some rows of logits after editing them: allowed tokens, biases, bans, penalties.
  *
- * A thread edits a copy of one row, in float32, and chooses from it while it lies in its cache; in the order of
- * logit_edits.py's edit_row_reference.
+ * A thread edits a float32 copy of one row and chooses from it while it is in the thread's cache. Edits are applied in
+ * the order of logit_edits.py's edit_row_reference.
  */
 #include "draw.h"
 
@@ -9,18 +9,18 @@
 #define IS_BANNED 2
 #define LEAST_TEMPERATURE 1e-5 /* sampling.py's */
 
-/* Token ids are each once in a list; those outside the row are passed over. */
+/* A list has each token id at most once; ids outside the row are ignored. */
 struct edited_draw {
-    struct draw draw; /* below the least temperature: the largest logit */
+    struct draw draw; /* below LEAST_TEMPERATURE: takes the largest logit */
     const int32_t *listed;
     const float *biases;
     const int8_t *marks;
     int64_t num_listed;
     const int64_t *penalised;
-    const float *counts; /* of the output */
+    const float *counts; /* occurrences in the output */
     int64_t num_penalised;
     float repetition, frequency, presence;
-    int32_t is_blank; /* all but the allowed tokens are out */
+    int32_t is_blank; /* only allowed tokens remain */
 };
 
 struct edited_draw_plan {
@@ -28,7 +28,7 @@ struct edited_draw_plan {
     int64_t num_draws;
     const void *x;
     int64_t stride, size;
-    int64_t *chosen; /* a token id; -1: the row is not finite, or allows no token there is */
+    int64_t *chosen; /* token ids; -1: the row is not finite, or no token that it has is allowed */
     char *scratch;   /* scratch_of(size) bytes for each thread */
     enum dtype dtype;
 };
@@ -37,7 +37,7 @@ static size_t row_bytes(int64_t size) { return ((size_t)size * sizeof(float) + 6
 
 static size_t scratch_of(int64_t size) { return row_bytes(size) + draw_scratch(size); }
 
-/* NOTE: size is that of the row x, whose other elements may be anything. */
+/* NOTE: the row x has `size` logits; elements after them may be anything. */
 INLINE void edit_row(float *edited, const struct edited_draw *edits, const void *x, int64_t size, const enum dtype dtype)
 {
     for (int64_t i = 0; i < size; i += LANES) {
@@ -61,14 +61,14 @@ INLINE void edit_row(float *edited, const struct edited_draw *edits, const void 
     }
 }
 
-/* Of a row that its edits leave nothing of: the allowed token with the largest logit, banned or not. */
+/* For a row whose edits leave no token: the allowed token with the largest logit, banned or not. */
 static int64_t best_allowed(const struct edited_draw *edits, const void *x, int64_t size, enum dtype dtype)
 {
     if (!edits->is_blank) {
         const struct peak peak = peak_of(x, 0, size, dtype);
         return isfinite(peak.value) ? index_of_largest(&peak, 1, x, dtype) : -1;
     }
-    uint64_t best = UINT64_MAX; /* no key: there are not so many tokens */
+    uint64_t best = UINT64_MAX; /* no token has this key */
     for (int64_t i = 0; i < edits->num_listed; i++) {
         const int64_t token = edits->listed[i];
         if (edits->marks[i] & IS_ALLOWED && token >= 0 && token < size)

@@ -1,4 +1,4 @@
-/* Products of floats, see tile_products.h: of words as they lie in packed weights, or widened from fewer bits. */
+/* Products of floats, see tile_products.h: of weights as they are packed, or widened from fewer bits. */
 #include "tile_products.h"
 
 INLINE void multiply(float *sums, const struct product *product, const int rows, const int panels, const enum dtype dtype,

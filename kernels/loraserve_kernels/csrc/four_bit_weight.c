@@ -1,19 +1,19 @@
-/* Weights that checkpoints have in four bits: packed as quantized_weight.h has them, and made whole. */
+/* Checkpoints' weights in four bits: packs them as in quantized_weight.h, and dequantizes them. */
 #include "quantized_weight.h"
 
-/* As checkpoints have it, [num_outputs, depth]: depth is of whole groups. */
+/* A weight as checkpoints store it, [num_outputs, depth]; depth is a multiple of the group size. */
 struct four_bit_weight {
     const uint8_t *codes;   /* [num_outputs, depth / 2], two in a byte, the first in its lower bits */
     const uint16_t *scales; /* bfloat16, [num_outputs, groups] */
-    const uint8_t *zeros;   /* the same, of formats with zero points */
+    const uint8_t *zeros;   /* the same, for formats with zero points */
     const int32_t *order;   /* [depth]: the inputs of the first group, then those of the next; NULL = they are in order */
     int64_t depth;
 };
 
-/* Of codes: as many as a group has words of pairs. */
+/* Bytes of codes per group: as many as it has pairs. */
 INLINE int group_bytes_of(const enum weight_format format) { return group_words_of(format); }
 
-/* Of eight codes, the first in the lowest bits, the even ones in the lower half. */
+/* Moves the even ones of eight codes to the lower half, the odd ones to the upper; the first code is in the lowest bits. */
 INLINE uint32_t in_halves(uint32_t eight)
 {
     uint32_t halves[2];
@@ -24,7 +24,7 @@ INLINE uint32_t in_halves(uint32_t eight)
     return halves[0] | halves[1] << 16;
 }
 
-/* Eight codes of a row, of a place in the order and those behind it. */
+/* Eight codes of a row: for a place in the order and the seven after it. */
 INLINE uint32_t ordered_eight(const uint8_t *codes, const int32_t *order)
 {
     uint32_t eight = 0;
@@ -59,7 +59,7 @@ INLINE void pack_panel(char *panel, const struct four_bit_weight *weight, int64_
         }
 }
 
-/* packed: of quantized_weight_bytes. zeros: NULL of formats that have none. */
+/* packed: quantized_weight_bytes long. zeros: NULL for formats without them. */
 EXPORT int pack_four_bits(void *packed, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
                           const int32_t *order, int64_t num_outputs, int64_t depth, int format, int num_threads)
 {
@@ -75,12 +75,12 @@ EXPORT int pack_four_bits(void *packed, const uint8_t *codes, const uint16_t *sc
         else if (format == UINT4)
             pack_panel(target, &weight, output, count, UINT4);
         else
-            pack_panel(target, &weight, output, count, NF4); /* any other */
+            pack_panel(target, &weight, output, count, NF4); /* the same for all others */
     }
     return OK;
 }
 
-/* Of LANES bytes. scales: of the first code in each and of the second; zeros: pairs of int16. */
+/* Dequantizes LANES bytes. scales: for the first code of each byte, and for the second; zeros: pairs of int16. */
 INLINE void make_whole(void *whole, const uint8_t *codes, const vf *scales, vu zeros, const enum dtype dtype,
                        const enum weight_format format)
 {
@@ -100,7 +100,7 @@ INLINE void make_whole(void *whole, const uint8_t *codes, const vf *scales, vu z
     }
 }
 
-/* A row of weights whose groups follow each other. */
+/* Dequantizes a row whose groups lie one after the other. */
 INLINE void make_row_whole(void *whole, const struct four_bit_weight *weight, int64_t output, const enum dtype dtype,
                            const enum weight_format format)
 {
@@ -127,7 +127,8 @@ INLINE vu gather(const uint32_t *table, const int32_t *places)
 #endif
 }
 
-/* A row of any. groups: of each input, the even ones of 2 LANES before the odd ones. table: of scratch, [groups]. */
+/* Dequantizes a row with any order. groups: each input's group; of 2 LANES inputs, the even ones before the odd ones.
+ * table: scratch, [groups]. */
 INLINE void make_ordered_row_whole(void *whole, const struct four_bit_weight *weight, int64_t output, const int32_t *groups,
                                    uint32_t *table, const enum dtype dtype, const enum weight_format format)
 {
@@ -162,7 +163,7 @@ static int make_ordered_whole(void *whole, const struct four_bit_weight *weight,
     return OK;
 }
 
-/* whole: dense [num_outputs, depth]; the others as pack_four_bits has them. */
+/* whole: dense [num_outputs, depth]; other arguments as in pack_four_bits. */
 EXPORT int whole_four_bits(void *whole, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
                            const int32_t *order, int64_t num_outputs, int64_t depth, int format, int dtype, int num_threads)
 {

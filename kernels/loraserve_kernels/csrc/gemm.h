@@ -1,11 +1,11 @@
-/* c = a b for small register-blocked tiles. Each element is summed over `depth` in order by one fused chain, so
- * a result does not depend on how rows and columns are tiled (batch invariance). */
+/* c = a b for small register-blocked tiles. Each element is summed over `depth` in order by one chain of fused
+ * multiply-adds, so a result does not depend on how rows and columns are tiled (batch invariance). */
 #pragma once
 
 #include "vector.h"
 
 /* One tile of rows x vectors * LANES. a: words [rows, depth], b: words [depth, vectors * LANES], c: float32; a word is a
- * float32 or, where `product` is BFLOAT16 and the CPU multiplies those, a pair of bfloat16. */
+ * float32 or, if `product` is BFLOAT16 and the CPU multiplies those, a pair of bfloat16. */
 INLINE void gemm_tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
                       int64_t depth, const int rows, const int vectors, const bool add, const enum dtype product)
 {

@@ -1,10 +1,11 @@
-/* Products of int16, see tile_products.h: of rows that are rounded and multiples of scales. */
+/* Products of int16, see tile_products.h: of rounded rows and weights' multiples. */
 #include "tile_products.h"
 
 _Static_assert(WIDE_GROUP_WORDS == INT16_GROUP, "sums of a group are of one stretch of rounded rows");
 
 #if MULTIPLIES_INT16
-/* Sums of groups whose weights share their scales are scaled and added. widens: else the pairs are at `weight`. */
+/* Sums each group of weights that share scales, scales the sums and adds them. widens: if false, the pairs are already at
+ * `weight`. */
 INLINE void multiply_int16(float *sums, const struct product *product, const int rows, const int panels,
                            const enum weight_format format, const bool widens)
 {
@@ -92,6 +93,6 @@ const tile_products *int16_products(enum weight_format format, bool is_first)
 const tile_products *int16_products(enum weight_format format, bool is_first)
 {
     (void)format, (void)is_first;
-    return NULL; /* nothing is rounded to int16 there */
+    return NULL; /* without these products, nothing is rounded to int16 */
 }
 #endif

@@ -1,4 +1,4 @@
-/* Stores the step's K and V rows into their cache slots. */
+/* Stores the step's K and V rows in their cache slots. */
 #include "vector.h"
 
 #define PARALLEL_BYTES (256 << 10) /* below this one thread is faster */

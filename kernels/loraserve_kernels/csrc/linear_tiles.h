@@ -1,4 +1,4 @@
-/* What packed_linear.c and amx_linear.c share: tiles of rows, panels of outputs, and items of both. */
+/* Shared by packed_linear.c, amx_linear.c and amx_bytes.c: tiles of rows, panels of outputs, and items of both. */
 #pragma once
 
 #include "packed_linear.h"
@@ -6,16 +6,16 @@
 #if LANES == 16
 #define TILE_ROWS 16
 #elif LANES == 8
-#define TILE_ROWS 6 /* times two panels, their sums leave four of 16 registers */
+#define TILE_ROWS 6 /* with two panels, their sums leave four of 16 registers */
 #else
 #define TILE_ROWS 4
 #endif
-#define ITEM_PANELS (64 / LANES) /* panels of one item */
-/* Tiles of rows of one item: their part of x stays in L2 while all weights pass. Where bfloat16 is widened it takes twice as
- * much, and CPUs have less of L2. */
+#define ITEM_PANELS (64 / LANES) /* panels per item */
+/* Tiles of rows per item: their part of x stays in L2 while all weights pass. If bfloat16 is widened it takes twice as
+ * much, and such CPUs have less L2. */
 #define ITEM_TILES ((MULTIPLIES_BFLOAT16 ? 320 : 96) / TILE_ROWS)
 
-/* Of a panel or a packed row; those past the depth are zero, so that AMX has whole tiles. */
+/* Words of a panel or a packed row; those past the depth are zero, so that AMX has whole tiles. */
 INLINE int64_t words_of(int64_t depth, const enum dtype dtype)
 {
     return dtype == BFLOAT16 ? panel_tiles_of(depth) * AMX_WORDS : depth;
@@ -45,9 +45,9 @@ INLINE void store_sums(void *y, int64_t y_stride, const float *sums, const struc
                        load(sums, (row * panels + p) * LANES, FLOAT32) + bias[p], dtype);
 }
 
-/* What the threads share out: items of up to ITEM_TILES tiles of rows and ITEM_PANELS panels, all panels for the first
- * rows, then all for the next. On two Xeon cores with AMX all linears of a layer took 5.5 ms for 1,024 rows with all rows
- * for the first panels first, 4.4 so. */
+/* An item of work: up to ITEM_TILES tiles of rows and ITEM_PANELS panels. Items go through all panels for the first rows,
+ * then all panels for the next. On two Xeon cores with AMX all linears of a layer took 5.5 ms for 1,024 rows with all
+ * rows for the first panels first, 4.4 in this order. */
 struct linear_item {
     int64_t row, row_end, panel, panel_end;
 };

@@ -29,7 +29,7 @@ struct lora_item {
     int64_t column;       /* expand only: first column of y */
     int64_t weight_stride; /* expand only: columns of the member's B */
     float scaling;        /* expand only */
-    const float *magnitude; /* expand only: factors of the columns, weight_stride on their shifts; NULL without DoRA */
+    const float *magnitude; /* expand only: column factors; their shifts are weight_stride further; NULL without DoRA */
 };
 
 /* Dot products of `rows` rows of x with `ranks` rows of A, one accumulator each. */
@@ -50,7 +50,7 @@ INLINE void dot_tile(float *h, int64_t h_stride, const void *x, int64_t x_stride
 #pragma GCC unroll 16
         for (int rank = 0; rank < ranks; rank++) {
             vf weight = load_step(a, rank * depth + k, dtype);
-            if (rows == 1) /* decode: ask for the next tile; A and B together 149 -> 124 us at the shape above */
+            if (rows == 1) /* decode: prefetch the next tile; A and B together 149 -> 124 us at the shape above */
                 __builtin_prefetch(at(a, (rank + ranks) * depth + k, dtype), 0, 2);
 #pragma GCC unroll 16
             for (int row = 0; row < rows; row++)
@@ -90,11 +90,11 @@ INLINE void shrink(const struct lora_item *item, float *hidden, const void *x, i
         dot_rows(h + row * stride, stride, at(x, (item->row + row) * x_stride, dtype), x_stride, a, in_features,      \
                  item->rank, tile_rows, tile_ranks, dtype);
     SHRINK_ROWS(4, TILE_VECTORS / 4)
-    SHRINK_ROWS(1, 4) /* and 4 asked for: rows of A may be a page apart, where L1 holds few lines */
+    SHRINK_ROWS(1, 4) /* and 4 prefetched: rows of A may be a page apart, and L1 holds few such lines */
 #undef SHRINK_ROWS
 }
 
-/* What y becomes in `count` columns: y + scaling * sum; with DoRA times their factors, plus their shifts. */
+/* The new y in `count` columns: y + scaling * sum; with DoRA, times the columns' factors, plus their shifts. */
 INLINE vf new_y(vf y, vf sum, float scaling, const float *magnitude, int64_t column, int64_t shifts, int64_t count,
                 const bool has_magnitude)
 {
@@ -133,7 +133,7 @@ INLINE void expand_tile(void *y, int64_t y_stride, const float *h, int64_t h_str
     }
 }
 
-/* sums[columns] += h B for `ranks` rows of B, which are asked for `ranks` rows ahead. */
+/* sums[columns] += h B for `ranks` rows of B; prefetches `ranks` rows ahead. */
 INLINE void expand_ranks(float *sums, const float *h, const void *b, int64_t b_stride, int64_t columns, const int ranks,
                          const enum dtype dtype)
 {
@@ -149,7 +149,7 @@ INLINE void expand_ranks(float *sums, const float *h, const void *b, int64_t b_s
     }
 }
 
-/* The sums of expand_tile for one row, in an order in which B is read from start to end. */
+/* The sums of expand_tile for one row, in an order that reads B from start to end. */
 INLINE void expand_row(void *y, const float *h, const void *b, int64_t b_stride, int64_t columns, int64_t ranks,
                        float scaling, const float *magnitude, const enum dtype dtype, const bool has_magnitude)
 {
@@ -210,8 +210,8 @@ static void shrink_item(const struct lora_item *item, float *hidden, const void 
         shrink(item, hidden, x, x_stride, arena, in_features, FLOAT32);
 }
 
-/* Not in expand_item: with all four forms in one function GCC 12 made slower ones. 3 x 77 rows of rank 16 without DoRA,
- * 768 -> 203 + 77, one EPYC Zen 4 core: 171 us so, 164 us now. */
+/* Not in expand_item: with all four variants in one function, GCC 12 generated slower code. 3 x 77 rows of rank 16
+ * without DoRA, 768 -> 203 + 77, one EPYC Zen 4 core: 171 us in one function, 164 us now. */
 static void expand_scaled(const struct lora_item *item, const float *hidden, void *y, int64_t y_stride,
                           const void *arena, enum dtype dtype)
 {
@@ -232,7 +232,7 @@ static void expand_item(const struct lora_item *item, const float *hidden, void 
         expand(item, hidden, y, y_stride, arena, FLOAT32, false);
 }
 
-/* -1 where one is negative. */
+/* -1 if a rank is negative. */
 static int64_t sum_of_ranks(const struct table *table, int64_t slot, int64_t num_members)
 {
     int64_t ranks = 0;
@@ -250,7 +250,7 @@ static bool inside(const struct table *table, int64_t offset, int64_t count)
     return offset >= 0 && count <= table->arena_size && offset <= table->arena_size - count;
 }
 
-/* Of the member's factors and shifts; -1 = without DoRA. */
+/* Offset of the member's factors and shifts; -1 = without DoRA. */
 static int64_t magnitude_offset(const struct table *table, int64_t entry)
 {
     return table->offset_magnitude ? table->offset_magnitude[entry] : -1;
@@ -345,7 +345,7 @@ static struct lora_item *list_items(struct lora_item *next, const struct group *
     for (int64_t segment = 0; segment < num_segments; segment++) {
         const int64_t slot = segment_adapter[segment], end = segment_start[segment + 1];
         if (slot < 0 || segment_start[segment] == end)
-            continue; /* the slot of no rows is not checked */
+            continue; /* lora_measure does not check the slot of an empty segment */
         const int64_t ranks = sum_of_ranks(table, slot, group->num_members);
         for (int64_t row = segment_start[segment]; row < end; row += ROW_BLOCK) {
             struct lora_item item = {.row = row, .rows = (int32_t)MIN(ROW_BLOCK, end - row)};
@@ -398,7 +398,7 @@ void lora_expand_stage(struct team *team, const struct lora_plan *plan, void *y,
         expand_item(plan->expands + i, plan->hidden, y, y_stride, plan->arena, dtype);
 }
 
-/* What a call of its own is to do, in memory of this thread until its next one; nothing, where there are no items. */
+/* Plans a standalone call, in this thread's memory until its next one; leaves `plan` unset if there are no items. */
 static enum status plan_call(struct lora_plan *plan, struct lora_size *size, const struct group *group,
                              const struct table *table, const struct segments *segments, int64_t num_rows)
 {
@@ -453,7 +453,7 @@ struct embed_call {
     enum dtype dtype;
 };
 
-/* Columns of A in place of products with it. */
+/* Shrinks by looking up columns of A instead of multiplying with it. */
 static void embed_region(struct team *team, void *argument)
 {
     const struct embed_call *call = argument;

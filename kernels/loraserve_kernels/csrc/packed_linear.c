@@ -1,26 +1,29 @@
 /* y = x Wᵀ + bias for a weight packed once, at memory speed for up to 16 rows.
  *
  * W lies in panels of LANES outputs, [panel][word of depth][output]; a word is a float32 or a pair of bfloat16. Rows of x
- * are packed in tiles of TILE_ROWS, [word][row]; where the CPU does not multiply pairs of bfloat16, a word is widened to
- * two float32 as it is read, and so is x as it is packed. Every output is one fused chain over the words in order, so a
- * row's result depends neither on the number of rows nor on the tile it falls into. With AMX, for bfloat16, panels are
- * tiles of AMX one after the other, rows of x are read where they are (packed as [16 words][row][word] only where they end
- * within a tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles. Its weights may be
- * compressed, see compressed_weight.h; on any CPU weights may be in eight or four bits, see quantized_weight.h. Their products
- * may be of integers (int16_products.c, amx_bytes.c): exact, and added to the chain a group of the depth at a time. Where a
- * checkpoint's groups are of inputs all over, rows of x are copied in the order of the weight's columns first.
+ * are packed in tiles of TILE_ROWS, [word][row]. If the CPU does not multiply pairs of bfloat16, a word of W is widened
+ * to two float32 as it is read, and x as it is packed. Every output is one fused chain over the words in order, so a
+ * row's result depends neither on the number of rows nor on the tile it falls into.
  *
- * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
- * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the
- * memory ahead matters: without it 768 -> 4,096 takes 246 us. It is asked for into L2, and the panels to come evenly under
- * all products of these: on two EPYC Zen 4 cores all linears of a layer took 584 us with 8 KB ahead into L1, 549 with 16 KB
- * ahead into L2 under the first tile of rows, 526 so; 24 rows 861 -> 776, and 4 rows with AVX2 520 -> 359.
+ * With AMX, for bfloat16, panels are sequences of AMX tiles. Rows of x are read in place (packed as [16 words][row][word]
+ * only if they end within a tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles.
+ * These weights may be compressed, see compressed_weight.h.
  *
- * The same with AVX2 alone, all linears of a layer, us for 1 / 4 / 16 / 128 rows: bfloat16 357 / 359 / 1,082 / 8,647, float32
- * 645 / 700 / 1,103 / 8,337, oneDNN in float32 1,409 / 1,337 / 1,824 / 8,677.
+ * On any CPU weights may be in eight or four bits, see quantized_weight.h. Their products may be of integers
+ * (int16_products.c, amx_bytes.c): exact, and added to the chain one group of the depth at a time. If a checkpoint's
+ * groups are of scattered inputs, rows of x are first copied into the order of the weight's columns.
  *
- * On two Xeon cores with AMX, the same: 193 to 236 us (205) with AMX, 627 without, oneDNN 314; 256 rows
- * 600, 8,860 and 1,103.
+ * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses: 768 -> 4,096 132
+ * us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and prefetching matters: without it
+ * 768 -> 4,096 takes 246 us. The next panels are prefetched into L2, evenly under all products of the current ones. On
+ * two EPYC Zen 4 cores all linears of a layer took 584 us with 8 KB ahead into L1, 549 with 16 KB ahead into L2 under the
+ * first tile of rows, 526 this way; 24 rows 861 -> 776, and 4 rows with AVX2 520 -> 359.
+ *
+ * The same with AVX2 alone, all linears of a layer, us for 1 / 4 / 16 / 128 rows: bfloat16 357 / 359 / 1,082 / 8,647,
+ * float32 645 / 700 / 1,103 / 8,337, oneDNN in float32 1,409 / 1,337 / 1,824 / 8,677.
+ *
+ * On two Xeon cores with AMX, the same: 193 to 236 us (205) with AMX, 627 without, oneDNN 314; 256 rows 600, 8,860 and
+ * 1,103.
  */
 #include "packed_linear.h"
 
@@ -28,11 +31,11 @@
 #include "amx_linear.h"
 #include "tile_products.h"
 
-#define FEW_ROWS 16 /* that each thread packs for itself: cheaper than waiting */
+#define FEW_ROWS 16 /* each thread packs up to this many itself: cheaper than waiting */
 #define PARALLEL_WEIGHTS 65536 /* below this a second thread costs more than it saves */
-#define LINEAR_PIECES 3 /* of work of linear_stage, at most */
-#define STRETCH_BYTES 16384 /* of L1, for weights that are widened before they are multiplied */
-#define MAX_ROW_PANELS (LANES == 4 ? 4 : 2) /* that more rows than a few are multiplied with at a time */
+#define LINEAR_PIECES 3 /* pieces of work of linear_stage, at most */
+#define STRETCH_BYTES 16384 /* of L1, for weights that are widened first */
+#define MAX_ROW_PANELS (LANES == 4 ? 4 : 2) /* panels that more than a few rows are multiplied with at a time */
 
 typedef void store_tile(void *y, int64_t y_stride, const float *sums, const struct packed_linear *linear, int64_t panel,
                         int64_t num_rows);
@@ -50,12 +53,13 @@ STORE_PANELS(4)
 static store_tile *const store_bfloat16[] = {[1] = store_1_bfloat16, [2] = store_2_bfloat16, [4] = store_4_bfloat16};
 static store_tile *const store_float32[] = {[1] = store_1_float32, [2] = store_2_float32, [4] = store_4_float32};
 
-/* How rows of x are taken: `rows` at a time, the last of them in a tile of last_rows. */
+/* Rows of x are taken `rows` at a time; the last last_rows or fewer in a tile of last_rows. */
 struct tiling {
     int rows, last_rows, panels;
 };
 
-/* The first that fits is taken for the panels that are left. Where all tiles have as many rows there is only one. */
+/* The first that fits is used for the remaining panels. One whose tiles all have the same number of rows has only one
+ * tile. */
 static const struct tiling tilings[] = {
 #if LANES == 16
     {1, 1, 4}, {2, 2, 4}, {4, 4, 4}, {8, 8, 2}, {8, 4, 2}, {8, 4, 1},
@@ -73,12 +77,12 @@ struct rows_product {
     const uint32_t *x; /* packed, tile_words for each tile */
     int64_t num_rows, tile_words;
     const struct packed_linear *linear;
-    const char *memory; /* of its panels */
+    const char *memory; /* its panels */
     int64_t panel_bytes, words;
-    enum weight_format format; /* of what is widened; PLAIN = nothing is */
+    enum weight_format format; /* of panels to widen; PLAIN = none */
     enum dtype dtype, words_dtype;
-    float *sums;   /* of a tile; of weights that are widened, of all tiles of an item */
-    char *widened; /* [STRETCH_BYTES], of these */
+    float *sums;   /* of a tile; if weights are widened, of all tiles of an item */
+    char *widened; /* [STRETCH_BYTES]: widened weights */
     const tile_products *first, *rest;
 };
 
@@ -99,8 +103,8 @@ static void compute_tile(const struct rows_product *of, struct product *product,
             MIN(num_rows, of->num_rows - row));
 }
 
-/* All rows: panels come from L1 or L2 for all tiles but the first, and meanwhile the next ones are asked for. Panels that are
- * widened are taken in stretches, if there is more than one tile. */
+/* All rows times some panels. For all tiles but the first, panels come from L1 or L2, and meanwhile the next ones are
+ * prefetched. Panels to widen are taken in stretches if there is more than one tile, and always for int16. */
 static void compute_panels(const struct rows_product *of, const struct tiling *tiling, int64_t panel)
 {
     const int rows = tiling->rows, panels = tiling->panels;
@@ -155,12 +159,12 @@ static void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t n
             compute_panels(&of, tiling, panel);
             panel += tiling->panels;
         } else {
-            tiling++; /* the last has one panel, and takes any number of rows */
+            tiling++; /* the last tiling has one panel and takes any number of rows */
         }
     }
 }
 
-/* NOTE: apart, as it takes 56 KB of the stack. */
+/* NOTE: a separate function, because it takes 56 KB of stack. */
 static __attribute__((noinline)) void compute_quantized_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
                                                              const struct packed_linear *linear, int64_t panel,
                                                              int64_t end, enum dtype dtype)
@@ -191,7 +195,7 @@ static void pack_any_tile(uint32_t *tile, const void *x, int64_t x_stride, int64
         pack_tile(tile, x, x_stride, num_rows, linear, dtype);
 }
 
-/* Of rows in the order of the weight's columns, row_stride_of(depth) apart. */
+/* Bytes of rows in the order of the weight's columns, row_stride_of(depth) apart. */
 static size_t ordered_bytes(const struct packed_linear *linear, int64_t num_rows, enum dtype dtype)
 {
     return linear->order ? (size_t)(num_rows * row_stride_of(linear->depth, dtype)) * size_of(dtype) : 0;
@@ -216,7 +220,7 @@ static void order_row(void *ordered, const void *x, const int32_t *order, int64_
             ((uint32_t *)ordered)[k] = ((const uint32_t *)x)[order[k]];
 }
 
-/* ordered: of ordered_bytes; complete. */
+/* Writes and completes `ordered`, which is ordered_bytes long. */
 static void order_rows(struct team *team, const struct packed_linear *linear, void *ordered, const void *x,
                        int64_t x_stride, int64_t num_rows, enum dtype dtype)
 {
@@ -269,7 +273,7 @@ void linear_stage(struct team *team, const struct packed_linear *linear, void *y
         amx_end();
 }
 
-/* Bytes of the packed weight; 0 where torch's linears are Apple's own, on units for matrices that nobody else can use. */
+/* Bytes of the packed weight; 0 if torch's linears are Apple's own, on matrix units that no other code can use. */
 EXPORT int64_t packed_weight_bytes(int64_t num_outputs, int64_t depth, int dtype)
 {
 #if defined(__APPLE__)
@@ -327,7 +331,7 @@ static void rows_region(struct team *team, void *argument)
         packed_row(call->rows + (size_t)row * call->row_bytes, call->linear, call->outputs[row], call->dtype);
 }
 
-/* Rows of the weight, such as the embeddings of tokens where it is lm_head's. rows: dense [num_rows, depth]. */
+/* Rows of the weight, such as embeddings of tokens if it is lm_head's. rows: dense [num_rows, depth]. */
 EXPORT int packed_rows(const struct packed_linear *linear, void *rows, const int64_t *outputs, int64_t num_rows, int dtype,
                        int num_threads)
 {

@@ -1,15 +1,15 @@
 /* Causal attention over a paged KV cache, prefill chunks and decode rows mixed in one call.
  *
- * A work item is (sequence, tile of query rows, kv head). All query heads of the kv head and all rows of the tile form
- * up to TILE_QUERIES query vectors, so K and V are read and widened once for all of them. Keys are taken KEYS at a time,
- * aligned to absolute positions: transpose K, S = Q Kᵀ, online softmax in float32, O += P V. Scores and
- * values of keys no row of the tile may see are never used, so whatever lies in unused cache slots cannot leak. Where
- * the CPU multiplies bfloat16, tiles of few query vectors are attended to by decode_attention.c; where it has AMX, tiles
- * of many by prompt_attention.c.
+ * A work item is (sequence, tile of query rows, kv head). All query heads of the kv head and all rows of the tile form up
+ * to TILE_QUERIES query vectors, so K and V are read and widened once for all of them. Keys are processed KEYS at a time,
+ * aligned to absolute positions: transpose K, S = Q Kᵀ, online softmax in float32, O += P V. Scores and values of keys
+ * that no row of the tile may see are never used, so whatever lies in unused cache slots cannot leak. If the CPU
+ * multiplies bfloat16, decode_attention.c computes tiles of few query vectors; if it has AMX, prompt_attention.c computes
+ * tiles of many.
  *
- * The context is cut into spans of SPAN keys whose partial results are merged in order. When there are few items
- * and long contexts the spans of decode tiles run in parallel, else one after the other: the same
- * arithmetic, so a row's result depends neither on the batch nor on the number of threads.
+ * The context is cut into spans of SPAN keys whose partial results are merged in order. With few items and long contexts,
+ * the spans of decode tiles run in parallel, otherwise one after the other: the same arithmetic, so a row's result
+ * depends neither on the batch nor on the number of threads.
  */
 #include "amx.h"
 #include "attention_tile.h"
@@ -18,7 +18,7 @@
 #include "prompt_attention.h"
 
 #define FEW_QUERIES 4
-#define SPLIT_QUERIES 16 /* tiles of at most so many query vectors may run their spans in parallel ... */
+#define SPLIT_QUERIES 16 /* tiles of at most this many query vectors may run their spans in parallel ... */
 #define ENOUGH_TILES 4   /* ... when there are fewer tiles than this per thread */
 #define PARALLEL_WORK 65536 /* query vectors * keys * head_dim; below this one thread is faster */
 
@@ -33,7 +33,7 @@ static struct state state_at(float *memory, int64_t queries)
     return (struct state){memory, memory + queries, memory + 2 * queries};
 }
 
-/* Query vectors a workspace has room for: whole vectors of them for prompt_attention.c. */
+/* Query vectors that fit in a workspace; prompt_attention.c pads to whole vectors of them. */
 static int64_t room_for_queries(const struct attention *p) { return MAX(TILE_QUERIES, tile_queries(p)); }
 
 static size_t workspace_floats(const struct attention *p)
@@ -57,8 +57,8 @@ static struct workspace workspace_at(const struct attention *p, float *memory)
     return w;
 }
 
-/* Element offsets into the caches of the rows of keys base .. base + KEYS. Outside first .. end, where scores are
- * masked, they repeat a row from inside, so that other slots are never read; with none inside they are 0. */
+/* Element offsets into the caches of the rows of keys base .. base + KEYS. Outside first .. end, where scores are masked,
+ * they repeat a row from inside, so that other slots are never read; if that range is empty, they are 0. */
 INLINE void find_rows(const struct attention *p, const struct attention_item *item, int64_t base, int64_t first,
                       int64_t end, int64_t *rows)
 {
@@ -77,22 +77,22 @@ INLINE void find_rows(const struct attention *p, const struct attention_item *it
         rows[i] = found;
 }
 
-/* The same of the first keys of an item; none for NULL. */
+/* find_rows for the first keys of an item; for NULL, all offsets are 0. */
 INLINE void find_first_rows(const struct attention *p, const struct attention_item *item, int64_t *rows)
 {
     const int64_t first = item ? item->first_key : 0, base = first / KEYS * KEYS;
     find_rows(p, item, base, first, item ? MIN(item->end_key, base + KEYS) : 0, rows);
 }
 
-/* Blocks lie anywhere, so the hardware does not foresee the next rows; asked for piece by piece while a chunk is loaded.
- * 16 sequences of 1,024 keys, 4 kv heads of 64, bfloat16, from memory, one EPYC Zen 5 core: 3.2 ms without, 2.5 when a
- * chunk is asked for in one burst, 1.25 so; with 8 heads of 128: 13.5, 13.5 and 5.9 ms. */
+/* Blocks lie anywhere, so the hardware cannot predict the next rows. They are prefetched piece by piece while a chunk is
+ * loaded. 16 sequences of 1,024 keys, 4 kv heads of 64, bfloat16, from memory, one EPYC Zen 5 core: 3.2 ms without
+ * prefetches, 2.5 with one burst per chunk, 1.25 this way; with 8 heads of 128: 13.5, 13.5 and 5.9 ms. */
 INLINE void prefetch(const void *cache, int64_t row, int64_t d, const enum dtype dtype)
 {
     __builtin_prefetch(at(cache, row + d, dtype), 0, 3);
 }
 
-/* Keys and queries are multiplied word by word: float32, or pairs of bfloat16 where the CPU multiplies those. */
+/* Keys and queries are multiplied word by word: float32, or pairs of bfloat16 if the CPU multiplies those. */
 #if defined(__AVX512BF16__)
 #define PRODUCT(dtype) (dtype)
 #else
@@ -104,7 +104,8 @@ INLINE int64_t words_of(int64_t elements, const enum dtype dtype)
     return PRODUCT(dtype) == BFLOAT16 ? (elements + 1) / 2 : elements;
 }
 
-/* keys: words [words_of(padded_dim), KEYS]: column j is the row rows[j]; whole vectors below `count`. */
+/* keys: words [words_of(padded_dim), KEYS]; column j is the cache row at rows[j]. Loads whole vectors of columns up to
+ * `count`. */
 INLINE void load_keys(const struct attention *p, const int64_t *rows, const int64_t *next_rows, int64_t count,
                       float *keys, const enum dtype dtype)
 {
@@ -132,7 +133,7 @@ INLINE void load_keys(const struct attention *p, const int64_t *rows, const int6
     }
 }
 
-/* values [count, padded_dim]: row j is the row rows[j]. */
+/* values: [count, padded_dim]; row j is the cache row at rows[j]. */
 INLINE void load_values(const struct attention *p, const int64_t *rows, const int64_t *next_rows, int64_t count,
                         float *values, const enum dtype dtype)
 {
@@ -145,7 +146,7 @@ INLINE void load_values(const struct attention *p, const int64_t *rows, const in
     }
 }
 
-/* output += scores * values for a decode row's queries, straight from the cache: the sums of load_values and gemm. */
+/* output += scores * values for a decode row's queries, straight from the cache: the same sums as load_values and gemm. */
 INLINE void add_rows(const struct attention *p, float *output, const float *scores, const int queries,
                      const int64_t *rows, const int64_t *next_rows, int64_t count, const enum dtype dtype)
 {
@@ -176,7 +177,7 @@ INLINE void add_rows(const struct attention *p, float *output, const float *scor
     }
 }
 
-/* NOTE: functions of their own: inlined, GCC 12 keeps the sums on the stack, and a decode row takes twice as long. */
+/* NOTE: not inlined. If they are, GCC 12 keeps the sums on the stack, and a decode row takes twice as long. */
 #define ADD_ROWS(queries)                                                                                             \
     static __attribute__((noinline)) void add_rows_of_##queries(                                                      \
         const struct attention *p, float *output, const float *scores, const int64_t *rows, const int64_t *next_rows, \
@@ -223,7 +224,7 @@ INLINE void load_queries(const struct attention *p, const struct attention_item 
     }
 }
 
-/* scores = queries times keys. NOTE: AMX takes whole tiles: both are zero from the head's dim up to the padded one. */
+/* scores = queries times keys. NOTE: AMX multiplies whole tiles: queries and keys are zero from head_dim to padded_dim. */
 INLINE void compute_scores(const struct attention *p, struct workspace *w, int64_t queries, int64_t columns,
                            const enum dtype dtype)
 {
@@ -285,7 +286,7 @@ INLINE void soften(const struct attention *p, struct state *state, float *lane_t
     store(lane_totals, query * LANES, totals, FLOAT32);
 }
 
-/* output += scores * values for the keys base..end, without those that are masked for all of four queries. */
+/* output += scores * values for the keys base..end, four queries at a time, without keys that are masked for all four. */
 INLINE void add_values(const struct attention *p, const struct attention_item *item, struct workspace *w, int64_t base,
                        int64_t end)
 {
@@ -300,8 +301,8 @@ INLINE void add_values(const struct attention *p, const struct attention_item *i
     }
 }
 
-/* The state of the tile's queries over the item's keys, which lie within one span. The keys after them, first those of
- * the following item, are asked for meanwhile. */
+/* Computes the state of the tile's queries over the item's keys, which lie within one span. Meanwhile prefetches the next
+ * keys; after the item's last chunk these are the first of the following item. */
 INLINE void attend_span(const struct attention *p, const struct attention_item *item,
                         const struct attention_item *following, struct workspace *w, const enum dtype dtype)
 {
@@ -341,7 +342,7 @@ INLINE void attend_span(const struct attention *p, const struct attention_item *
         w->span.total[i] = horizontal_sum(load(w->lane_totals, i * LANES, FLOAT32));
 }
 
-/* exp(old - new), which is mostly that of 0 or of -inf. */
+/* exp(old - new); mostly exp(0) or exp(-inf). */
 INLINE float decay(float old, float new)
 {
     if (old == new)
@@ -349,7 +350,7 @@ INLINE float decay(float old, float new)
     return old == -INFINITY ? 0.0f : expf(old - new);
 }
 
-/* sum <- the state over the keys of both. */
+/* sum <- the state over the keys of sum and span. */
 static void merge(const struct attention *p, struct state *sum, const struct state *span, int64_t queries)
 {
     const int64_t dim = padded_dim(p);
@@ -395,8 +396,8 @@ INLINE void finish_query(const struct attention *p, const struct state *state, i
         store_partial(p->out, offset + d, p->head_dim - d, (load(output, d, FLOAT32) + 0.0f) * factor, dtype);
 }
 
-/* The tile's rows of the output. NOTE: finish_query's adding 0 makes 0 of -0, as merge does: so the state of an only
- * span gives the bits of a sum. */
+/* Stores the tile's rows of the output. NOTE: finish_query adds 0 to turn -0 into 0, as merge does, so that the state of
+ * a single span gives the same bits as a merged one. */
 static void finish(const struct attention *p, const struct attention_item *item, const struct state *state,
                    enum dtype dtype)
 {
@@ -419,7 +420,7 @@ static void attend_span_item(const struct attention *p, const struct attention_i
         attend_span(p, item, following, w, FLOAT32);
 }
 
-/* Runs an item: one span into its part, or a whole tile span by span. following: likely this thread's next, or NULL. */
+/* Runs an item: one span into its part, or a whole tile span by span. following: likely this thread's next item, or NULL. */
 static void attend(const struct attention *p, struct attention_item item, const struct attention_item *following,
                    struct workspace w, float *parts, enum dtype dtype)
 {
@@ -455,7 +456,7 @@ static void attend(const struct attention *p, struct attention_item item, const 
     finish(p, &item, &w.sum, dtype);
 }
 
-/* Finishes a tile whose spans were attended to separately. */
+/* Finishes a tile whose spans were computed separately. */
 static void merge_parts(const struct attention *p, const struct attention_item *item, struct workspace w, float *parts,
                         enum dtype dtype)
 {
@@ -496,7 +497,7 @@ enum status attention_measure(const struct attention *p, int64_t total_rows, int
     return OK;
 }
 
-/* The tiles of all sequences; of a sequence the last tile, which sees most keys, first. */
+/* Lists the tiles of all sequences; of each sequence the last tile, which sees the most keys, comes first. */
 static int64_t list_tiles(const struct attention *p, struct attention_item *tiles)
 {
     struct attention_item *next = tiles;

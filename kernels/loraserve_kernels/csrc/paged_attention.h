@@ -25,7 +25,7 @@ struct attention_size {
 
 struct attention_item;
 
-/* What is to be done for one call. */
+/* The work of one call. */
 struct attention_plan {
     struct attention_item *tiles, *items;
     int64_t num_tiles, num_items;
@@ -39,5 +39,5 @@ enum status attention_measure(const struct attention *p, int64_t total_rows, int
 size_t attention_scratch(const struct attention *p, const struct attention_size *size, int num_threads);
 struct attention_plan attention_prepare(const struct attention *p, const struct attention_size *size, void *scratch);
 
-/* Up to two pieces of work, the last one to be completed. */
+/* Up to two pieces of work; the caller completes the last one. */
 void attention_stage(struct team *team, const struct attention *p, const struct attention_plan *plan, enum dtype dtype);

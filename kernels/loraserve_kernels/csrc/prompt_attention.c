@@ -1,22 +1,22 @@
 /* Attention of a prompt's many query vectors on AMX.
  *
- * Query vectors lie in panels, one per lane. Keys are multiplied as they lie in the cache, 16 of one block at a time,
- * so only the queries are transposed, once for all keys, and maxima and totals of a panel are whole vectors. Scores
- * that the causal mask or the window hides from a whole panel are not exponentiated, values that it hides from four
- * query vectors not added. Every sum is the one that paged_attention.c makes of the same row.
+ * Query vectors lie in panels, one per lane. Keys are multiplied as they lie in the cache, 16 of one block at a time, so
+ * only the queries are transposed, once for all keys, and maxima and totals of a panel are whole vectors. Scores that the
+ * causal mask or the window hides from a whole panel are not exponentiated; values that it hides from four query vectors
+ * are not added. Every sum is the one that paged_attention.c computes for the same row.
  *
- * A prompt of 128 tokens, 12 heads of 64, 4 kv heads, two Xeon cores with AMX: 94 us, 148 by paged_attention.c alone;
- * one of 1,024: 5.0 ms and 7.1. 40 % are the multiply-adds of the values, near the 6 vectors a nanosecond that a core
- * makes. AMX sleeps after half a microsecond without it and takes 0.3 us to wake up; keeping it awake slows the
- * multiply-adds down as much, and scores of more keys at a time no longer fit in L1.
+ * A prompt of 128 tokens, 12 heads of 64, 4 kv heads, two Xeon cores with AMX: 94 us, 148 with paged_attention.c alone;
+ * one of 1,024 tokens: 5.0 ms and 7.1. The multiply-adds of the values are 40 % of that, close to the 6 vectors per
+ * nanosecond that a core can do. AMX goes to sleep after half a microsecond without use and takes 0.3 us to wake up.
+ * Keeping it awake slows the multiply-adds down by as much, and scores of more keys at a time would not fit in L1.
  */
 #include "prompt_attention.h"
 
 #include "amx.h"
 
-#define GROUP AMX_ROWS    /* keys that are multiplied together: they lie side by side in a block */
-#define WIDTH (2 * LANES) /* query vectors that they are multiplied with */
-#define ROWS 4            /* query vectors whose outputs are added to together; keys that are softened together */
+#define GROUP AMX_ROWS    /* keys multiplied together: they lie side by side in a block */
+#define WIDTH (2 * LANES) /* query vectors multiplied with them at a time */
+#define ROWS 4            /* query vectors whose outputs are added to together; also keys softened together */
 
 #if defined(__AVX512BF16__)
 
@@ -31,7 +31,7 @@ static int64_t padded_queries(const struct attention *p, const struct attention_
     return (item->rows * group_size(p) + LANES - 1) / LANES * LANES;
 }
 
-/* To the item's next query vector, see load_queries; the last one is repeated. */
+/* Advances to the item's next query vector, see load_queries; stays at the last one. */
 INLINE void go_on(const struct attention_item *item, int64_t group, int64_t *row, int64_t *head)
 {
     if (*head + 1 < group) {
@@ -66,10 +66,10 @@ void load_prompt_queries(const struct attention *p, const struct attention_item 
     }
 }
 
-/* Keys of a span that are read, relative to its base. */
+/* The keys of a span to read, relative to its base. */
 struct keys {
     int64_t base, first, end;
-    int64_t rows[SPAN / GROUP]; /* element offset into the caches of a group's first row; of those that are read */
+    int64_t rows[SPAN / GROUP]; /* element offset into the caches of a group's first row; set for groups to read */
 };
 
 static struct keys find_keys(const struct attention *p, const struct attention_item *item)
@@ -92,8 +92,8 @@ INLINE struct amx_rows group_of_keys(const struct attention *p, const struct key
     return (struct amx_rows){at(p->k_cache, keys->rows[group], BFLOAT16), row_bytes, 4 * AMX_WORDS};
 }
 
-/* scores [queries / WIDTH, KEYS, WIDTH] = keys first .. end times queries. Whole groups, also of keys that are hidden
- * later. */
+/* scores [queries / WIDTH, KEYS, WIDTH] = keys first .. end times queries. Computes whole groups, including keys that are
+ * masked later. */
 static void score_keys(const struct attention *p, const struct keys *keys, int64_t first, int64_t end, int64_t queries,
                        const struct workspace *w)
 {
@@ -109,7 +109,7 @@ static void score_keys(const struct attention *p, const struct keys *keys, int64
     }
 }
 
-/* Keys that are softened together, relative to `base`. */
+/* Keys softened together, relative to `base`. */
 struct chunk {
     int64_t base, first, end;
 };
@@ -117,7 +117,7 @@ struct chunk {
 /* Positions of keys that a panel's query vectors see. */
 struct visible {
     vi from, to;
-    int64_t first, all_from, all_to, end; /* of any, of all, of any */
+    int64_t first, all_from, all_to, end; /* first .. end: seen by any; all_from .. all_to: by all */
 };
 
 static void find_visible(const struct attention *p, const struct attention_item *item, struct visible *panels)
@@ -141,7 +141,7 @@ static void find_visible(const struct attention *p, const struct attention_item 
     }
 }
 
-/* Scores of one panel are scaled and, where they are hidden, made -inf. Returns the queries' maxima. */
+/* Scales the scores of one panel and sets hidden ones to -inf. Returns the queries' maxima. */
 INLINE vf scale_scores(const struct attention *p, float *scores, int64_t base, int64_t first, int64_t end,
                        const struct visible *visible, const bool is_masked, const bool is_capped)
 {
@@ -164,8 +164,8 @@ INLINE vf scale_scores(const struct attention *p, float *scores, int64_t base, i
     return vmax(vmax(maxima[0], maxima[1]), vmax(maxima[2], maxima[3]));
 }
 
-/* Raises maxima of the state and lets its sums decay; returns what is to be subtracted from the scores. is_first: there
- * are no sums yet. */
+/* Raises the state's maxima and scales its sums down to match; returns the values to subtract from the scores. is_first:
+ * there are no sums yet. */
 static vf raise_maxima(struct state *state, float *lane_totals, int64_t query, vf maxima, int64_t dim, bool is_first)
 {
     const vf old = load(state->maximum, query, FLOAT32), maximum = vmax(old, maxima);
@@ -194,8 +194,8 @@ static vf raise_maxima(struct state *state, float *lane_totals, int64_t query, v
     return shift;
 }
 
-/* Scores of one panel become exp(score - maximum), hidden ones 0. lane_totals [GROUP, LANES]: sums over the keys of
- * each place in a group. */
+/* Turns the scores of one panel into exp(score - maximum), hidden ones into 0. lane_totals [GROUP, LANES]: sums over the
+ * keys at the same place in a group. */
 static void soften(const struct attention *p, struct state *state, float *lane_totals, float *scores, int64_t query,
                    const struct chunk *chunk, const struct visible *visible, bool is_first)
 {
@@ -224,7 +224,7 @@ static void soften(const struct attention *p, struct state *state, float *lane_t
     }
 }
 
-/* values [KEYS, head_dim] in float32 of keys first .. end. */
+/* values [KEYS, head_dim] in float32, for the keys first .. end. */
 static void load_values(const struct attention *p, const struct keys *keys, int64_t first, int64_t end, float *values)
 {
     const int64_t dim = p->head_dim;
@@ -235,7 +235,8 @@ static void load_values(const struct attention *p, const struct keys *keys, int6
     }
 }
 
-/* ROWS query vectors' output = or += probabilities [keys, WIDTH] times values [keys, dim], in order of the keys. */
+/* For ROWS query vectors, output = (if is_first) or += probabilities [keys, WIDTH] times values [keys, dim], in order of
+ * the keys. */
 INLINE void add_values(float *output, const float *probabilities, const float *values, int64_t dim, int64_t first,
                        int64_t end, bool is_first, const int vectors)
 {
@@ -257,7 +258,7 @@ INLINE void add_values(float *output, const float *probabilities, const float *v
         store(output, i / vectors * dim + i % vectors * LANES, sum[i], FLOAT32);
 }
 
-/* NOTE: functions of their own, see ADD_ROWS in paged_attention.c. */
+/* NOTE: not inlined, see ADD_ROWS in paged_attention.c. */
 #define ADD_VALUES(vectors)                                                                                           \
     static __attribute__((noinline)) void add_values_by_##vectors(float *output, const float *probabilities,          \
                                                                   const float *values, int64_t dim, int64_t first,    \
@@ -290,7 +291,7 @@ static void add_chunk(const struct attention *p, const struct attention_item *it
     }
 }
 
-/* Totals in the order of horizontal_sum. */
+/* Adds totals in the order of horizontal_sum. */
 static vf sum_totals(const float *lane_totals)
 {
     vf level[GROUP];

@@ -1,4 +1,4 @@
-/* Rounding weights to INT8 or INT4, see quantized_weight.h. */
+/* Rounds weights to INT8 or INT4, see quantized_weight.h. */
 #include "quantized_weight.h"
 
 #include <float.h>
@@ -6,16 +6,16 @@
 
 #include "linear_tiles.h"
 
-/* As WITH_CONSTANTS, of the formats that weights are rounded to. */
+/* WITH_CONSTANTS for the formats that weights are rounded to. */
 #define OF_ROUNDED(format, dtype, call, ...)                                                                          \
     ((format) == INT8 ? WITH_DTYPE(dtype, INT8, call, __VA_ARGS__) : WITH_DTYPE(dtype, INT4, call, __VA_ARGS__))
 #define BLOCK 512 /* elements of depth rounded at a time */
 #define GROUP_VECTORS (GROUP / LANES)
-#define SCALES_BELOW 2 /* that are tried, steps of the fifth digit below the one that the largest weight is -8 times */
+#define SCALES_BELOW 2 /* scales tried below the one that makes the largest weight -8, in steps of the fifth digit */
 #define NUM_SCALES 4
-#define SMALLEST_SCALE 16 /* the smallest normal number, of which the last 19 bits are left out */
+#define SMALLEST_SCALE 16 /* the smallest normal number without its last 19 bits */
 
-/* NaN where a weight is not finite. */
+/* NaN if a weight is not finite. */
 INLINE float int8_scale_of(const void *weight, int64_t depth, const enum dtype dtype)
 {
     vf largest = {0}, zeros = {0};
@@ -27,12 +27,12 @@ INLINE float int8_scale_of(const void *weight, int64_t depth, const enum dtype d
     return horizontal_max(largest) / INT8_MAX_MULTIPLE + horizontal_sum(zeros);
 }
 
-/* Halves go to the even integer. */
+/* Halves round to even. */
 INLINE vf round_to_integers(vf values) { return values + ROUND_TO_INTEGER - ROUND_TO_INTEGER; }
 
 INLINE vf int8_multiples_of(vf values, float scale)
 {
-    /* Of a scale below the normal range quotients may be larger than any multiple there is. */
+    /* With a scale below the normal range, quotients may be larger than any multiple. */
     return round_to_integers(
         clamp(values / splat(scale > 0 ? scale : 1.0f), -INT8_MAX_MULTIPLE, INT8_MAX_MULTIPLE));
 }
@@ -44,7 +44,7 @@ INLINE int32_t bits_of(float value)
     return bits;
 }
 
-/* Of one group: the scale, and the multiples in place of the values. NaN and ones where a value is not finite. */
+/* Returns a group's scale and replaces its values by multiples; NaN and ones if a value is not finite. */
 INLINE float int4_multiples_of(vf *values)
 {
     vf most = values[0], least = -values[0];
@@ -53,14 +53,14 @@ INLINE float int4_multiples_of(vf *values)
         least = vmax(least, -values[v]);
     }
     const float high = horizontal_max(most), low = horizontal_max(least), largest = (high > low ? high : -low) / -8;
-    /* Squares of what is rounded off are of values near one, whatever the weights' size. */
+    /* With this factor, squared errors are of values near one, whatever the weights' magnitude. */
     const int32_t exponent = MAX(1, MIN(253, (bits_of(largest) & INT32_MAX) >> 23));
     const float factor = float_of((254 - exponent) << 23);
     const int32_t digits = ((bits_of(largest * factor) & INT32_MAX) + (1 << 18)) >> 19;
     const int32_t least_digits = MAX(digits - SCALES_BELOW, SMALLEST_SCALE);
     float scales[NUM_SCALES], errors[NUM_SCALES * GROUP_VECTORS];
     vf squares[NUM_SCALES * GROUP_VECTORS];
-    const int num_sums = MAX(1, GROUP_VECTORS / 2); /* of each scale */
+    const int num_sums = MAX(1, GROUP_VECTORS / 2); /* per scale */
     for (int v = 0; v < GROUP_VECTORS; v++)
         values[v] *= factor;
 #pragma GCC unroll 4
@@ -72,7 +72,7 @@ INLINE float int4_multiples_of(vf *values)
         for (int v = 0; v < GROUP_VECTORS; v++) {
             const vf error = values[v] - round_to_integers(clamp(values[v] * inverse, -8, 7)) * scales[i];
             of_scale[v] = error * error;
-            KEEP_IN_REGISTER(of_scale[v]); /* not fused with the sum, which torch does not do either */
+            KEEP_IN_REGISTER(of_scale[v]); /* not fused with the sum, nor does torch */
         }
 #pragma GCC unroll 4
         for (int v = 0; v < num_sums; v++)
@@ -84,7 +84,7 @@ INLINE float int4_multiples_of(vf *values)
             for (int v = 0; v < left; v++)
                 errors[i + v] = errors[i + 2 * v] + errors[i + 2 * v + 1];
     float least_error = errors[0], scale = scales[0];
-    for (int i = 1; i < NUM_SCALES; i++) { /* no branches, which would be taken half of the time */
+    for (int i = 1; i < NUM_SCALES; i++) { /* without branches, which would be taken half of the time */
         const float error = errors[i * num_sums];
         scale = error < least_error ? scales[i] : scale;
         least_error = error < least_error ? error : least_error;
@@ -96,10 +96,10 @@ INLINE float int4_multiples_of(vf *values)
     if (!is_finite)
         return NAN;
     scale *= float_of(exponent << 23);
-    return fabsf(scale) < FLT_MIN ? 0 : scale; /* bfloat16 has not all digits of smaller ones */
+    return fabsf(scale) < FLT_MIN ? 0 : scale; /* bfloat16 lacks digits for smaller ones */
 }
 
-/* The values from k on become multiples; returns their scale. */
+/* Loads the group of values from k on and turns them into multiples; returns their scale. */
 INLINE float load_group(vf *values, const void *row, int64_t k, int64_t depth, const enum dtype dtype)
 {
     for (int v = 0; v < GROUP_VECTORS; v++)
@@ -107,7 +107,7 @@ INLINE float load_group(vf *values, const void *row, int64_t k, int64_t depth, c
     return int4_multiples_of(values);
 }
 
-/* multiples: [count] of weight[index ...]. */
+/* multiples: [count], from weight[index ...]. */
 INLINE void round_to_int8(int8_t *multiples, const void *weight, int64_t index, int64_t count, float scale,
                           const enum dtype dtype)
 {
@@ -172,7 +172,7 @@ EXPORT int64_t quantized_weight_bytes(int64_t num_outputs, int64_t depth, int fo
     return num_quantized_panels_of(num_outputs) * (scale_bytes + panel_bytes);
 }
 
-/* weight: dense [num_outputs, depth], finite; quantized: of quantized_weight_bytes. */
+/* weight: dense [num_outputs, depth], finite; quantized: quantized_weight_bytes long. */
 EXPORT int quantize_weight(void *quantized, const void *weight, int64_t num_outputs, int64_t depth, int format, int dtype,
                            int num_threads)
 {

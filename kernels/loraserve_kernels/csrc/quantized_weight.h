@@ -1,52 +1,54 @@
-/* Packed weights in fewer bits than their dtype has: multiples of scales.
+/* Packed quantized weights: multiples of scales, in fewer bits than their dtype has.
  *
- * Rows in bfloat16 multiply them as integers where the CPU multiplies int16, also where it multiplies bfloat16 or has AMX, see
- * int16_products.c and amx_bytes.c; elsewhere, and in float32, they are widened to floats.
+ * If the CPU multiplies int16, bfloat16 rows are multiplied with them as integers, even if the CPU also multiplies
+ * bfloat16 or has AMX, see int16_products.c and amx_bytes.c. On other CPUs, and for float32 rows, weights are widened
+ * to floats.
  *
- * INT8: a byte each, and a scale for each output.
+ * INT8: a byte per weight and a scale per output.
  *
- * INT4: four bits each, and a scale for each GROUP of an output, of so few digits that all multiples are exact in bfloat16.
- * Two shifts widen a word to pairs of int16, and some ten instructions to bfloat16: two Xeon cores, 4,096 x 4,096, us for 1 / 4 /
- * 16 / 64 / 256 rows 726 / 859 / 2,258 / 7,816 / 26,333, widened for AMX 1,671 / 1,722 / 1,831 / 4,282 / 11,392. A row's result may
- * not depend on how many there are.
+ * INT4: four bits per weight and a scale for each GROUP of an output, with so few digits that all multiples are exact in
+ * bfloat16. Two shifts widen a word to pairs of int16, some ten instructions to bfloat16. Two Xeon cores, 4,096 x 4,096,
+ * us for 1 / 4 / 16 / 64 / 256 rows: 726 / 859 / 2,258 / 7,816 / 26,333; widened for AMX 1,671 / 1,722 / 1,831 / 4,282 /
+ * 11,392. Only one way is used, because a row's result must not depend on the number of rows.
  *
- * A few rows widen weights in registers; with more, the first rows keep them in L1 for the rest, a stretch of the depth at a
- * time. The number of panels is even, so that AMX has two at a time: what lies past the outputs or the depth is zero.
+ * With a few rows, weights are widened in registers. With more, the first rows leave the widened weights in L1 for the
+ * rest, one stretch of the depth at a time. The number of panels is even, so that AMX can take two at a time. Padding
+ * past the outputs and the depth is zero.
  *
- * INT8: scales come first, a float32 for each output of every panel; then the panels in order, [word][output][element], as
- * pack_weight has the words they are widened to. Two Xeon cores that others used too, 4,096 x 4,096, us for 1 / 4 / 16 / 256
- * rows, widened to bfloat16 in parentheses: with AMX 935 (1,760) / 1,057 (1,947) / 1,458 (2,124) / 10,248 (13,702), without 857
- * (1,404) / 950 (1,914) / 1,465 (4,742) / 19,365 (56,540).
+ * INT8 layout: first the scales, a float32 for each output of every panel; then the panels in order,
+ * [word][output][element], as pack_weight lays out the words they are widened to. Two Xeon cores under other load, 4,096
+ * x 4,096, us for 1 / 4 / 16 / 256 rows, widened to bfloat16 in parentheses: with AMX 935 (1,760) / 1,057 (1,947) / 1,458
+ * (2,124) / 10,248 (13,702), without 857 (1,404) / 950 (1,914) / 1,465 (4,742) / 19,365 (56,540).
  *
- * INT4: panel after panel, scales as bfloat16, [group][output], before multiples, [four words][output]: of 32 bits each half
- * has its element of the four pairs, the first in the lowest bits.
+ * INT4 layout: panel after panel, each with its scales as bfloat16, [group][output], before its multiples, [four
+ * words][output], 32 bits each. The low half has the first elements of the four pairs, the high half the second ones,
+ * each with the first pair in the lowest bits.
  *
- * MXFP4, as gpt-oss has its experts: the same, with powers of two as scales, and multiples that are looked up: a sign above the
- * place in 0, 1, 2, 3, 4, 6, 8, 12.
+ * MXFP4 (gpt-oss's experts): the same, with powers of two as scales, and multiples from a table: a sign bit above an
+ * index into 0, 1, 2, 3, 4, 6, 8, 12.
  *
- * NF4, as bitsandbytes has weights: the same, with a 2048th of the largest weight of each 64 as the scale, which both
- * groups of them have, and looked up multiples that its levels are nearest to. Sums of a group's products are less than 2^31
- * all the same.
+ * NF4 (bitsandbytes): the same, with multiples from a table, the nearest to NF4's levels. The scale is a 2048th of the
+ * largest of each 64 weights, stored for both of their groups. Sums of a group's products are still less than 2^31.
  *
- * UINT4, as GPTQ, AWQ and others have weights: the same, with zero points of groups, a byte each, [group][output], between
- * scales and multiples: what is taken from a code, 0 to 15, before it is multiplied. UINT4_G128 has groups of 128, as most of
- * them do, whose sums are scaled a fourth as often. Two EPYC Zen 4 cores, 4,096 x 4,096, us for 1 / 4 / 16 / 128 rows: bfloat16
- * 789 / 805 / 740 / 4,319, UINT4 190 / 221 / 718 / 5,186, UINT4_G128 160 / 190 / 636 / 4,570.
+ * UINT4 (GPTQ, AWQ and others): the same, with zero points of groups, a byte each, [group][output], between scales and
+ * multiples. A zero point is subtracted from a code, 0 to 15, before multiplying. UINT4_G128 has groups of 128, the most
+ * common size, whose sums are scaled a fourth as often. Two EPYC Zen 4 cores, 4,096 x 4,096, us for 1 / 4 / 16 / 128
+ * rows: bfloat16 789 / 805 / 740 / 4,319, UINT4 190 / 221 / 718 / 5,186, UINT4_G128 160 / 190 / 636 / 4,570.
  *
- * The last four are packed as checkpoints have them, see four_bit_weight.c.
+ * The last four are packed from checkpoints' own codes, see four_bit_weight.c.
  */
 #pragma once
 
 #include "linear_tiles.h"
 
 #define INT8_MAX_MULTIPLE 127
-#define GROUP 32                /* elements of depth that share a scale in four bits */
+#define GROUP 32                /* elements of depth that share a scale in four-bit formats */
 #define GROUP_WORDS (GROUP / 2) /* pairs */
 #define WIDE_GROUP_WORDS 64     /* of UINT4_G128 */
 #define MXFP4_MULTIPLES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 #define NF4_MULTIPLES -2048, -1426, -1075, -809, -583, -378, -186, 0, 163, 330, 504, 692, 903, 1152, 1481, 2048
 
-/* Of the words that multiples are widened to. */
+/* Dtype of the words that multiples are widened to. */
 INLINE enum dtype quantized_dtype_of(const enum dtype dtype)
 {
     return dtype == BFLOAT16 && MULTIPLIES_INT16 ? INT16 : FLOAT32;
@@ -60,10 +62,10 @@ INLINE int64_t quantized_words_of(int64_t depth, const enum dtype dtype)
     return words_of(depth, BFLOAT16) * (quantized_dtype_of(dtype) == FLOAT32 ? 2 : 1);
 }
 
-/* Elements that lie together in a panel of INT8. */
+/* Elements of one output that lie together in an INT8 panel. */
 INLINE int int8_elements_of(const enum dtype dtype) { return quantized_dtype_of(dtype) == FLOAT32 ? 1 : 2; }
 
-/* These, of formats in four bits. */
+/* The next functions are about four-bit formats. */
 INLINE bool has_zero_points(const enum weight_format format) { return format == UINT4 || format == UINT4_G128; }
 
 INLINE int group_words_of(const enum weight_format format) { return format == UINT4_G128 ? WIDE_GROUP_WORDS : GROUP_WORDS; }
@@ -73,7 +75,7 @@ INLINE int64_t num_groups_of(const enum weight_format format, int64_t depth)
     return words_of(depth, BFLOAT16) / group_words_of(format);
 }
 
-/* Of a panel: what stands before its multiples. */
+/* Bytes of a four-bit panel before its multiples. */
 INLINE int64_t head_bytes_of(const enum weight_format format, int64_t depth)
 {
     return num_groups_of(format, depth) * LANES * (has_zero_points(format) ? 3 : 2);
@@ -88,14 +90,14 @@ INLINE int64_t quantized_panel_bytes_of(const enum weight_format format, int64_t
 
 INLINE int64_t num_quantized_panels_of(int64_t num_outputs) { return (num_panels_of(num_outputs) + 1) & ~(int64_t)1; }
 
-/* Panels lie one after the other from there. */
+/* The panels, which lie one after the other. */
 INLINE const char *first_quantized_panel(const struct packed_linear *linear, const enum weight_format format)
 {
     const int64_t scale_bytes = num_quantized_panels_of(linear->num_outputs) * (int64_t)sizeof(vf);
     return (const char *)linear->weight + (format == INT8 ? scale_bytes : 0);
 }
 
-/* The call with what is given, and the format and the dtype as constants. */
+/* Calls `call` with the given arguments, then the dtype and the format as constants. */
 #define WITH_CONSTANTS(format, dtype, call, ...)                                                                      \
     ((format) == INT8    ? WITH_DTYPE(dtype, INT8, call, __VA_ARGS__)                                                 \
      : (format) == INT4  ? WITH_DTYPE(dtype, INT4, call, __VA_ARGS__)                                                 \
@@ -109,8 +111,8 @@ INLINE const char *first_quantized_panel(const struct packed_linear *linear, con
 struct quantized_panel {
     const char *multiples;
     vf scale;               /* INT8 */
-    const uint16_t *scales; /* in four bits: [groups, LANES] */
-    const uint8_t *zeros;   /* the same, of formats with zero points */
+    const uint16_t *scales; /* four-bit formats: [groups, LANES] */
+    const uint8_t *zeros;   /* the same, for formats with zero points */
 };
 
 INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *linear, const enum weight_format format,
@@ -126,7 +128,7 @@ INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *lin
     return (struct quantized_panel){memory, .scale = load(linear->weight, panel * LANES, FLOAT32)};
 }
 
-/* Of a word on, until its group ends. */
+/* The outputs' scales from a word on, until its group ends. */
 INLINE vf quantized_scale(const struct quantized_panel *panel, int64_t word, const enum weight_format format)
 {
     return format == INT8 ? panel->scale : load(panel->scales, word / group_words_of(format) * LANES, BFLOAT16);
@@ -148,11 +150,11 @@ INLINE vf load_int8(const char *source)
 
 typedef int16_t vi16 __attribute__((vector_size(4 * LANES)));
 
-/* Looked up for each int16 by four of its bits, from `bit` on. */
+/* For each int16, looks up the multiple that four of its bits, from `bit` on, select. */
 INLINE vi16 mxfp4_multiples(vi16 words, const int bit)
 {
 #if defined(__AVX512BW__) || (LANES == 8 && defined(__AVX2__))
-    /* By the upper bytes, so that what is found has its sign in the highest bit. */
+    /* Looks up by the upper bytes, so that the sign of the result is in the highest bit. */
     const vi16 places = (bit > 8 ? words >> (bit - 8) : words << (8 - bit)) & 0x0f00;
     const __m128i multiples = _mm_setr_epi8(MXFP4_MULTIPLES);
 #if defined(__AVX512BW__)
@@ -170,11 +172,11 @@ INLINE vi16 mxfp4_multiples(vi16 words, const int bit)
 INLINE vi16 nf4_multiples(vi16 words, const int bit)
 {
 #if defined(__AVX512BW__)
-    /* Twice, as places are looked up by five bits, of which the highest is the next place's. */
+    /* The table twice, because lookups use five bits, the highest of which belongs to the next code. */
     static const int16_t multiples[] = {NF4_MULTIPLES, NF4_MULTIPLES};
     return (vi16)_mm512_permutexvar_epi16((__m512i)(words >> bit), _mm512_loadu_si512(multiples));
 #elif LANES == 8 && defined(__AVX2__)
-    /* Lower and upper bytes by themselves; where the place has its highest bit set, zero is found. */
+    /* Looks up lower and upper bytes separately; an index with its highest bit set finds zero. */
 #define LOW_BYTE(multiple) ((multiple) & 255)
 #define HIGH_BYTE(multiple) ((multiple) >> 8)
 #define OF_EACH(byte, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)                                                 \
@@ -195,7 +197,7 @@ INLINE vi16 nf4_multiples(vi16 words, const int bit)
 #endif
 }
 
-/* Of each int16, what four of its bits stand for, from `bit` on. */
+/* For each int16, the multiple (or code, with zero points) that four of its bits, from `bit` on, stand for. */
 INLINE vi16 multiples_in(vi16 words, const int bit, const enum weight_format format)
 {
     if (format == INT4)
@@ -205,7 +207,7 @@ INLINE vi16 multiples_in(vi16 words, const int bit, const enum weight_format for
     return format == NF4 ? nf4_multiples(words, bit) : mxfp4_multiples(words, bit);
 }
 
-/* Of a group, one for both of each pair. */
+/* A group's zero points, the same for both elements of each pair. */
 INLINE vi16 zero_points(const struct quantized_panel *panel, int64_t group)
 {
     const uint8_t *source = panel->zeros + group * LANES;
@@ -222,7 +224,7 @@ INLINE vi16 zero_points(const struct quantized_panel *panel, int64_t group)
     return (vi16)(zeros | zeros << 16);
 }
 
-/* The multiples of one of four words, LANES pairs of int16, zero points not yet taken from them. */
+/* The multiples of one of four words, LANES pairs of int16; zero points are not yet subtracted. */
 INLINE vf int16_codes(const struct quantized_panel *panel, int64_t four, const int of_four, const enum weight_format format)
 {
     if (format != INT8) {
@@ -237,11 +239,11 @@ INLINE vf int16_codes(const struct quantized_panel *panel, int64_t four, const i
     return (vf)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)source));
 #else
     (void)source;
-    __builtin_unreachable(); /* INT8 is widened to floats there */
+    __builtin_unreachable(); /* without AVX2, INT8 is widened to floats */
 #endif
 }
 
-/* Without them. */
+/* int16_codes with zero points subtracted. */
 INLINE vf int16_pairs(const struct quantized_panel *panel, int64_t four, const int of_four, const enum weight_format format)
 {
     const vf codes = int16_codes(panel, four, of_four, format);
@@ -250,7 +252,7 @@ INLINE vf int16_pairs(const struct quantized_panel *panel, int64_t four, const i
     return (vf)((vi16)codes - zero_points(panel, four / (group_words_of(format) / 4)));
 }
 
-/* The first (0) or second (1) int16 of each pair, times the scales. */
+/* The first (half = 0) or second (1) int16 of each pair, times the scales. */
 INLINE vf scaled_half(vf pairs, const int half, vf scale)
 {
     return __builtin_convertvector(half ? (vi)pairs >> 16 : (vi)((vu)pairs << 16) >> 16, vf) * scale;
@@ -273,12 +275,12 @@ INLINE float float_of(int32_t bits)
     return value;
 }
 
-/* Pairs of bfloat16 of any floats, rounded; NaN stays NaN where it has only bits that bfloat16 has. */
+/* Pairs of bfloat16 from any floats, rounded; a NaN stays one if all its bits fit in bfloat16. */
 INLINE vf rounded_words(vf first, vf second)
 {
     const vu low = (vu)first, high = (vu)second;
     return (vf)((low + 0x7fff + (low >> 16 & 1)) >> 16 | ((high + 0x7fff + (high >> 16 & 1)) & 0xffff0000));
 }
 
-/* Row `output` of what quantize_weight left, rounded to the dtype: dense [depth]. */
+/* Row `output` of a quantized weight, rounded to the dtype: dense [depth]. */
 void quantized_row(void *row, const struct packed_linear *linear, int64_t output, enum dtype dtype);

@@ -1,9 +1,9 @@
-/* Rotates q in place, and stores rotated k, and v, into their cache slots: one pass over the step's q, k and v. */
+/* Rotates q in place and stores rotated k and unchanged v in their cache slots: one pass over the step's q, k and v. */
 #include "row_ops.h"
 
 #define PARALLEL_ELEMENTS (64 << 10)
 
-/* The halves of the first 2 * half elements are rotated against each other; src and dst may be the same. */
+/* Rotates the two halves of the first 2 * half elements against each other; src and dst may be the same. */
 INLINE void rotate(void *dst, const void *src, const void *cosine, const void *sine, int64_t half,
                    const enum dtype dtype)
 {

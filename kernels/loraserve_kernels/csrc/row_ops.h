@@ -1,4 +1,4 @@
-/* Operations on one row, for the ops of their own and inside decoder_layer.c. */
+/* Operations on one row, used by the standalone ops and by decoder_layer.c. */
 #pragma once
 
 #include "vector.h"

@@ -1,33 +1,34 @@
 /* Rows of x packed in tiles of TILE_ROWS, [word][row], for packed_linear.c.
  *
- * Where weights are multiplied as integers (see quantized_weight.h), rows in bfloat16 are rounded to int16: products and their
- * sums over a group of the depth are exact then. They take as many instructions as those of floats, but additions need none
- * of the units that multiply, and words are loaded half as often; on CPUs that multiply and add in one (VNNI) they take half.
+ * If weights are multiplied as integers (see quantized_weight.h), bfloat16 rows are rounded to int16, which makes
+ * products and their sums over a group of the depth exact. These take as many instructions as those of floats, but the
+ * additions do not use the multiplying units, and words are loaded half as often. On CPUs that multiply and add in one
+ * instruction (VNNI) they take half.
  */
 #pragma once
 
 #include "quantized_weight.h"
 #include "linear_tiles.h"
 
-#define INT16_GROUP 64 /* words of depth whose products are added as integers: less than 2^30 */
+#define INT16_GROUP 64 /* words of depth whose products are added as integers; sums stay below 2^30 */
 
 /* Floats of x that a word of a weight is multiplied with, one after the other. */
 INLINE int factors_of(const enum dtype dtype) { return dtype == BFLOAT16 && !MULTIPLIES_BFLOAT16 ? 2 : 1; }
 
-/* To int16. */
+/* Whether rows are rounded to int16. */
 INLINE bool rounds_rows(const struct packed_linear *linear, const enum dtype dtype)
 {
     return is_quantized(linear) && quantized_dtype_of(dtype) == INT16;
 }
 
-/* Words of x in a tile, for each of its rows; the scales of rounded ones come last. */
+/* Words of x in a tile, for each of its rows; rounded rows have their scales last. */
 INLINE int64_t tile_words_of(const struct packed_linear *linear, const enum dtype dtype)
 {
     const int64_t words = words_of(linear->depth, dtype);
     return rounds_rows(linear, dtype) ? words + (words + INT16_GROUP - 1) / INT16_GROUP : words * factors_of(dtype);
 }
 
-/* Pairs of bfloat16 as pairs of int16, multiples of the scale whose inverse is given. Halves go to the even multiple. */
+/* Pairs of bfloat16 as pairs of int16, multiples of the scale whose inverse is given. Halves round to the even multiple. */
 INLINE vf rounded_pairs(vf pairs, float inverse_scale)
 {
     const vi even = (vi)(half_of(pairs, 0) * inverse_scale + ROUND_TO_INTEGER);
@@ -35,8 +36,8 @@ INLINE vf rounded_pairs(vf pairs, float inverse_scale)
     return (vf)((even & 0xffff) | odd << 16);
 }
 
-/* [word][row] of up to tile_rows <= LANES rows; what there is not is zero. words: pairs of bfloat16 may become floats, or
- * int16, multiples of scales whose inverses are given for each row. */
+/* Packs up to tile_rows <= LANES rows as [word][row]; missing elements are zero. words: what to pack; bfloat16 may become
+ * floats, or int16 multiples of scales whose inverses are given for each row. */
 INLINE void pack_rows(uint32_t *tile, const int tile_rows, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth,
                       int64_t num_words, const enum dtype words, const float *inverse_scales, const enum dtype dtype)
 {
@@ -58,7 +59,7 @@ INLINE void pack_rows(uint32_t *tile, const int tile_rows, const void *x, int64_
     }
 }
 
-/* The exponent of the largest of `count` bfloat16, as a float32 has it. */
+/* The biased float32 exponent of the largest of `count` bfloat16. */
 INLINE int32_t largest_exponent(const void *x, int64_t index, int64_t count)
 {
     vi largest = {0};
@@ -76,9 +77,10 @@ INLINE int32_t largest_exponent(const void *x, int64_t index, int64_t count)
     return bits >> 23;
 }
 
-/* The bits of the scale of `count` bfloat16 as int16, and of its inverse: a power of two that the largest of them is 2^14 to
- * 2^15 times, so that only what is less than a 128th of that is rounded; below 2^-112 the scale is the smallest there is. It is
- * NaN for what is not finite. Products of scales may leave float32's range where those of the values do not. */
+/* Float bits of the scale for `count` bfloat16 as int16, and of its inverse. The scale is a power of two; the largest
+ * value is 2^14 to 2^15 times it, so only values less than a 128th of the largest are rounded. If the largest is below
+ * 2^-112, the scale is the smallest there is; if a value is not finite, it is NaN. Products of scales may leave float32's
+ * range even if those of the values do not. */
 INLINE uint32_t int16_scale(const void *x, int64_t index, int64_t count, uint32_t *inverse)
 {
     const int32_t exponent = MAX(15, largest_exponent(x, index, count));
@@ -86,7 +88,7 @@ INLINE uint32_t int16_scale(const void *x, int64_t index, int64_t count, uint32_
     return exponent == 255 ? 0x7fc00000 : (uint32_t)(exponent - 14) << 23;
 }
 
-/* A tile of bfloat16 as int16: of each group of the depth a row has a scale. */
+/* Packs a tile of bfloat16 as int16; a row has a scale for each group of the depth. */
 INLINE void round_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
 {
     const int64_t words = words_of(depth, BFLOAT16);
@@ -103,12 +105,12 @@ INLINE void round_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t 
     }
 }
 
-/* A tile of x. */
+/* Packs a tile of x. */
 INLINE void pack_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, const struct packed_linear *linear,
                       enum dtype dtype)
 {
     const int64_t depth = linear->depth, num_words = tile_words_of(linear, dtype);
-    const enum dtype words = MULTIPLIES_BFLOAT16 ? BFLOAT16 : FLOAT32; /* of bfloat16 */
+    const enum dtype words = MULTIPLIES_BFLOAT16 ? BFLOAT16 : FLOAT32; /* what bfloat16 is packed as */
     if (rounds_rows(linear, dtype))
         round_tile(tile, x, x_stride, num_rows, depth);
     else if (dtype == BFLOAT16)

@@ -1,16 +1,17 @@
-/* Log-probabilities of rows of logits: of one token with its rank, and of the most likely ones.
+/* Log-probabilities from rows of logits: of one token, with its rank, and of the most likely ones.
  *
- * An outcome is 1 + num_top numbers and as many log-probabilities: the token's rank, then the most likely tokens' ids.
+ * An outcome is 1 + num_top numbers, the token's rank and then the ids of the most likely tokens, and as many
+ * log-probabilities.
  */
 #include "argmax.h"
 
-#define LIGHTEST 87.0f /* exp(-LIGHTEST) is close to the least normal number, and adds nothing to 1 */
-#define VECTORS 4      /* that are weighed together, see vexp_within */
+#define LIGHTEST 87.0f /* exp(-LIGHTEST) is close to the smallest normal number, and adds nothing to 1 */
+#define VECTORS 4      /* weighed together, see vexp_within */
 #define CHUNK (16 * VECTORS * LANES) /* elements whose weights are added up in float32 */
 
 struct ask {
     int64_t row, token, num_top; /* num_top: up to all tokens */
-    int64_t first;               /* of its outcome */
+    int64_t first;               /* index of its outcome */
 };
 
 struct score_plan {
@@ -19,11 +20,12 @@ struct score_plan {
     const void *x;
     int64_t stride, size;
     int64_t *numbers;
-    double *logprobs; /* NaN, and its tokens are not set: the row's largest logit is not finite */
+    double *logprobs; /* NaN if the row's largest logit is not finite; then no ids are set */
     enum dtype dtype;
 };
 
-/* Of exp(x - peak) over the elements from `start` on, up to a chunk. Adds to `above`, per lane, how many exceed `value`. */
+/* Sum of exp(x - peak) over the elements from `start` on, up to a chunk. Adds to `above`, per lane, the number of
+ * elements that exceed `value`. */
 INLINE float weigh_chunk(const void *x, int64_t start, int64_t size, float peak, float value, vi *above,
                          const enum dtype dtype)
 {
@@ -42,7 +44,7 @@ INLINE float weigh_chunk(const void *x, int64_t start, int64_t size, float peak,
     return horizontal_sum(sum);
 }
 
-/* Moves a key down to its place in a heap, whose first key is the largest. */
+/* Moves key i down to its place in a heap whose first key is the largest. */
 static void sink(uint64_t *heap, int64_t count, int64_t i)
 {
     const uint64_t key = heap[i];
@@ -129,7 +131,7 @@ static void score_region(struct team *team, void *argument)
     complete(team);
 }
 
-/* See `score_plan`. The asks' rows must lie in x, their tokens and outcomes below `size` and in the arrays. */
+/* See `score_plan`. The asks' rows must lie in x, their tokens below `size`, their outcomes within the arrays. */
 EXPORT int score(int64_t *numbers, double *logprobs, const struct ask *asks, int64_t num_asks, const void *x,
                  int64_t stride, int64_t size, int dtype, int num_threads)
 {

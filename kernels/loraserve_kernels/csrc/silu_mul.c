@@ -4,7 +4,7 @@
 #define STEP MAX_EXPS /* vectors at a time: 20 rows of 2,048 in bfloat16 take 12.6 us on a Xeon core, 16.1 one by one */
 #define PARALLEL_ELEMENTS (32 << 10)
 
-/* y <- silu(gate) * up, of `count` vectors. -86 and below are divided by the same 2e37, so that -inf stays -inf. */
+/* y <- silu(gate) * up for `count` vectors. Gates of -86 and below are divided by the same 2e37, so that -inf stays -inf. */
 INLINE void multiply_vectors(vf *y, const vf *gate, const vf *up, const int count)
 {
     vf power[MAX_EXPS];

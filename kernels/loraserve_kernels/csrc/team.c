@@ -1,8 +1,8 @@
 /* See team.h.
  *
- * OpenMP's regions and barriers wait for all threads. Where another process wants a core, as the API does after every
- * step, all of them would spin until the thread that had it has it again. Between the calls these threads sleep, so that
- * the API finds a core.
+ * OpenMP's regions and barriers wait for all threads. When another process takes a core, as the API does after every
+ * step, all threads would spin until the displaced thread has its core back. Our threads sleep between calls, so that the
+ * API finds a core.
  */
 #define _GNU_SOURCE /* CPU sets */
 
@@ -15,32 +15,32 @@
 
 #include "vector.h"
 
-#define SPIN_NS 30000    /* before anything else: longer than threads usually wait for each other */
-#define LOOK_NS 10000    /* at a thread, which runs if its CPU time grows meanwhile */
+#define SPIN_NS 30000    /* before sleeping or lending; threads usually wait less for each other */
+#define LOOK_NS 10000    /* for which a thread is watched: it runs if its CPU time grows */
 #define SLEEP_NS 10000
-#define LEND_NS 200000   /* waited for a thread, before it gets this CPU: longer than the API needs one for */
-#define NUM_LOOKS 64     /* between two looks at the clock */
-#define OPEN (1ll << 32) /* for threads to join */
+#define LEND_NS 200000   /* waited for a thread before it gets this CPU; longer than the API needs a core */
+#define NUM_LOOKS 64     /* checks between two readings of the clock */
+#define OPEN (1ll << 32) /* bit of `gate`: threads may join */
 #define MAX_THREADS 256
 #define STACK_BYTES (2 << 20)
-#define MAX_BESIDE 16 /* operations between two layers: a head, its adapters, and what chooses tokens are fewer */
+#define MAX_BESIDE 16 /* operations between two `run_layers`: a head, its adapters and the choice of tokens are fewer */
 
-/* A thread that is kept, or the caller, which is the first. */
+/* A kept thread, or the caller, which is the first member. */
 struct member {
     pthread_t thread;
-    int cpu; /* its own while it works, if there are as many as threads */
+    int cpu; /* pinned to it while it works, if there are as many CPUs as threads */
 };
 
 static struct member members[MAX_THREADS];
 
 static struct {
-    pthread_mutex_t owner;   /* of the caller that has them */
-    pthread_mutex_t lending; /* CPUs to each other */
+    pthread_mutex_t owner;   /* locked by the caller that uses the kept threads */
+    pthread_mutex_t lending; /* locked while two threads swap CPUs */
     pthread_mutex_t lock;
     pthread_cond_t called;
     int num_kept, num_sleeping;
     int64_t num_calls;
-    int64_t gate; /* OPEN while threads may join, and how many have */
+    int64_t gate; /* OPEN while threads may join, plus the number of those inside */
     int num_threads;
     bool have_own_cpus;
     void (*function)(struct team *, void *);
@@ -67,7 +67,7 @@ static int64_t read_clock_ns(clockid_t clock)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Whether it holds, which is waited for as long as SPIN_NS. */
+/* Spins for up to SPIN_NS until `holds`; returns whether it does. */
 static bool spin_until(bool (*holds)(const void *what), const void *what)
 {
     if (holds(what))
@@ -85,7 +85,7 @@ static bool spin_until(bool (*holds)(const void *what), const void *what)
 
 static cpu_set_t allowed_cpus;
 
-/* Chooses a CPU for each member, for the caller the one it is on; false where they are not as many. */
+/* Chooses a CPU for each member; the caller keeps its own. Returns false if there are not exactly as many CPUs. */
 static bool choose_cpus(int num_threads)
 {
     const int of_caller = sched_getcpu();
@@ -99,7 +99,7 @@ static bool choose_cpus(int num_threads)
     return true;
 }
 
-/* The kernel leaves two of them on one CPU for milliseconds while another is idle. */
+/* Unpinned, two members may share a CPU for milliseconds while another CPU is idle. */
 static void bind_member(int thread)
 {
     cpu_set_t own;
@@ -134,7 +134,7 @@ static bool is_running(int thread) { return thread >= 0; }
 
 #endif
 
-/* Whether the thread has taken an item of the pieces of work that are waited for. If so, its `members` can be read. */
+/* Whether the thread has taken an item of the pieces of work waited for. If so, its entry in `members` can be read. */
 static bool has_item(const struct team *team, int thread)
 {
     for (const struct share *shares = team->uncompleted; shares < team->shares; shares += team->num_threads)
@@ -143,7 +143,7 @@ static bool has_item(const struct team *team, int thread)
     return false;
 }
 
-/* Changes CPUs with a thread that has an item but not its CPU, because another process has it. */
+/* Swaps CPUs with a thread that has an item but has lost its CPU to another process. */
 static void lend_cpu(const struct team *team)
 {
     for (int thread = 0; thread < team->num_threads; thread++) {
@@ -217,7 +217,7 @@ static void work_in_team(int thread)
     if (pool.have_own_cpus)
         bind_member(thread);
     pool.function(&team, pool.argument);
-    complete(&team); /* who waits for a thread's last item may have to lend it a CPU, too */
+    complete(&team); /* stay: the thread with the last item may need this CPU, too */
 }
 
 static void *be_kept(void *argument)
@@ -238,7 +238,7 @@ static void *be_kept(void *argument)
     return NULL;
 }
 
-/* A forked child has none of the threads. */
+/* A forked child has none of the kept threads. */
 static void forget_threads(void)
 {
     pthread_mutex_init(&pool.owner, NULL);
@@ -249,7 +249,7 @@ static void forget_threads(void)
     pool.num_calls = pool.gate = 0;
 }
 
-/* Signals stay with the process' other threads. Fewer threads than wanted are no error. */
+/* Signals are left to the process's other threads. Getting fewer threads than wanted is no error. */
 static void keep_threads(int wanted)
 {
     if (pool.num_kept >= wanted)
@@ -285,9 +285,9 @@ static void call_threads(void)
 
 static bool have_left(const void *gate) { return __atomic_load_n((const int64_t *)gate, __ATOMIC_ACQUIRE) == 0; }
 
-static int num_beside = MAX_BESIDE; /* calls of `run_beside` since the last one of `run_layers` */
+static int num_beside = MAX_BESIDE; /* `run_beside` calls since the last `run_layers` */
 
-/* For all pieces of one call at a time of this thread; NULL: there is no memory for them. */
+/* Shares for all pieces of work of this thread's current call; NULL if out of memory. */
 static struct share *zeroed_shares(int num_threads, int64_t num_pieces)
 {
     static _Thread_local void *memory;
@@ -320,7 +320,7 @@ bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team 
     __atomic_fetch_sub(&pool.gate, OPEN, __ATOMIC_RELAXED);
     while (!spin_until(have_left, &pool.gate))
         sleep_a_little();
-    unbind_member(0); /* not before: the others may have changed CPUs with this thread */
+    unbind_member(0); /* not earlier: the others may have swapped CPUs with this thread */
     pthread_mutex_unlock(&pool.owner);
     return true;
 }

@@ -1,8 +1,8 @@
-/* How threads share the items of one piece of work after the other, none of them waiting for a thread that is not there.
+/* Threads share the items of one piece of work after the other, and never wait for a thread that has no core.
  *
- * A piece of work is done when its items are, whoever did them: a thread that has lost its core, or that has not begun yet,
- * holds up the others only with an item it has taken. Such a thread comes late: it finds all items taken and goes on. So
- * only who holds an item may write what others see, or read what is written anew for later pieces of work.
+ * A piece of work is done when its items are done, whichever threads did them. A thread that has lost its core, or has
+ * not started yet, delays the others only by an item it has taken. If it arrives late, it finds all items taken and moves
+ * on. Therefore only a thread that holds an item may write shared data, or read data that later pieces of work overwrite.
  */
 #pragma once
 
@@ -17,26 +17,26 @@ int omp_get_num_threads(void);
 #define omp_get_num_threads() 1
 #endif
 
-/* One thread's part of a piece of work; alone in its cache line. */
+/* One thread's part of a piece of work; fills a cache line. */
 struct share {
     int64_t next;
-    int64_t done;    /* of the first share: items of all parts that are done */
-    int64_t is_held; /* whether the thread, which need not be the part's, has items that are not counted as done */
+    int64_t done;    /* in the first share only: finished items of all parts */
+    int64_t is_held; /* whether this share's thread has items, of any part, not yet counted in `done` */
     char padding[40];
 };
 
-/* Each thread has its own. NOTE: all threads start the same pieces of work in the same order. */
+/* One thread's view of its team. NOTE: all threads start the same pieces of work in the same order. */
 struct team {
     int thread, num_threads;
-    bool is_kept; /* rather than OpenMP's */
-    struct share *shares;      /* zeroed, num_threads for every piece of work that is still to come */
-    struct share *uncompleted; /* those of the first piece of work since `complete` */
-    int64_t num_uncompleted;   /* items of the pieces since then */
+    bool is_kept; /* a thread kept by team.c, not OpenMP's */
+    struct share *shares;      /* zeroed; num_threads of them for each piece of work to come */
+    struct share *uncompleted; /* shares of the first piece of work since `complete` */
+    int64_t num_uncompleted;   /* items of all pieces of work since `complete` */
 };
 
 struct work {
     struct share *shares;
-    int64_t num_items, num_taken; /* by this thread and not yet counted as done */
+    int64_t num_items, num_taken; /* num_taken: by this thread, not yet counted as done */
 };
 
 static inline struct team team_of(int thread, int num_threads, struct share *shares)
@@ -52,9 +52,9 @@ static inline struct work start_work(struct team *team, int64_t num_items)
     return (struct work){shares, num_items, 0};
 }
 
-/* The thread's next item: first the items of its own part in order, so that it reads memory in order, then what others
- * have left. On two EPYC Zen 5 cores a linear of 768 x 4,096 took 132 us so and 158 us with items handed out in turn.
- * NOTE: to be called until it returns false, which says that what this thread took is done. */
+/* Takes the thread's next item: first those of its own part, in order, so that it reads memory sequentially, then items
+ * left in other parts. On two EPYC Zen 5 cores a linear of 768 x 4,096 took 132 us this way and 158 us with items handed
+ * out in turn. NOTE: call it until it returns false; only then are the items that this thread took counted as done. */
 static inline bool take(const struct team *team, struct work *work, int64_t *item)
 {
     for (int i = 0; i < team->num_threads; i++) {
@@ -78,17 +78,18 @@ static inline bool take(const struct team *team, struct work *work, int64_t *ite
     return false;
 }
 
-/* Waits until all items of the pieces of work that were started are done, and sees what was written for them. */
+/* Waits until all items of all started pieces of work are done; everything written for them is then visible. */
 void complete(struct team *team);
 
-/* Runs `function` on up to num_threads threads that are kept for it, this one among them, and returns when none of them is
- * in it. They join when they have a core; the work does not wait for them. One caller at a time has them; another works
- * alone. num_pieces: of work that the function starts at most. Returns whether there was memory for it. */
+/* Runs `function` on up to num_threads threads, this one and kept ones, and returns when all of them have left it. Kept
+ * threads join once they have a core; the work does not wait for them. One caller at a time has the kept threads; any
+ * other works alone. num_pieces: the most pieces of work that the function starts. Returns false if out of memory. */
 bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);
 
-/* The same, of fused layers. */
+/* run_team for fused layers. */
 bool run_layers(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);
 
-/* The same of an operation of its own: beside fused layers as they are run, as OpenMP's threads would wait on the same CPUs
- * afterwards, spinning; with models that have none by OpenMP's, whose other operations are torch's. */
+/* run_team for a standalone operation. Among fused layers it uses the kept threads, because OpenMP's threads would
+ * afterwards spin on the CPUs that the layers need. For models without fused layers it uses OpenMP's, as torch's
+ * operations do. */
 bool run_beside(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);

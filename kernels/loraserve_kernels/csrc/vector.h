@@ -1,7 +1,7 @@
-/* Vectors of LANES floats, loads and stores of float32 / bfloat16 arrays, and a vectorised exp.
+/* Vectors of LANES floats, loads and stores of float32 / bfloat16 arrays, and a vectorized exp.
  *
- * Written with GCC/clang vector extensions, so one source serves AVX-512, AVX2 and NEON. A function that takes
- * `const enum dtype` is always inlined into a caller that passes a constant: that is our template.
+ * Written with GCC/clang vector extensions, so one source serves AVX-512, AVX2 and NEON. A function with a parameter
+ * `const enum dtype` is always inlined into a caller that passes a constant: that is our form of a template.
  */
 #pragma once
 
@@ -38,9 +38,10 @@ typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vu16 __attribute__((vector_size(2 * LANES)));
 
-enum dtype { FLOAT32 = 0, BFLOAT16 = 1, INT16 = 2 /* words of products only, never of tensors */ };
+enum dtype { FLOAT32 = 0, BFLOAT16 = 1, INT16 = 2 /* words inside kernels, never a tensor's dtype */ };
 
-/* What every exported function returns; cpu_calls.py turns these into ValueError. */
+/* Returned by exported functions that can fail. cpu_calls.py raises MemoryError for OUT_OF_MEMORY, ValueError for the
+ * rest. */
 enum status {
     OK = 0,
     BAD_SEGMENTS = 1,
@@ -51,7 +52,7 @@ enum status {
     BAD_TOKEN = 6,
 };
 
-/* GCC would rather load a vector again for each use, if that saves a register. */
+/* Without this, GCC loads a vector again for each use if that saves a register. */
 #if defined(__x86_64__)
 #define KEEP_IN_REGISTER(vector) __asm__("" : "+v"(vector))
 #elif defined(__aarch64__)
@@ -67,8 +68,8 @@ INLINE const void *at(const void *base, int64_t index, const enum dtype dtype)
     return (const char *)base + index * (int64_t)size_of(dtype);
 }
 
-/* a b + c, rounded once where the CPU has that. Of a plain a * b + c GCC fuses some copies and not others, and with them a
- * row's bits would depend on the tile it falls into. */
+/* a b + c, rounded once if the CPU has fused multiply-add. GCC fuses a plain a * b + c in some inlined copies and not in
+ * others, so a row's bits would depend on the tile it falls into. */
 INLINE vf fused(vf a, vf b, vf c)
 {
 #if defined(__AVX512F__)
@@ -84,10 +85,10 @@ INLINE vf fused(vf a, vf b, vf c)
 
 INLINE vf splat(float value) { return (vf){0} + value; }
 
-/* 1.5 * 2^23: of a float below 2^22 the sum with it is rounded to an integer, halves to the even one, which the low bits hold. */
+/* 1.5 * 2^23. Adding it rounds a float below 2^22 to an integer, halves to even; the low bits of the sum hold it. */
 #define ROUND_TO_INTEGER 12582912.0f
 
-/* All lanes the word at `word`, whatever its bits mean. */
+/* The 32-bit word at `word` in every lane, whatever its bits mean. */
 INLINE vf spread(const void *word)
 {
     uint32_t bits;
@@ -95,7 +96,7 @@ INLINE vf spread(const void *word)
     return (vf)((vu){0} + bits);
 }
 
-/* Bit i: lane i of a mask. */
+/* Bit i of the result is lane i of the mask. */
 INLINE unsigned lanes_of(vi mask)
 {
 #if defined(__AVX512DQ__)
@@ -112,7 +113,7 @@ INLINE unsigned lanes_of(vi mask)
 
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
-/* b where one is a NaN. GCC 12 makes a comparison and three bitwise instructions of `choose`. */
+/* Return b if either is a NaN. GCC 12 compiles `choose` to a comparison and three bitwise instructions. */
 #if defined(__AVX512F__)
 INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf vmin(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -121,7 +122,7 @@ INLINE vf vmax(vf a, vf b) { return choose(a > b, a, b); }
 INLINE vf vmin(vf a, vf b) { return choose(a < b, a, b); }
 #endif
 
-/* GCC 12 makes four instructions of __builtin_convertvector where AVX-512 has one. */
+/* GCC 12 compiles __builtin_convertvector to four instructions; AVX-512 has one for it. */
 #if defined(__AVX512F__)
 INLINE vu words_of_halves(vu16 halves) { return (vu)_mm512_cvtepu16_epi32((__m256i)halves); }
 INLINE vu16 halves_of_words(vu words) { return (vu16)_mm512_cvtepi32_epi16((__m512i)words); }
@@ -132,7 +133,7 @@ INLINE vu16 halves_of_words(vu words) { return __builtin_convertvector(words, vu
 
 INLINE vf widen(vu16 bits) { return (vf)(words_of_halves(bits) << 16); }
 
-/* Round to nearest even; a NaN stays a NaN. The instruction makes 0 of what is below the normal range. */
+/* Rounds to nearest even; a NaN stays a NaN. The AVX-512 instruction turns values below the normal range into 0. */
 INLINE vu16 narrow(vf value)
 {
 #if defined(__AVX512BF16__)
@@ -141,8 +142,8 @@ INLINE vu16 narrow(vf value)
     vu bits = (vu)value;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu quiet = (vu){0} + 0x7fc0;
-    /* Else GCC loads it from memory with NaNs as the mask: while there is none, its page is never touched, and an access to
-     * such a page is suppressed in some 400 cycles. */
+    /* Otherwise GCC loads the constant from memory, masked by the NaNs. As long as there are no NaNs its page is never
+     * touched, and suppressing an access to such a page takes some 400 cycles. */
     KEEP_IN_REGISTER(quiet);
     return halves_of_words((vu)choose(value != value, (vf)quiet, (vf)rounded));
 #endif
@@ -185,7 +186,7 @@ INLINE void store_partial(void *base, int64_t index, int64_t count, vf value, co
     memcpy((void *)at(base, index, dtype), buffer, (size_t)count * size_of(dtype));
 }
 
-/* The first (0) or second (1) bfloat16 of each word of two. */
+/* The first (half = 0) or second (1) bfloat16 of each word, as float32. */
 INLINE vf half_of(vf words, const int half) { return (vf)(half ? (vu)words & 0xffff0000 : (vu)words << 16); }
 
 INLINE float load_one(const void *base, int64_t index, const enum dtype dtype)
@@ -211,7 +212,7 @@ INLINE void store_upto(void *base, int64_t index, int64_t count, vf value, const
         store_partial(base, index, count, value, dtype);
 }
 
-/* LANES 32-bit words of up to `count` elements, the others zero; two bfloat16 stay together in a word. */
+/* LANES 32-bit words that hold up to `count` elements, zero after them; two bfloat16 share a word. */
 INLINE vf load_words(const void *base, int64_t index, int64_t count, const enum dtype dtype)
 {
     vf words = {0};
@@ -223,7 +224,7 @@ INLINE vf load_words(const void *base, int64_t index, int64_t count, const enum 
     return words;
 }
 
-/* sum + a b, of LANES int32 and LANES pairs of int16. */
+/* sum + a b; sum: LANES int32; a, b: LANES pairs of int16. */
 INLINE vf add_int16_products(vf sum, vf a, vf b)
 {
 #if defined(__AVX512VNNI__)
@@ -233,7 +234,7 @@ INLINE vf add_int16_products(vf sum, vf a, vf b)
 #elif defined(__AVXVNNI__)
     return (vf)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #elif defined(__AVX2__)
-    /* Of the intrinsics GCC 12 keeps some of twelve sums on the stack: 112 GOP/s of a core instead of 171. */
+    /* With intrinsics GCC 12 keeps some of twelve sums on the stack: 112 GOP/s per core instead of 171. */
     vf products;
     __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(a), "x"(b));
     return sum;
@@ -243,14 +244,14 @@ INLINE vf add_int16_products(vf sum, vf a, vf b)
 #endif
 }
 
-/* Whether that is faster than products of floats. */
+/* Whether add_int16_products is faster than products of floats. */
 #if defined(__AVX2__)
 #define MULTIPLIES_INT16 1
 #else
 #define MULTIPLIES_INT16 0
 #endif
 
-/* A multiply-add takes LANES floats, or LANES pairs of bfloat16 where the CPU multiplies those: elements of one step. */
+/* A step is the elements of one multiply-add: LANES floats, or LANES pairs of bfloat16 if the CPU multiplies those. */
 #if defined(__AVX512BF16__)
 #define MULTIPLIES_BFLOAT16 1
 INLINE int64_t step_of(const enum dtype dtype) { return dtype == BFLOAT16 ? 2 * LANES : LANES; }
@@ -307,7 +308,7 @@ INLINE vf multiply_add(vf sum, vf a, vf b, const enum dtype dtype)
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
 #endif
 
-/* Sums of the lanes of `count` vectors. Neighbours are added first: one fixed order, whatever the count. */
+/* Sums of the lanes of each of `count` vectors. Neighbors are added first: one fixed order, whatever the count. */
 INLINE void horizontal_sums(float *sums, const vf *vectors, const int count)
 {
 #pragma GCC unroll 4
@@ -333,7 +334,7 @@ INLINE float horizontal_sum(vf value)
 }
 
 #if defined(__AVX512F__)
-/* rows[i][j] <-> rows[j][i]: of squares of four words, then of squares of four of those. */
+/* rows[i][j] <-> rows[j][i]: first within squares of 4 x 4 words, then the 4 x 4 squares. */
 INLINE void transpose(vf *rows)
 {
 #pragma GCC unroll 4
@@ -395,9 +396,9 @@ INLINE float horizontal_max(vf value)
 
 #define MAX_EXPS 8 /* vectors at a time */
 
-/* x <- exp(x) within 2 units in the last place for x in [-87, 88], or a NaN.
- * Cephes' expf: x = n ln 2 + r, a polynomial in r, then n added to the exponent. All vectors take each step together:
- * one after the other they are long chains, of which the CPU has too few under way (see silu_mul.c). */
+/* x <- exp(x) within 2 units in the last place for x in [-87, 88], or a NaN. Cephes' expf: x = n ln 2 + r, a polynomial
+ * in r, then n added to the exponent. All vectors take each step together: one after the other they would be long
+ * dependency chains, of which the CPU runs too few at once (see silu_mul.c). */
 INLINE void vexp_within(vf *x, const int count)
 {
     const vf round_to_integer = splat(ROUND_TO_INTEGER);
@@ -421,7 +422,7 @@ INLINE void vexp_within(vf *x, const int count)
 
 INLINE vf clamp(vf x, float low, float high) { return vmax(splat(low), vmin(splat(high), x)); }
 
-/* exp(x) for any x: 0 below -87, that of 88 above. */
+/* exp(x) for any x: 0 below -87, exp(88) above 88. */
 INLINE vf vexp(vf x)
 {
     vf power = clamp(x, -87.0f, 88.0f);
@@ -429,11 +430,11 @@ INLINE vf vexp(vf x)
     return choose(x < -87.0f, (vf){0}, power);
 }
 
-/* a / b within 2 units in the last place, for b whose reciprocal is a normal number. */
+/* a / b within 2 units in the last place, if the reciprocal of b is a normal number. */
 INLINE vf vdivide(vf a, vf b)
 {
 #if defined(__AVX512F__)
-    const vf guess = (vf)_mm512_rcp14_ps((__m512)b); /* right in 14 bits; one step of Newton's doubles them */
+    const vf guess = (vf)_mm512_rcp14_ps((__m512)b); /* 14 bits are right; one Newton step doubles them */
     return a * (guess + guess * (1.0f - b * guess));
 #else
     return a / b;
@@ -450,7 +451,7 @@ INLINE vf vtanh(vf x)
 /* Scratch owned by the calling thread, grown when too small and reused between calls; 64-byte aligned. */
 INLINE void *grow_scratch(void **buffer, size_t *capacity, size_t size_bytes)
 {
-    if (size_bytes > *capacity || !*buffer) { /* NULL says that there was no memory, also for nothing */
+    if (size_bytes > *capacity || !*buffer) { /* allocates even for size 0: NULL means out of memory */
         free(*buffer);
         *capacity = (size_bytes + size_bytes / 2 + 4096) & ~(size_t)4095;
         *buffer = aligned_alloc(64, *capacity);
@@ -460,15 +461,15 @@ INLINE void *grow_scratch(void **buffer, size_t *capacity, size_t size_bytes)
     return *buffer;
 }
 
-/* Elements between rows: an odd number of cache lines, so that lines of one column do not evict each other. Two Xeon
- * cores, weights from memory, all linears of a layer for 190 rows: 965 us with dense rows, 910 so. */
+/* Row stride in elements: an odd number of cache lines, so that lines of one column do not evict each other. Two Xeon
+ * cores, weights from memory, all linears of a layer for 190 rows: 965 us with dense rows, 910 with this stride. */
 INLINE int64_t row_stride_of(int64_t row_size, enum dtype dtype)
 {
     const int64_t line = 64 / (int64_t)size_of(dtype);
     return ((row_size + line - 1) / line | 1) * line;
 }
 
-/* The next part of scratch memory; counts only while `memory` is NULL. */
+/* The next part of scratch memory; while `memory` is NULL, only adds up the sizes. */
 INLINE void *reserve(char *memory, size_t *used, size_t size_bytes)
 {
     void *part = memory ? memory + *used : NULL;

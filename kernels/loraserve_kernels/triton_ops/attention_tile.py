@@ -1,4 +1,4 @@
-"""What paged decode and paged prefill share: query vectors packed over a kv head's heads, keys taken in tiles."""
+"""Shared by paged decode and prefill: query vectors packed over all heads of a kv head, and keys read in tiles."""
 
 from dataclasses import dataclass
 
@@ -12,44 +12,44 @@ from loraserve_kernels.launch_sizes import power_of_2
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 MAX_QUERIES_FLOAT32 = 32
-"""There are no tensor cores for float32, and a larger tile's products do not fit into registers."""
+"""Tensor cores do not multiply float32, and the products of a larger tile do not fit into registers."""
 
 
 @dataclass(slots=True)
 class Scores:
-    """How a dot product q · k becomes a logit in base 2, so that weights are exp2: the GPU has no other exp."""
+    """Converts dot products q · k to base-2 logits, so that weights are exp2: the GPU has no other exp."""
 
     scaling: float
     softcap: float | None
 
     @property
     def inner_scale(self) -> float:
-        """Of the dot product before the softcap's tanh, which is computed as 1 - 2 / (exp2(x) + 1)."""
+        """Multiplies the dot product before the softcap's tanh, which is computed as 1 - 2 / (exp2(x) + 1)."""
         return 1.0 if self.softcap is None else self.scaling * 2 * LOG2_E.value / self.softcap
 
     @property
     def scale(self) -> float:
-        """Of what `attend_keys` then has."""
+        """Multiplies the dot product, or with a softcap the tanh."""
         return (self.scaling if self.softcap is None else self.softcap) * LOG2_E.value
 
 
 def padded(size: int, least: int = 16) -> int:
-    """The power of two that holds size; tl.dot multiplies no less than 16."""
+    """The smallest power of two not below size, and at least 16, tl.dot's minimum."""
     return max(least, power_of_2(size))
 
 
 def query_tile(num_queries: int, most: int, dtype: torch.dtype) -> int:
-    """Query vectors of a tile, given as many or fewer."""
+    """Query vectors per tile, for at most num_queries."""
     return min(MAX_QUERIES_FLOAT32 if dtype == torch.float32 else most, padded(num_queries))
 
 
 def key_tile(block_dim: int, dtype: torch.dtype) -> int:
-    """Keys taken at a time: 16 KiB of K, as it is multiplied, and at most 128. dtype: of the queries."""
+    """Keys per tile: 16 KiB of K in the dtype of the product, at least 16 and at most 128. dtype: of the queries."""
     return max(16, min(128, 16384 // (block_dim * dtype.itemsize)))
 
 
 def sinks_or(sinks: Tensor | None, unused: Tensor) -> Tensor:
-    """A pointer for a kernel that reads it only if there are sinks."""
+    """The sinks, or any tensor as a pointer that the kernel does not read."""
     return unused if sinks is None else sinks.contiguous()
 
 
@@ -57,7 +57,7 @@ def sinks_or(sinks: Tensor | None, unused: Tensor) -> Tensor:
 def first_state(sinks, head, has_sink, HAS_SINKS: tl.constexpr, BLOCK: tl.constexpr):
     """(maximum, total) of query vectors before their first key: float32 [BLOCK].
 
-    A sink is a logit without a value; has_sink: where it joins.
+    A sink is a logit without a value; has_sink: the query vectors that it joins.
     """
     maximum = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -97,9 +97,9 @@ def attend_keys(
     """One pass of online softmax over the key tiles from begin, a multiple of KEYS, to end.
 
     output: float32 [BLOCK, BLOCK_DIM], maximum (base 2), total: float32 [BLOCK]; returned updated.
-    q: [BLOCK, BLOCK_DIM]; position: int32 [BLOCK]. k_cache, v_cache: at the kv head, widened to q's dtype where they
-    are float8; blocks: the sequence's table.
-    MASKED: a query may not see every key of the tiles; keys outside first_key .. end_key are then not even read.
+    q: [BLOCK, BLOCK_DIM]; position: int32 [BLOCK]. k_cache, v_cache: at the kv head, widened to q's dtype if they are
+    float8; blocks: the sequence's block table.
+    MASKED: some queries may not see all keys of the tiles; keys outside first_key .. end_key are then not read.
     """
     dim = tl.arange(0, BLOCK_DIM)
     for tile in range(begin, end, KEYS):
@@ -124,7 +124,7 @@ def attend_keys(
         new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
         shift = new_maximum
         if MASKED:
-            # A row of a window may see none of the first keys that others see: -inf - -inf would be NaN.
+            # With a window, a row may see none of the first keys that others see: -inf - -inf would be NaN.
             shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
         weights = tl.exp2(scores * scale - shift[:, None])
         fade = tl.exp2(maximum - shift)
@@ -138,7 +138,7 @@ def attend_keys(
 @triton.jit
 def _load_rows(
     pointers, present, dim, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr
-):  # an unmasked load where possible: the compiler cannot always drop a mask that is true
+):  # unmasked loads if possible: the compiler cannot always remove a mask that is true
     if MASKED:
         if HEAD_DIM == BLOCK_DIM:
             return tl.load(pointers, mask=present[:, None], other=0.0)

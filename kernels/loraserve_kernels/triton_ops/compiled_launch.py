@@ -1,11 +1,12 @@
-"""Launches of kernels that Triton has compiled, without having it find them again.
+"""Launch kernels that Triton has already compiled, without Triton's lookup.
 
-For each launch Triton binds the arguments, specialises them, writes all options out as text and looks that up: 9 to
-14 us of Python before the launcher, of which an eager step of a Llama-3-8B has 600. Here a variant is found by a tuple
-that tells apart whatever Triton would, in 4.0 to 5.3 us (`_rms_norm_kernel` and the LoRA kernels, a shared x86 core).
+For each launch Triton binds the arguments, specializes them, formats all options as text and looks that up: 9 to 14 us
+of Python before the launcher runs, and an eager step of a Llama-3-8B has 600 launches. Here a variant is looked up by a
+tuple that distinguishes everything Triton does, in 4.0 to 5.3 us (`_rms_norm_kernel` and the LoRA kernels, a shared x86
+core).
 """
 
-# Of a driver the type checker knows only what all kinds of devices have.
+# The type checker knows only those attributes of a driver that all kinds of devices have.
 # pyright: reportAttributeAccessIssue=false
 
 import inspect
@@ -24,12 +25,12 @@ KNOWN_LINES = (
     "kernel.run(grid_0, grid_1, grid_2, stream, kernel.function, kernel.packed_metadata, launch_metadata,",
     "knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *bound_args.values())",
 )
-"""Of `JITFunction.run` in Triton 3.6 and 3.9, in whose place `launch_compiled` stands."""
+"""Lines of `JITFunction.run` in Triton 3.6 and 3.9, which `launch_compiled` replaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A compiled kernel; `compiled` is kept because the function is unloaded with it."""
+    """A compiled kernel. `compiled` is kept because the function is unloaded when it is freed."""
 
     compiled: Any
     run: Callable[..., None]
@@ -38,18 +39,18 @@ class Variant:
     constants: tuple[object, ...]
     """All parameters after the positional arguments."""
     used_globals: tuple[tuple[dict[str, object], str, object], ...]
-    """(module's names, one of them, its value), which Triton requires not to change."""
+    """(a module's globals, a name, its value); Triton requires that the value does not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What of a kernel's positional arguments Triton looks at, and the variants known so far.
+    """How Triton specializes a kernel's positional arguments, and the variants known so far.
 
-    An argument of another kind than at the first launch leaves that launch to Triton.
+    If an argument is of another kind than at the first launch, Triton does that launch.
     """
 
     kernel: Any
-    """Kept because it is known by its id."""
+    """Kept because plans are looked up by its id."""
     num_arguments: int
     tensors: tuple[int, ...]
     specialised: tuple[int, ...]
@@ -57,11 +58,11 @@ class Plan:
     variants: dict[tuple[object, ...], Variant] = field(default_factory=dict)
 
     def key(self, device: int, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[object, ...] | None:
-        """NOTE: it may tell apart what Triton does not, but never the other way round. None = not known here."""
+        """None = not supported here. NOTE: it must distinguish whatever Triton does, and may distinguish more."""
         if len(arguments) != self.num_arguments:
             return None
         values = tuple(options.values())
-        # Types, for 1 == True == 1.0, and as options they are not the same to Triton.
+        # Types too, because 1 == True == 1.0, but Triton distinguishes these as options.
         key: list[object] = [device, tuple(options), values, *map(type, values)]
         try:
             for index in self.tensors:
@@ -78,13 +79,13 @@ class Plan:
 
 
 _plans: dict[int, Plan | None] = {}
-"""By the kernel's id; None = all its launches are Triton's."""
+"""By the kernel's id; None = Triton does all its launches."""
 
 
 def launch_compiled(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """As `kernel[grid](*arguments, **options)`, which it is for the first launch of a variant.
+    """As `kernel[grid](*arguments, **options)`, which it calls for the first launch of a variant.
 
-    options: constants, and Triton's own, all hashable.
+    options: constants and Triton's options, all hashable.
     """
     try:
         plan = _plans[id(kernel)]
@@ -99,7 +100,7 @@ def launch_compiled(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ..
     variant = plan.variants.get(key) if key is not None else None
     if variant is None or not _is_unchanged(variant):
         compiled = kernel[grid](*arguments, **options)
-        if key is not None and compiled is not None:  # nor is it where a hook forbids to compile
+        if key is not None and compiled is not None:  # compiled is None if a hook prevents compiling
             plan.variants[key] = _variant(kernel, compiled, options, len(arguments))
         return
     grid_0, grid_1, grid_2 = (*grid, 1, 1)[:3]
@@ -110,7 +111,7 @@ def launch_compiled(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ..
         active.get_current_stream(device),
         variant.function,
         variant.packed_metadata,
-        None,  # what hooks would get, and the two hooks
+        None,  # launch metadata for hooks, and the two hooks
         None,
         None,
         *arguments,
@@ -120,7 +121,7 @@ def launch_compiled(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ..
 
 @cache
 def is_known() -> bool:
-    """Whether this version of Triton launches as `launch_compiled` does, and specialises as its key does."""
+    """Whether this version of Triton launches like `launch_compiled` and specializes like `Plan.key`."""
     needed = {
         jit: ("JITFunction", "native_specialize_impl"),
         BaseBackend: ("supports_native_tensor_specialization",),
@@ -137,7 +138,7 @@ def is_known() -> bool:
 
 
 def _plan(kernel: Any, arguments: tuple[Any, ...]) -> Plan | None:
-    """None where a kernel or its arguments are of a kind whose specialisation is not known here."""
+    """None if the specialization of the kernel or its arguments is not supported here."""
     if not isinstance(kernel, jit.JITFunction) or not is_known():
         return None
     positional, named = kernel.params[: len(arguments)], kernel.params[len(arguments) :]
@@ -160,7 +161,7 @@ def _plan(kernel: Any, arguments: tuple[Any, ...]) -> Plan | None:
 
 
 def _variant(kernel: Any, compiled: Any, options: dict[str, Any], num_arguments: int) -> Variant:
-    if hasattr(compiled, "result"):  # one that was compiled beside others
+    if hasattr(compiled, "result"):  # compiled asynchronously
         compiled = compiled.result()
     constants = tuple(options.get(param.name, param.default) for param in kernel.params[num_arguments:])
     used = tuple((names, name, names[name]) for (name, _), (_, names) in kernel.used_global_vals.items())
@@ -168,9 +169,9 @@ def _variant(kernel: Any, compiled: Any, options: dict[str, Any], num_arguments:
 
 
 def _is_watched(kernel: Any) -> bool:
-    """Whether something asked Triton to tell it of launches, or to compile otherwise than before."""
+    """Whether Triton has hooks for launches, or settings that change how it compiles."""
     runtime = knobs.runtime
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # a function, a chain of some or none, or None
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # a function, a chain of 0 or more, or None
     return bool(
         kernel.pre_run_hooks
         or getattr(enter, "calls", enter)
@@ -187,13 +188,13 @@ def _is_unchanged(variant: Variant) -> bool:
 
 @lru_cache(maxsize=1 << 14, typed=True)
 def _specialised(number: object) -> tuple[object, object]:
-    """What Triton makes of it: of an int a constant if it is 1, else its type and whether 16 divides it."""
+    """Triton's specialization of a number: an int 1 is a constant; else its type and whether it is a multiple of 16."""
     return jit.native_specialize_impl(BaseBackend, _number(number), False, True, True)
 
 
 @lru_cache(maxsize=1 << 14, typed=True)
 def _plain(number: object) -> tuple[object, object]:
-    """Its type alone."""
+    """The same by type only."""
     return jit.native_specialize_impl(BaseBackend, _number(number), False, False, False)
 
 

@@ -1,4 +1,4 @@
-"""What a cache keeps of a value, for kernels that write one."""
+"""Rounding of values for kernels that write to a cache."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ _MAX = tl.constexpr(KV_FLOAT8_MAX)
 
 @triton.jit
 def kept(x, cache):
-    """x in the dtype that cache points to; as `to_kv_float8` where that is e4m3, and no instruction if x has it."""
+    """x in the dtype that cache points to, as by `to_kv_float8` if that is e4m3; no instruction if x already has it."""
     dtype = cache.dtype.element_ty
     if dtype == tl.float8e4nv:
         x = x.to(tl.float32)

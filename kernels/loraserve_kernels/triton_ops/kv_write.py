@@ -1,6 +1,6 @@
-"""Copy the step's K and V rows into their cache slots."""
+"""Copy the step's K and V rows to their cache slots."""
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import triton
@@ -12,7 +12,7 @@ from loraserve_kernels.triton_ops.kv_float8 import kept
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 _TILE = 2048
-"""Elements of K per program, and as many of V: the 8 heads of 128 of a Llama-3-8B row take half of it."""
+"""Elements of K per program, and as many of V; the 8 heads of 128 of a Llama-3-8B row take half of this."""
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def _kv_write_kernel(
 
 
 def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """`Backend.kv_write`; a row whose slot is -1 (padding of a captured graph) is passed over."""
+    """`Backend.kv_write`; rows whose slot is -1 (padding of a captured graph) are skipped."""
     num_rows, num_heads, head_dim = k.shape
     if not k.numel():
         return

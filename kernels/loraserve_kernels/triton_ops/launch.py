@@ -1,11 +1,11 @@
-"""How kernels are launched: each may start while the one in front of it ends.
+"""Launch kernels so that each may start while the preceding one ends.
 
 Between two nodes of a CUDA graph an H200 idles for half a microsecond or more, and a decode step of a Llama-3-8B with
-LoRA has 20 of them a layer.
-With NVIDIA's programmatic dependent launch the next kernel's programs are in place by then, and wait inside.
+LoRA has 20 nodes per layer. With NVIDIA's programmatic dependent launch, the next kernel's programs are already
+resident when the preceding kernel ends, and wait for it in `wait_for_inputs`.
 """
 
-# Kernels are another language, of whose modules a type checker of Python knows nothing.
+# Python type checkers do not know the modules that kernels use.
 # pyright: reportAttributeAccessIssue=false
 
 from functools import cache
@@ -19,15 +19,15 @@ from torch import Tensor
 from loraserve_kernels.triton_ops.compiled_launch import launch_compiled
 
 FIRST_WITH_DEPENDENT_LAUNCH = (9, 0)
-"""Compute capability: Hopper's."""
+"""Hopper's compute capability."""
 
 
 @triton.jit
 def wait_for_inputs(IS_DEPENDENT: tl.constexpr):
-    """What every kernel begins with, before it reads or writes anything and before any program of it may end.
+    """Every kernel starts with this, before it reads or writes anything and before any of its programs may end.
 
-    NOTE: a kernel all of whose programs ended without it could end before the one in front, for which the one behind
-    would then not wait.
+    NOTE: a kernel whose programs all ended without this call could end before the preceding kernel, and the following
+    kernel would then not wait for the preceding one.
     """
     if IS_DEPENDENT:
         tl.extra.cuda.gdc_wait()
@@ -35,7 +35,7 @@ def wait_for_inputs(IS_DEPENDENT: tl.constexpr):
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *arguments: object, **options: object) -> None:
-    """kernel: has `IS_DEPENDENT` and begins with `wait_for_inputs`. options: constants, and Triton's own."""
+    """kernel: has `IS_DEPENDENT` and starts with `wait_for_inputs`. options: constants and Triton's options."""
     is_dependent = may_depend(first.device)
     options["IS_DEPENDENT"] = is_dependent
     if is_dependent:
@@ -45,5 +45,5 @@ def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *arguments: object
 
 @cache
 def may_depend(device: torch.device) -> bool:
-    """Whether the device starts kernels so."""
+    """Whether the device supports programmatic dependent launch."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_WITH_DEPENDENT_LAUNCH

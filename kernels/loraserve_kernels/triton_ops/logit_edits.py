@@ -1,6 +1,6 @@
-"""Edit rows of logits into a float32 copy: first all tokens of a row, then once more those that it lists."""
+"""Edit rows of logits into a float32 copy: first all tokens of a row, then again those that the row lists."""
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -15,7 +15,7 @@ from loraserve_kernels.triton_ops.logit_rows import columns_if
 
 _BLOCK = 2048
 _LISTED = 128
-"""Listed tokens at a time; a request rarely lists more."""
+"""Listed tokens per iteration; a request rarely lists more."""
 
 _IN_PROMPT = tl.constexpr(IN_PROMPT)
 _IS_ALLOWED = tl.constexpr(IS_ALLOWED)
@@ -134,7 +134,7 @@ def edit_logits(logits: Tensor, vocab_size: int, edits: LogitEdits) -> Tensor:
         logits.stride(0),
         BLOCK=_BLOCK,
         num_warps=4,
-        enable_fp_fusion=False,  # a penalised logit is the CPU's, bit for bit
+        enable_fp_fusion=False,  # penalized logits equal the CPU's, bit for bit
     )
     launch(
         _edit_listed_kernel,

@@ -1,6 +1,6 @@
-"""First stage over the vocabulary: the best token of each part of a row, and maxima and masses of lanes."""
+"""First sampling stage, over the vocabulary: the best token of each part of a row, and maxima and masses of lanes."""
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -23,7 +23,7 @@ _NO_TOKEN = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def _not_nan(logits):
-    """float32, inf instead of NaN: one maximum tells that a row is not finite."""
+    """float32 with inf instead of NaN, so that a row's maximum shows whether the row is finite."""
     logits = logits.to(tl.float32)
     return tl.where(logits < float("inf"), logits, float("inf"))
 
@@ -118,7 +118,7 @@ def logit_stats(
 ) -> tuple[Tensor, Tensor]:
     """(largest logit float32, its lowest id int32), both [R, parts of a row]; a NaN counts as inf.
 
-    lane_max: float32 [R, L], filled where it is not None. only_edited: int8 [R]; rows that are 0 are passed over.
+    lane_max: float32 [R, L], filled if given. only_edited: int8 [R], skips rows that are 0 in it.
     """
     num_rows = logits.shape[0]
     num_parts = ceil_div(vocab_size, PART)

@@ -1,6 +1,6 @@
 """y += embed_scale * scaling * A[:, token] B for the adapter of each row."""
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
@@ -14,10 +14,10 @@ from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 from loraserve_kernels.triton_ops.lora_shared import TARGET_PROGRAMS, expand_tile
 
 _BLOCK_ELEMENTS = 2048
-"""Rows times columns of a program, so that it needs few registers."""
+"""Rows times columns per program, so that it needs few registers."""
 
 
-# Not compiled anew for a 1 or a multiple of 16 in what differs between batches.
+# Not recompiled if arguments that differ between batches are 1 or a multiple of 16.
 @triton.jit(do_not_specialize=["num_tiles", "group_index", "member"])
 def _lora_embed_kernel(
     y_ptr,  # [num_rows, out_features]
@@ -78,7 +78,7 @@ def _lora_embed_kernel(
 def lora_embed(
     y: Tensor, token_ids: Tensor, embed_scale: float, group: LoraGroup, table: AdapterTable, tiles: Tensor
 ) -> None:
-    """Adds to y in place; arguments as checked by `check_lora_embed`. Rows in no tile are neither read nor written."""
+    """Add to y in place; arguments as checked by `check_lora_embed`. Rows in no tile are neither read nor written."""
     (out_features,) = group.out_features
     block_m = expand_tile_rows(y.shape[0])
     block_n = min(_BLOCK_ELEMENTS // block_m, 128)

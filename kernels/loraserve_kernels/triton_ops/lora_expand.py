@@ -1,8 +1,8 @@
-"""y += scaling * (hidden B + bias) for the adapter of each row, for all members of a group at once, and what DoRA makes
-of the sum; the second half of `lora_add`, after `lora_shrink`. Tiles of few rows are `lora_expand_rows`'.
+"""y += scaling * (hidden B + bias) for the adapter of each row, for all members of a group at once, then DoRA's scaling
+of the sum; the second half of `lora_add`, after `lora_shrink`. For tiles of few rows see `lora_expand_rows`.
 """
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
@@ -30,12 +30,12 @@ DECODE_PROGRAMS = 1056
 """Eight for each of the 132 multiprocessors of an H100 or H200; see `lora_expand_rows.PROGRAMS`."""
 
 MAX_GRID_Y = 65_535
-"""Of CUDA. Programs go on with the tile so many further on; pairs of tokens and experts have a tile each."""
+"""CUDA's limit. Programs loop over tiles, since pairs of tokens and experts, with a tile each, may exceed it."""
 
 
 @triton.jit
 def _expand_tile(
-    y_ptr,  # of the member's first column, as hidden_ptr
+    y_ptr,  # this and hidden_ptr: at the member's first column
     hidden_ptr,
     b_ptr,
     bias_ptr,
@@ -57,7 +57,7 @@ def _expand_tile(
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """Adds one adapter's product for up to BLOCK_M rows and BLOCK_N columns of one member; with DoRA scales the sum."""
+    """Add one adapter's product for up to BLOCK_M rows and BLOCK_N columns of one member; with DoRA, scale the sum."""
     row = first_row + tl.arange(0, BLOCK_M)
     is_row = row < end_row
     row = row.to(tl.int64)
@@ -73,18 +73,18 @@ def _expand_tile(
         is_rank = rank < lora_rank
         b_block_ptr = b_ptr + rank[:, None].to(tl.int64) * out_features + column[None, :]
         b = tl.load(b_block_ptr, mask=is_rank[:, None] & is_column[None, :], other=0.0)
-        # Without a mask for the ranks, which need not be a multiple of 4, the loads are of 16 bytes.
+        # Ranks are not masked here: the rank need not be a multiple of 4, and a mask would prevent 16-byte loads.
         hidden_block_ptr = hidden_rows_ptr + rank[None, :]
         hidden = tl.load(hidden_block_ptr, mask=is_row[:, None], other=0.0)
-        # Unrolled to the most there can be, so that all are under way at once; one that is masked costs an instruction.
+        # Unrolled to MAX_PLANES, so that all loads are in flight at once; a masked load costs one instruction.
         for plane in tl.static_range(1, MAX_PLANES):
             plane_ptr = hidden_block_ptr + tl.cast(plane, tl.int64) * plane_stride
             is_plane = tl.full((BLOCK_M,), plane, tl.int32) < num_planes
             hidden += tl.load(plane_ptr, mask=(is_row & is_plane)[:, None], other=0.0)
         hidden = tl.where(is_rank[None, :], hidden, 0.0)
-        # Tensor cores multiply numbers of one type. To round hidden to B's would not be float32 arithmetic, so
-        # bfloat16 takes two products, of its upper and its lower 8 bits: at 64 rows and rank 16 they cost a tenth of
-        # what moving y does. float16 would overflow that way; its B is exact in TF32.
+        # Tensor cores multiply numbers of one type. Rounding hidden to B's would not be float32 arithmetic, so for
+        # bfloat16 there are two products, of hidden's upper and lower 8 bits: at 64 rows and rank 16 they cost a tenth
+        # of moving y. float16 would overflow this way, but a float16 B is exact in TF32.
         if b.dtype == tl.bfloat16:
             upper = hidden.to(tl.bfloat16)
             lower = (hidden - upper.to(tl.float32)).to(tl.bfloat16)
@@ -103,7 +103,7 @@ def _expand_tile(
     tl.store(y_block_ptr, total.to(y.dtype), mask=is_y)
 
 
-# Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
+# Not recompiled if arguments that differ between batches or a model's layers are 1 or a multiple of 16.
 @triton.jit(do_not_specialize=["most_planes", "num_tiles", "num_table_members", "member_start"])
 def _lora_expand_kernel(
     y_ptr,  # [num_rows, sum(OUT_FEATURES)]
@@ -142,7 +142,7 @@ def _lora_expand_kernel(
     if IS_DECODE:
         num_planes = decode_planes(num_used_tiles(tiles_ptr, num_tiles), most_planes, TARGET_PROGRAMS)
 
-    # NOTE: unused entries come last. The next entry's slot is on its way while one is computed.
+    # NOTE: unused entries come last. The next entry's slot is loaded while this one is computed.
     tile = tl.program_id(1)
     adapter_slot = tl.load(expand_tile(tiles_ptr, tile))
     while adapter_slot >= 0:
@@ -185,7 +185,7 @@ def _lora_expand_kernel(
 
 
 def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> None:
-    """Adds to y in place; arguments as checked by `lora_add`, hidden from `lora_shrink` with the same tiles.
+    """Add to y in place; arguments as checked by `lora_add`, hidden from `lora_shrink` with the same tiles.
 
     Rows in no tile and columns of absent members are neither read nor written. The sum is rounded once, to y's dtype.
     """
@@ -194,12 +194,13 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
         lora_expand_rows(y, hidden, group, table, tiles)
         return
     is_decode = num_rows <= DECODE_MAX_ROWS
-    # The number of planes differs between batches of the same rows: were it a constant, kernels would be compiled while
-    # serving.
+    # The number of planes differs between batches with the same number of rows: if it were a constant, kernels would be
+    # compiled while serving.
     max_planes = MAX_SPLITS if is_decode else PREFILL_MAX_SPLITS
     assert hidden.shape[0] <= max_planes, f"{hidden.shape[0]} planes, of which {max_planes} are added"
-    # Compiled for sm_90, these take 156 and 128 registers a thread, so three and four programs with 8 KiB of loads each
-    # are under way on a multiprocessor. 64 x 128 took 171 for 8 warps, so one; 64 x 64 would take 142 if it might.
+    # Compiled for sm_90, the decode and prefill kernels take 156 and 128 registers per thread, so a multiprocessor runs
+    # three and four programs, each with 8 KiB of loads in flight. Blocks of 64 x 128 took 171 with 8 warps, so it ran
+    # one; 64 x 64 would take 142 without the limit.
     block_n = 256 if is_decode else 64
     column_blocks = sum(ceil_div(columns, block_n) for columns in group.out_features)
     tile_programs = min(num_tiles, max(DECODE_PROGRAMS // column_blocks, 1) if is_decode else MAX_GRID_Y)

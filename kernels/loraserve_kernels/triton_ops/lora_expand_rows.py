@@ -1,11 +1,11 @@
-"""`lora_expand` for tiles of few rows, as decode batches have them: as fast as B can be read.
+"""`lora_expand` for tiles of few rows, as in decode batches: as fast as B can be read.
 
-A tensor core multiplies 16 rows at least: with one to four, its tiles are mostly nothing, and the registers they take
-are room for loads under way. Here a program is one warp. It holds a block of B for up to `EXPAND_TILE_ROWS` rows, and
-adds up in float32.
+A tensor core multiplies at least 16 rows: with one to four, its tiles are mostly empty, and their registers could serve
+loads in flight. Here a program is one warp: it loads a block of B for up to `EXPAND_TILE_ROWS` rows, and adds in
+float32.
 """
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
@@ -29,20 +29,20 @@ from loraserve_kernels.triton_ops.lora_shared import (
 
 PROGRAMS = 4224
 """32 for each of the 132 multiprocessors of an H100 or H200, each a warp. A decode batch has as many tiles as rows if
-each row has its own adapter and few if all share one, but one grid for both: a program takes one tile after the
-other, up to the first that is unused.
+each row has its own adapter, and few if all share one, but the same grid: a program takes one tile after the other, up
+to the first unused one.
 """
 
 BLOCK_BYTES = 256
-"""Of a rank's columns in a program: half as much as its threads could load at once, so that registers suffice."""
+"""Bytes of a row of B per program: half of what its threads could load at once, so that registers suffice."""
 MAX_REGISTERS = 168
-"""Of a thread, so that twelve programs have room on a multiprocessor."""
+"""Per thread, so that twelve programs fit on a multiprocessor."""
 BLOCK_R = 16
 
 
 @triton.jit
 def _product(planes, row, b, MAX_PLANES: tl.constexpr, BLOCK_R: tl.constexpr):
-    """float32 [BLOCK_N]: one row, summed over its planes, times b; zeros for a row beyond the tile."""
+    """float32 [BLOCK_N]: one row of hidden, summed over its planes, times b; zeros for a row past the tile's end."""
     hidden_row_ptr, hidden_stride, num_rows, num_planes, plane_stride, first, lora_rank = planes
     plane = tl.arange(0, MAX_PLANES)
     rank = first + tl.arange(0, BLOCK_R)
@@ -60,20 +60,20 @@ def _add_row(y_row_ptr, y_stride, row, num_rows, added, magnitude, column, out_f
     y_row_ptr += row * y_stride
     y = tl.load(y_row_ptr, mask=mask)
     total = y.to(tl.float32) + added
-    if has_magnitude:  # else bits stay: a factor of 1 and a shift of 0 would make 0.0 of -0.0
+    if has_magnitude:  # otherwise keep the bits: a factor of 1 and a shift of 0 would turn -0.0 into 0.0
         total = total * factor + shift
     tl.store(y_row_ptr, total.to(y.dtype), mask=mask)
 
 
 @triton.jit
 def _block_of_b(b_columns_ptr, out_features, is_column, first, lora_rank, BLOCK_R: tl.constexpr):
-    """[BLOCK_R, BLOCK_N] ranks from `first` on; zeros beyond lora_rank."""
+    """[BLOCK_R, BLOCK_N]: rows of B from `first` on; zeros from lora_rank on."""
     rank = first + tl.arange(0, BLOCK_R)
     b_ptr = b_columns_ptr[None, :] + rank[:, None].to(tl.int64) * out_features
     return tl.load(b_ptr, mask=(rank < lora_rank)[:, None] & is_column[None, :], other=0.0)
 
 
-# Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
+# Not recompiled if arguments that differ between batches or a model's layers are 1 or a multiple of 16.
 @triton.jit(do_not_specialize=["most_planes", "num_tiles", "num_table_members", "member_start"])
 def _lora_expand_rows_kernel(
     y_ptr,  # [num_rows, sum(OUT_FEATURES)]
@@ -113,7 +113,7 @@ def _lora_expand_rows_kernel(
 
     num_planes = decode_planes(num_used_tiles(tiles_ptr, num_tiles), most_planes, TARGET_PROGRAMS)
 
-    # NOTE: unused entries come last. The next entry's slot is on its way while one is computed.
+    # NOTE: unused entries come last. The next entry's slot is loaded while this one is computed.
     tile = tl.program_id(1)
     adapter_slot = tl.load(expand_tile(tiles_ptr, tile))
     while adapter_slot >= 0:

@@ -1,8 +1,8 @@
-"""What the LoRA kernels have in common: where their tiles are, into how many planes the sum between them is split, and
-what both forms of `lora_expand` are given.
+"""Shared by the LoRA kernels: addresses of tiles, the number of planes into which `lora_shrink` splits its sum, and the
+arguments of both forms of `lora_expand`.
 """
 
-# Kernels are another language, of whose constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the constants and loops of kernels.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
@@ -12,28 +12,28 @@ from torch import Tensor
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
 
 TARGET_PROGRAMS = 528
-"""Four for each of the 132 multiprocessors of an H100 or H200; the work of a decode batch is split to have as many."""
+"""Four for each of the 132 multiprocessors of an H100 or H200; a decode batch's work is split into about as many."""
 
 MAX_SPLITS = 16
 PREFILL_MAX_SPLITS = 4
-"""`lora_expand` reads every plane again for each block of its columns: 4 of rank 16 are as many bytes as it moves of
-y."""
+"""`lora_expand` reads every plane again for each block of columns: 4 planes of rank 16 are as many bytes as it moves
+of y."""
 
 
 @triton.jit
 def num_used_tiles(tiles_ptr, num_tiles):
-    """Of `lora_shrink`'s list: what an unused entry says, which are the last ones."""
+    """Tiles in use in `lora_shrink`'s list: stated by its last entry if that is unused."""
     last_ptr = shrink_tile(tiles_ptr, num_tiles - 1)
     return tl.where(tl.load(last_ptr) >= 0, num_tiles, tl.load(last_ptr + 1))
 
 
 @triton.jit
 def decode_planes(num_used, most_planes, TARGET_PROGRAMS: tl.constexpr):
-    """Into how many planes the sum over in_features is split: the largest power of two, at most most_planes, that makes
-    of the tiles no more than TARGET_PROGRAMS.
+    """The number of planes into which the sum over in_features is split: the largest power of two, at most most_planes,
+    with which num_used tiles give at most TARGET_PROGRAMS programs.
 
-    Of those in use, not of the list's length: a graph has room for a tile a row, of which one adapter's rows use a
-    sixteenth, and split as if all were in use they would leave most multiprocessors idle.
+    It depends on the tiles in use, not on the list's length: a graph has room for a tile per row. If all rows share one
+    adapter, a sixteenth of them is in use, and a split for the full list would leave most multiprocessors idle.
     """
     planes = 1
     for i in tl.static_range(4):
@@ -44,19 +44,19 @@ def decode_planes(num_used, most_planes, TARGET_PROGRAMS: tl.constexpr):
 
 @triton.jit
 def shrink_tile(tiles_ptr, index):
-    """To (adapter_slot, first_row, end_row) of `lora_shrink`'s list, the first half of `Segments.tiles`."""
+    """Pointer to (adapter_slot, first_row, end_row) in `lora_shrink`'s list, the first half of `Segments.tiles`."""
     return tiles_ptr + index * 6
 
 
 @triton.jit
 def expand_tile(tiles_ptr, index):
-    """The same of `lora_expand`'s, the second half."""
+    """The same in `lora_expand`'s list, the second half."""
     return tiles_ptr + index * 6 + 3
 
 
 @triton.jit
 def member_of_block(block, OUT_FEATURES: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(member, its columns, its first column, its first block): the blocks of one come after those of the other."""
+    """(member, its out_features, its first column, its first block): members' blocks follow one another."""
     member = 0
     out_features = OUT_FEATURES[0]
     member_column = 0
@@ -86,7 +86,7 @@ def load_magnitude(magnitude_ptr, column, out_features):
 def expand_arguments(
     y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor
 ) -> tuple[object, ...]:
-    """Of both kernels, in their order, behind y and up to what is constant."""
+    """The arguments of both kernels, in order, after y and before the constants."""
     return (
         hidden,
         table.arena,
@@ -107,7 +107,7 @@ def expand_arguments(
 
 
 def expand_constants(group: LoraGroup, table: AdapterTable) -> dict[str, object]:
-    """Of both kernels, what follows from the model."""
+    """The constants of both kernels that the model determines."""
     return {
         "OUT_FEATURES": group.out_features,
         "MEMBER_COLUMNS": MAX_LORA_RANK,

@@ -1,10 +1,10 @@
 """hidden = x Aᵀ for the adapter of each row, for all members of a group at once; the first half of `lora_add`.
 
-The sum over in_features is split into planes that the second half, `lora_expand`, adds up in a fixed order: no atomics,
-nothing to clear, the same bits in every run.
+The sum over in_features is split into planes that the second half, `lora_expand`, adds in a fixed order: no atomics, no
+clearing, the same bits in every run.
 """
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import torch
@@ -25,23 +25,23 @@ from loraserve_kernels.triton_ops.lora_shared import (
 )
 
 PREFILL_TARGET_PROGRAMS = 132
-"""Higher tiles have loads enough under way with one for each multiprocessor."""
+"""One for each multiprocessor: with large tiles, that is enough loads in flight."""
 
 MIN_SPLIT_FEATURES = 256
-"""Two blocks of bfloat16: with fewer, starting a program costs more than its loads."""
+"""Two blocks of bfloat16: with fewer features, starting a program costs more than its loads."""
 
 MAX_RANK_PROGRAMS = 16
-"""Programs that share the ranks of one tile; all but the first few end at once where ranks are small."""
+"""Programs that share the ranks of one tile; if ranks are small, all but the first few end at once."""
 
 
 def num_splits(num_tiles: int, in_features: int, *, is_decode: bool) -> int:
-    """Planes of the sum over in_features, from shapes alone: a power of two. A decode batch has as many only where few
-    of its tiles are in use, see `decode_planes`."""
+    """Planes of the sum over in_features, from shapes alone: a power of two. A decode batch uses all only if few of its
+    tiles are in use, see `decode_planes`."""
     wanted = MAX_SPLITS if is_decode else min(PREFILL_MAX_SPLITS, PREFILL_TARGET_PROGRAMS // num_tiles)
     return 1 << max(min(wanted, in_features // MIN_SPLIT_FEATURES).bit_length() - 1, 0)
 
 
-# Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
+# Not recompiled if arguments that differ between batches or a model's layers are 1 or a multiple of 16.
 @triton.jit(
     do_not_specialize=[
         "most_planes",
@@ -85,7 +85,7 @@ def _lora_shrink_kernel(
     num_planes = most_planes
     if IS_DECODE:
         num_planes = decode_planes(num_used, most_planes, TARGET_PROGRAMS)
-    num_parts = num_used * num_planes  # each of them shared by programs that take its ranks in turn
+    num_parts = num_used * num_planes  # the programs of a part take its ranks in turn
     if num_parts == 0:
         return
     rank_programs = tl.minimum(tl.maximum(tl.num_programs(0) // num_parts, 1), MAX_RANK_PROGRAMS)
@@ -131,10 +131,10 @@ def _lora_shrink_kernel(
 
 
 def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> Tensor:
-    """float32 [planes, T, num_members * MAX_LORA_RANK], which add up to x Aᵀ, of a decode batch the first
-    `decode_planes` of them; arguments as checked by `lora_add`.
+    """float32 [planes, T, num_members * MAX_LORA_RANK]. The planes add up to x Aᵀ, in a decode batch the first
+    `decode_planes` of them. Arguments as checked by `lora_add`.
 
-    A member's ranks start at column member * MAX_LORA_RANK. All else, rows of the base model too, is undefined.
+    A member's ranks start at column member * MAX_LORA_RANK. All other elements, also base rows, are undefined.
     """
     num_rows, num_tiles, num_members = x.shape[0], tiles.shape[0], len(group.out_features)
     is_decode = tile_rows(num_rows) == LORA_TILE_ROWS

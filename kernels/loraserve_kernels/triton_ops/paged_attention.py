@@ -1,4 +1,4 @@
-"""Causal attention over the paged KV cache on a GPU: rows of decoding and of prefilled sequences, mixed."""
+"""Causal attention over the paged KV cache on a GPU, with decode and prefill rows mixed."""
 
 import torch
 from torch import Tensor
@@ -25,10 +25,10 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`Backend.paged_attention`, for scaling above 0. Rows of no sequence are left undefined.
+    """`Backend.paged_attention`, for scaling above 0. Rows that belong to no sequence are left undefined.
 
-    With `batch.attention` nothing is read on the host and every launch follows from shapes, so that it can be captured
-    in a CUDA graph; without, the lists are made here.
+    With `batch.attention`, nothing is read on the host and launches depend on shapes alone, so they can be captured in
+    a CUDA graph. Without it, the lists are built here.
     """
     check_paged_attention(q, k_cache, v_cache, batch, sliding_window, softcap, sinks)
     if scaling <= 0:

@@ -1,6 +1,6 @@
 """Attention of one row or a few: programs share the keys of a context, and a second kernel merges their parts."""
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -23,29 +23,29 @@ from loraserve_kernels.triton_ops.attention_tile import (
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 MAX_QUERIES = 64
-"""Query vectors of a tile: what one of Hopper's warp groups multiplies. More take several tiles; each reads K and V."""
+"""Query vectors per tile: what a Hopper warp group multiplies. More take several tiles, and each reads K and V."""
 
 SMALL_TILE = 16 * 128
-"""Elements of a tile of query vectors that leave room for `PROGRAMS_PER_SM`: any decode of up to 16 heads a kv head."""
+"""Largest tile of query vectors, in elements, with which `PROGRAMS_PER_SM` fit: in decode, up to 16 heads a kv head."""
 
 LARGE_TILE_BYTES = 16 * 1024
-"""Of query vectors: larger tiles are shared by 8 warps. With 4, one of 32 at head_dim 256 in float32 spilled 7 KB."""
+"""Larger tiles of query vectors get 8 warps. With 4, a tile of 32 at head_dim 256 in float32 spilled 7 KB."""
 
 MAX_REGISTERS = 65536 // (128 * PROGRAMS_PER_SM)
-"""Of a thread, with such tiles. Left alone, at head_dim 128, Triton 3.6 takes 127 and 3.9 takes 145. With it 3.9 spills
-nothing there and 3.6 spills 8 bytes; with a window and sinks 3.9 spills 24."""
+"""Per thread, with tiles of up to `SMALL_TILE`. Without this limit, at head_dim 128, Triton 3.6 takes 127 registers and
+3.9 takes 145. With it, 3.9 spills nothing there and 3.6 spills 8 bytes; with a window and sinks 3.9 spills 24."""
 
 MERGE_ELEMENTS = 2048
-"""Partial results a merging program holds at a time."""
+"""Elements of partial results that a merging program loads at once."""
 
 MERGE_ROW_PROGRAMS = 4
-"""Programs that share the rows of a tile. There are as many splits as there may be, and nearly all have nothing to
-merge: a program for each row would be 16 times their number, all but a few of which end at once; one for all rows would
-wait for its loads 16 times, one row after the other.
+"""Programs that share the rows of a tile when merging. The list of splits has its maximum length, and nearly all of its
+entries have nothing to merge: a program per row would be 16 per entry, nearly all of which end at once; one program for
+all rows would wait for its loads 16 times, row after row.
 """
 
 
-# Not compiled anew for a block table of another width.
+# Not recompiled for block tables of another width.
 @triton.jit(do_not_specialize=["stride_table"])
 def _paged_decode_kernel(
     out,
@@ -83,8 +83,8 @@ def _paged_decode_kernel(
 ):
     """Program (split, kv head, query tile). Query vector i is head i % GROUP of the tile's row i // GROUP.
 
-    A whole context's output goes to out. A part's goes to partial, normalised, and the base-2 logarithm of its total
-    weight to partial_log: -inf where a row sees none of its keys.
+    The output of an undivided context is written to out. A part's output is written to partial, normalized, and the
+    base-2 logarithm of its total weight to partial_log: -inf if a row sees none of its keys.
     """
     wait_for_inputs(IS_DEPENDENT)
     split, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -176,17 +176,17 @@ def _merge_kernel(
     ROW_PROGRAMS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Program (split, head, first row of the tile): a tile's first part sums all its parts, in their order."""
+    """Program (split, head, first row): the program of a tile's first part sums all its parts, in order."""
     wait_for_inputs(IS_DEPENDENT)
     split, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence = tl.load(splits + split * 4).to(tl.int64)
     first_row = tl.load(splits + split * 4 + 1)
     part = tl.load(splits + split * 4 + 2)
     num_parts = tl.load(splits + split * 4 + 3)
-    if (part != 0) | (num_parts == 1):  # an unused entry's part is -1
+    if (part != 0) | (num_parts == 1):  # part is -1 in unused entries
         return
     first_of_rows, end_of_rows = 0, 1
-    if MAX_ROWS > 1:  # else the loop is none
+    if MAX_ROWS > 1:  # otherwise there is one row
         first_of_rows = tl.program_id(2)
         end_of_rows = tl.minimum(tl.load(num_rows + sequence) - first_row, MAX_ROWS)
     dim = tl.arange(0, BLOCK_DIM)
@@ -223,10 +223,10 @@ def paged_decode(
     sliding_window: int | None,
     sinks: Tensor | None,
 ) -> None:
-    """Write the rows of out: [T, num_heads, head_dim], dense, that are in splits, and no other.
+    """Write those rows of out: [T, num_heads, head_dim], dense, that are in splits, and no others.
 
-    splits: `AttentionWork.decode_splits` with max_rows 1, `append_splits` with `APPEND_ROWS`. Arguments are checked by
-    the caller.
+    splits: `AttentionWork.decode_splits` with max_rows 1, `append_splits` with `APPEND_ROWS`. The caller checks
+    arguments.
     """
     num_splits, (_, num_heads, head_dim) = splits.shape[0], q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
@@ -237,8 +237,8 @@ def paged_decode(
     is_small = queries * block_dim <= SMALL_TILE and q.dtype.itemsize == 2
     keys = key_tile(block_dim, q.dtype)
     if k_cache.dtype.itemsize < q.dtype.itemsize:
-        keys = max(16, keys // 2)  # widened in registers
-    # Sizes that follow from shapes alone: nothing here may depend on how many of the splits are used.
+        keys = max(16, keys // 2)  # K and V are widened in registers
+    # Sizes depend on shapes alone: nothing here may depend on how many splits are used.
     partial = torch.empty(num_splits, max_rows, num_heads, head_dim, dtype=torch.float32, device=q.device)
     partial_log = torch.empty(num_splits, max_rows, num_heads, dtype=torch.float32, device=q.device)
     launch(

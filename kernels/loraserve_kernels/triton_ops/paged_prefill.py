@@ -1,6 +1,6 @@
-"""Attention of sequences with several rows: large tiles of query vectors, each over all keys it sees."""
+"""Attention of sequences with many rows: large tiles of query vectors, each over all keys it sees."""
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import torch
@@ -23,15 +23,15 @@ from loraserve_kernels.triton_ops.attention_tile import (
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 MAX_QUERIES = 128
-"""Query vectors of a tile: 64 for each of two of Hopper's warp groups. With half as many, K and V would come from
-L2 at 64 bytes a clock and SM, which is all it gives."""
+"""Query vectors per tile: 64 for each of two of Hopper's warp groups. Half as many would read K and V from L2 at 64
+bytes per clock and SM, its maximum."""
 
 LARGE_SHARED_BYTES = 128 * 1024
-"""Of a multiprocessor that has room for so many queries at head_dim 256: they take 104 KiB, and 128 KiB on Hopper.
-GPUs of compute capability 8.6, 8.9 and 12.0 leave a program 99 KiB; half as many queries take 68 KiB."""
+"""Shared memory of a multiprocessor with room for `MAX_QUERIES` at head_dim 256: they take 104 KiB, on Hopper 128 KiB.
+With compute capability 8.6, 8.9 or 12.0 a program gets 99 KiB; half as many queries take 68 KiB."""
 
 
-# Not compiled anew for a block table of another width.
+# Not recompiled for block tables of another width.
 @triton.jit(do_not_specialize=["stride_table"])
 def _paged_prefill_kernel(
     out,
@@ -64,7 +64,7 @@ def _paged_prefill_kernel(
     KEYS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Program (tile, query tile of it, kv head). Query vector i of a tile is head i % GROUP of its row i // GROUP."""
+    """Program (tile, query tile in it, kv head). Query vector i of a tile is head i % GROUP of its row i // GROUP."""
     wait_for_inputs(IS_DEPENDENT)
     tile, kv_head = tl.program_id(0), tl.program_id(2)
     sequence = tl.load(tiles + tile * 3).to(tl.int64)
@@ -79,7 +79,7 @@ def _paged_prefill_kernel(
     before = context_len - tl.load(num_rows + sequence) + first_row  # position of the tile's first row
     last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
     first_position, last_position = before + first_query // GROUP, before + last_query // GROUP
-    # Key tiles begin at multiples of KEYS; what lies outside first_key .. end_key is masked.
+    # Key tiles start at multiples of KEYS; keys outside first_key .. end_key are masked.
     end_key = last_position + 1
     first_key = 0
     if HAS_WINDOW:
@@ -90,7 +90,7 @@ def _paged_prefill_kernel(
         seen_by_all = tl.cdiv(tl.maximum(last_position - sliding_window + 1, 0), KEYS) * KEYS
     diagonal = tl.maximum((first_position + 1) // KEYS * KEYS, seen_by_all)
 
-    query = tl.minimum(first_query + tl.arange(0, QUERIES), last_query)  # repeated at the end, so that each sees a key
+    query = tl.minimum(first_query + tl.arange(0, QUERIES), last_query)  # the last is repeated, so that each sees a key
     has_row = first_query + tl.arange(0, QUERIES) < num_queries
     head = kv_head * GROUP + query % GROUP
     dim = tl.arange(0, BLOCK_DIM)
@@ -104,7 +104,7 @@ def _paged_prefill_kernel(
     blocks = block_table + sequence * stride_table
     maximum, total = first_state(sinks, head, has_row, HAS_SINKS, QUERIES)
     output = tl.zeros((QUERIES, BLOCK_DIM), tl.float32)
-    for phase in tl.static_range(3):  # what only some rows see, what all see, what the last rows see
+    for phase in tl.static_range(3):  # keys that only some rows see, that all see, that only the last rows see
         if phase > 0 or HAS_WINDOW:
             output, maximum, total = attend_keys(
                 output,
@@ -137,14 +137,14 @@ def _paged_prefill_kernel(
 
 
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory of a multiprocessor; a program gets 1 KiB less at most."""
+    """Shared memory of a multiprocessor; a program gets at most 1 KiB less."""
     if device.type != "cuda":
         return LARGE_SHARED_BYTES  # the interpreter
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
 def max_queries(block_dim: int, device: torch.device) -> int:
-    """Of a tile: of wider heads fewer, so that they fit."""
+    """Maximum query vectors per tile: fewer for wider heads, so that they fit into shared memory."""
     if block_dim <= 128:
         return MAX_QUERIES
     return MAX_QUERIES * (256 if shared_bytes(device) >= LARGE_SHARED_BYTES else 128) // block_dim
@@ -162,9 +162,9 @@ def paged_prefill(
     sliding_window: int | None,
     sinks: Tensor | None,
 ) -> None:
-    """Write the rows of out: [T, num_heads, head_dim], dense, in tiles, and no other.
+    """Write those rows of out: [T, num_heads, head_dim], dense, that are in tiles, and no others.
 
-    tiles: `AttentionWork.prefill_tiles`. Arguments are checked by the caller.
+    tiles: `AttentionWork.prefill_tiles`. The caller checks arguments.
     """
     num_tiles, (_, num_heads, head_dim) = tiles.shape[0], q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]

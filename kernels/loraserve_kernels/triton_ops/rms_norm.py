@@ -1,6 +1,6 @@
-"""RMSNorm, alone and together with the residual addition before it, which saves reading the sum again."""
+"""RMSNorm, alone or together with the residual addition before it, which saves reading the sum again."""
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -12,10 +12,10 @@ from loraserve_kernels.launch_sizes import ceil_div, power_of_2
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 _TILE = 2048
-"""Elements per program where rows are shorter: heads of 128 go 16 at a time."""
+"""Elements per program if rows are shorter: heads of 128 are computed 16 at once."""
 
 
-# Not compiled anew for a batch of one row or of a multiple of 16.
+# Not recompiled for batches of one row or a multiple of 16 rows.
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x_ptr,
@@ -47,7 +47,7 @@ def _rms_norm_kernel(
     if HAS_RESIDUAL:
         residual_offset = token * residual_row_stride + head * residual_head_stride + columns
         residual = tl.load(residual_ptr + residual_offset, mask=mask, other=0.0)
-        # Rounded before it is normalised, as by two separate operations.
+        # Rounded before normalizing, as by two separate operations.
         values = (values.to(tl.float32) + residual.to(tl.float32)).to(values.dtype)
         tl.store(sum_ptr + out_offset, values, mask=mask)
     values = values.to(tl.float32)
@@ -64,7 +64,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(x + residual in their dtype, its RMSNorm), both new and dense; the same numbers as two operations give."""
+    """(x + residual in their dtype, its RMSNorm), both new and dense; the same values as from two operations."""
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     out = torch.empty_like(total)
     _launch(x, residual, weight, total, out, eps)
@@ -99,11 +99,11 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | 
         HAS_RESIDUAL=residual is not None,
         ROWS=rows,
         COLUMNS=columns,
-        num_warps=4 if columns <= 2048 else 8 if columns <= 8192 else 16,  # at most 32 float32 values a thread
+        num_warps=4 if columns <= 2048 else 8 if columns <= 8192 else 16,  # at most 32 float32 values per thread
         enable_fp_fusion=True,
     )
 
 
 def _as_heads(x: Tensor) -> Tensor:
-    """[T, H, D]: a view unless more than two leading dimensions are strided unevenly."""
+    """[T, H, D]; a view, unless there are three or more leading dimensions and they are strided unevenly."""
     return x.reshape(1, 1, -1) if x.dim() == 1 else x[:, None] if x.dim() == 2 else x.flatten(0, -3)

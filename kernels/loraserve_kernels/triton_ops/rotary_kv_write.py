@@ -1,6 +1,6 @@
-"""Rotate queries in place, and keys on their way into the cache, beside the values."""
+"""Rotate queries in place, and keys while they are stored in the cache together with the values."""
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import triton
@@ -12,12 +12,12 @@ from loraserve_kernels.triton_ops.kv_float8 import kept
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 _TILE = 2048
-"""Elements per program: 16 heads of 128, so that a row of Llama-3-8B is two programs for Q and one for K and V."""
+"""Elements per program: 16 heads of 128, so a Llama-3-8B row takes two programs for Q and one for K and V."""
 
 
 @triton.jit
 def _rotate(x_ptr, out_ptr, cos_ptr, sin_ptr, mask, half, HALF: tl.constexpr):
-    """x_ptr, out_ptr: [HEADS, 1] first elements of heads; cos_ptr, sin_ptr: those of the row. In place is fine."""
+    """x_ptr, out_ptr: [HEADS, 1] first elements of heads, may be equal; cos_ptr, sin_ptr: first elements of the row."""
     columns = tl.arange(0, HALF)[None, :]
     is_turned = columns < half
     mask = mask & is_turned
@@ -98,7 +98,7 @@ def rotary_kv_write(
     v_cache: Tensor,
     slot_mapping: Tensor,
 ) -> None:
-    """`Backend.rotary_kv_write`; a row whose slot is -1 (padding of a captured graph) is passed over, its q too."""
+    """`Backend.rotary_kv_write`; rows whose slot is -1 (padding of a captured graph) are skipped, including their q."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads, rotary_dim = k.shape[1], cos.shape[1]
     if not q.numel():

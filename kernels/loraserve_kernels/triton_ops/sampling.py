@@ -1,13 +1,13 @@
-"""Tokens from logits without the host: two launches for greedy rows, four with draws, three more with edits.
+"""Choose tokens on the GPU, without the host: two launches for greedy rows, four with draws, three more with edits.
 
-A row's result is a function of its own logits and parameters: how a row is cut up depends on the vocabulary alone.
+A row's result depends only on its own logits and parameters: how a row is split depends on the vocabulary's size alone.
 
-It is the CPU sampler's, with these differences, of float32 rounding only: lane masses are summed in another order, and
-weights in them, as in the search for large nuclei, are the GPU's exponentials. They matter where a draw falls within
-about 1e-6 of the boundary between two tokens.
+Results equal the CPU sampler's except for float32 rounding: lane masses are summed in another order, and weights in
+them and in the search for large nuclei use the GPU's exponentials. This matters only if a draw falls within about 1e-6
+of the boundary between two tokens.
 """
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
 
 import torch
@@ -25,7 +25,7 @@ from loraserve_kernels.triton_ops.token_choice import MAX_CANDIDATES, MIN_LANES,
 
 _LISTED = 128
 KEY_SHIFTS = {torch.bfloat16: 16, torch.float16: 0, torch.float32: 0}
-"""Low bits of a float32 that widening from this dtype leaves the same in all numbers of a sign."""
+"""Low bits of a float32 that, after widening from this dtype, are equal in all numbers of one sign."""
 
 _IS_ALLOWED = tl.constexpr(IS_ALLOWED)
 _NO_TOKEN = tl.constexpr(2**31 - 1)
@@ -83,7 +83,7 @@ def _combine_kernel(
     LISTED: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Greedy tokens and which rows are finite; peaks of rows to draw from, inf for those that are not."""
+    """Write greedy tokens and which rows are finite; with draws also rows' peaks, inf if nothing can be drawn."""
     wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     peak, token_id = _best_of_parts(raw_value_ptr, raw_id_ptr, row, num_parts, PARTS)
@@ -113,8 +113,8 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """(token ids int64 [R], is finite bool [R]), as `sample_reference`; the logits are not written to.
 
-    draws: None = all rows are greedy, edits: None = none; both decide what is launched, so a captured graph holds for
-    batches that are alike in them. Scratch memory with edits: 4 bytes a logit.
+    draws: None = all rows are greedy. edits: None = no edits. Launches depend on whether these are None, so a captured
+    graph serves only batches that agree in that. Scratch memory with edits: 4 bytes per logit.
     """
     num_rows, device = logits.shape[0], logits.device
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)

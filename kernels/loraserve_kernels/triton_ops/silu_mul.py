@@ -1,6 +1,6 @@
 """silu(gate) * up."""
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -12,7 +12,7 @@ from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 _BLOCK = 1024
-"""Columns per program: 14 programs a row of 14336, so that one row still spreads over the GPU."""
+"""Columns per program: 14 programs for a row of 14336, so that even one row is spread over the GPU."""
 
 
 @triton.jit

@@ -1,12 +1,12 @@
-"""Second stage: one program per row draws its token.
+"""Second sampling stage: one program per row draws the row's token.
 
-With top_k or top_p only a few tokens can be drawn. The k-th largest lane maximum is a logit that at least k tokens
-reach; what reaches it is gathered, sorted and drawn from in float64, as on the CPU. Where that is not enough (top_k
-above `_MAX_WANTED`, a nucleus of more than `_PROBE` tokens, logits of which very many are equal) thresholds are
-searched for over the whole row: see `token_search`.
+With top_k or top_p only a few tokens can be drawn. At least k tokens have logits not below the k-th largest lane
+maximum; these tokens are gathered, sorted and drawn from in float64, as on the CPU. If that is not enough (top_k above
+`_MAX_WANTED`, a nucleus of more than `_PROBE` tokens, or very many equal logits), thresholds are searched for over the
+whole row: see `token_search`.
 """
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 
 import triton
@@ -19,11 +19,11 @@ from loraserve_kernels.triton_ops.token_search import choose_by_search
 _MAX_WANTED = tl.constexpr(1024)
 """The largest top_k that is gathered and sorted."""
 _PROBE = tl.constexpr(512)
-"""Tokens among which a nucleus is looked for first, as on the CPU."""
+"""Number of top tokens in which a nucleus is searched for first, as on the CPU."""
 _MAX_CANDIDATES = tl.constexpr(2048)
-"""Tokens sorted, and lanes gathered from, at most: the wanted ones and what ties with the last of them."""
+"""Maximum number of tokens sorted, and of lanes gathered from: the wanted ones and those that tie with the last."""
 _GATHERED_LANES = tl.constexpr(32)
-"""Lanes at a time."""
+"""Lanes per iteration."""
 _LEAST_NUMBER = tl.constexpr(-(2**31) + 2**23)
 """The `order_key` of the least finite logit."""
 _NONE = tl.constexpr(2**31 - 1)
@@ -32,7 +32,7 @@ MIN_LANES = 512
 """Smaller vocabularies share one compiled kernel."""
 
 
-@triton.jit(do_not_specialize=["vocab_size", "row_stride", "num_lanes"])  # compiling takes seconds
+@triton.jit(do_not_specialize=["vocab_size", "row_stride", "num_lanes"])  # recompiling takes seconds
 def choose_kernel(
     raw_ptr,
     edited_ptr,
@@ -59,7 +59,7 @@ def choose_kernel(
     LANES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """KEY_SHIFT: low bits of an unedited row's `order_key` that say nothing. LANES: a power of two >= num_lanes."""
+    """KEY_SHIFT: low bits of an unedited row's `order_key` without information. LANES: a power of two >= num_lanes."""
     wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
@@ -145,7 +145,7 @@ def choose_kernel(
 
 @triton.jit
 def _uniform(seed, position):
-    """In [0, 1), 53 random bits: output `position` of SplitMix64 started at the first output of the seed's own."""
+    """A number in [0, 1), 53 random bits: see `sampling_noise.uniform`."""
     state = _mix(seed.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15)
     bits = _mix(state + (position.to(tl.uint64, bitcast=True) + 1) * 0x9E3779B97F4A7C15)
     return (bits >> 11).to(tl.float64) * 2.0**-53
@@ -160,7 +160,7 @@ def _mix(word):
 
 @triton.jit
 def _first_past(weights, cumulative, is_kept, target, PLACES: tl.constexpr):
-    """The first kept place with weight whose cumulative weight is above target; if rounding left none, the last one."""
+    """The first kept place with weight whose cumulative weight is above target; if rounding left none, the last."""
     place = tl.arange(0, PLACES)
     is_possible = is_kept & (weights > 0)
     first = tl.min(tl.where(is_possible & (cumulative > target), place, _NONE), axis=0)
@@ -218,9 +218,9 @@ def _gather_candidates(
     LENGTH: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """How many finite logits reach the `wanted`-th largest lane maximum; they are written as keys that sort best first.
+    """Write the finite logits not below the `wanted`-th largest lane maximum, as keys that sort best first; count them.
 
-    More than `_MAX_CANDIDATES`: there are too many, and what was written is of no use.
+    A count above `_MAX_CANDIDATES` means that there are too many, and the written keys are unusable.
     """
     lanes = tl.arange(0, LANES)
     maxima = tl.load(lane_max_ptr + lanes, mask=lanes < num_lanes, other=-float("inf"))
@@ -231,13 +231,13 @@ def _gather_candidates(
         is_reached = tl.sum((keys >= threshold + step).to(tl.int32), axis=0) >= wanted
         threshold += tl.where(is_reached, step, 0)
         step = step >> 1
-    # Where only a few tokens are allowed, all others are -inf: without weight, and too many to be candidates.
+    # If only a few tokens are allowed, all others are -inf: without weight, and too many to be candidates.
     threshold = tl.maximum(threshold, _LEAST_NUMBER)
     is_listed = (lanes < num_lanes) & (keys >= threshold)
     places = tl.cumsum(is_listed.to(tl.int32), axis=0) - 1
     num_listed = tl.sum(is_listed.to(tl.int32), axis=0)
     tl.store(lane_list_ptr + places, lanes, mask=is_listed & (places < _MAX_CANDIDATES))
-    tl.debug_barrier()  # other threads read what this one wrote
+    tl.debug_barrier()  # threads read what others wrote
     num_candidates = tl.where(num_listed <= _MAX_CANDIDATES, 0, _NONE)
     start = 0
     while (start < num_listed) & (num_candidates <= _MAX_CANDIDATES):
@@ -259,9 +259,9 @@ def _gather_candidates(
 
 @triton.jit
 def _ascending(values, num_values, PLACES: tl.constexpr):
-    """Sorted, the first `num_values` being those that are not the largest integer (Batcher's bitonic network).
+    """Sort values, of which at most the first `num_values` are below the largest integer (Batcher's bitonic network).
 
-    Takes 15 exchanges for up to 32 values and 66 for 2048, where `tl.sort` always takes those of its array.
+    Takes 15 exchanges for up to 32 values and 66 for 2048; `tl.sort` always takes those for its array's size.
     """
     place = tl.arange(0, PLACES)
     size = 2
@@ -278,7 +278,7 @@ def _ascending(values, num_values, PLACES: tl.constexpr):
 
 @triton.jit
 def _choose_of_candidates(candidate_ptr, num_candidates, total, peak, floor, temperature, top_k, top_p, uniform):
-    """total: the weight that top_p is a share of, or negative for that of the top_k; -1 if the nucleus is larger."""
+    """A token id; -1 if the nucleus is larger. total: the weight of which top_p is a share; negative = the top_k's."""
     places = tl.arange(0, _MAX_CANDIDATES)
     is_candidate = places < num_candidates
     entries = tl.load(candidate_ptr + places, mask=is_candidate, other=2**63 - 1)

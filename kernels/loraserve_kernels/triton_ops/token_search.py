@@ -1,9 +1,9 @@
-"""Drawing a token by bisection over the whole row, where too many could be drawn to be gathered and sorted.
+"""Draw a token by bisection over the whole row, if too many could be drawn to gather and sort them.
 
 Reads the row 30 times for bfloat16 and twice as often for float32.
 """
 
-# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# Python type checkers do not understand the launch options, constants and loops of kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 from loraserve_kernels.triton_ops.logit_rows import load_logits, logit_of_key, next_float64, order_key
 
 _SEARCHED = tl.constexpr(4096)
-"""Logits at a time in a pass."""
+"""Logits per iteration of a pass."""
 _ANY_NUMBER = tl.constexpr(2**31 - 1)
 
 
@@ -31,9 +31,9 @@ def choose_by_search(
     shift,
     HAS_EDITS: tl.constexpr,
 ):
-    """Three bisections over keys: the k-th token, the last of the nucleus, the drawn one; then its place among equals.
+    """Three bisections over keys: the k-th token, the nucleus's last, the drawn one; then its place among equal keys.
 
-    All tokens above key `least` are kept, and the first `num_last` with that key.
+    All tokens above key `least` are kept, and the first `num_last` tokens with that key.
     """
     end = (order_key(peak) >> shift).to(tl.int64) + 1
     least = (tl.full([], -(2**31), tl.int32) >> shift).to(tl.int64)
@@ -77,9 +77,9 @@ def _weights_of(logits, peak, floor, inverse_temperature):
 def _reaching(
     raw_ptr, edited_ptr, edited_end, key, shift, peak, floor, inverse_temperature, vocab_size, HAS_EDITS: tl.constexpr
 ):
-    """(number int32, mass float64) of the tokens whose shifted key is at least `key`; the mass sums float32 sums.
+    """(number int32, mass float64) of tokens whose shifted key is at least `key`; the mass is a sum of float32 sums.
 
-    The program's threads meet once, after the last logit, not after every `_SEARCHED` of them.
+    The program's threads synchronize once, after the last logit, not after every `_SEARCHED` logits.
     """
     counts = tl.zeros([_SEARCHED], tl.int32)
     masses = tl.zeros([_SEARCHED], tl.float32)
@@ -108,7 +108,7 @@ def _last_key(
     vocab_size,
     HAS_EDITS: tl.constexpr,
 ):
-    """The largest shifted key below `end` that so many tokens of so much mass reach; `low` is taken to be one."""
+    """The largest shifted key below `end` that min_count tokens of min_mass reach; `low` is assumed to be one."""
     while end - low > 1:
         middle = (low + end) >> 1
         count, mass = _reaching(
@@ -122,7 +122,7 @@ def _last_key(
 
 @triton.jit
 def _weight_of_key(key, shift, peak, floor, inverse_temperature):
-    """float64, at least the smallest positive float32, of the tokens with this shifted key."""
+    """Weight of each token with this shifted key: float64, at least the smallest positive float32."""
     low_bits = tl.where(key < 0, (tl.full([], 1, tl.int64) << shift) - 1, 0)
     logit = logit_of_key(((key << shift) | low_bits).to(tl.int32))
     return tl.maximum(_weights_of(logit, peak, floor, inverse_temperature), 1e-45).to(tl.float64)
@@ -130,7 +130,7 @@ def _weight_of_key(key, shift, peak, floor, inverse_temperature):
 
 @triton.jit
 def _nth_of_key(raw_ptr, edited_ptr, edited_end, key, shift, place, vocab_size, HAS_EDITS: tl.constexpr):
-    """The id of token number `place` (from 0, by ascending id) of those with this shifted key."""
+    """The id of token number `place` (from 0, by ascending id) among those with this shifted key."""
     token_id = tl.full([], -1, tl.int32)
     num_before = tl.full([], 0, tl.int32)
     start = 0
