@@ -98,8 +98,8 @@ GATED = [
     ),
     Goal(
         "lora-engine",
-        "base on an engine with LoRA",
-        "without",
+        "base model, engine with LoRA",
+        "engine without LoRA",
         "HTTP, base on the LoRA engine",
         HTTP_BASE,
         0.98,
@@ -107,7 +107,16 @@ GATED = [
         floor=1.0,
         in_process=("in process, base on the LoRA engine", ENGINE_BASE),
     ),
-    Goal("registered", "16 adapters of 2,000", "of 16", "HTTP, 16 adapters of 2,000", HTTP_16, 0.97, 0.99, floor=1.0),
+    Goal(
+        "registered",
+        "16 of 2,000 registered adapters",
+        "16 of 16",
+        "HTTP, 16 adapters of 2,000",
+        HTTP_16,
+        0.97,
+        0.99,
+        floor=1.0,
+    ),
     *(
         Goal(
             f"decode-{key}",
@@ -136,7 +145,7 @@ GATED = [
     *(
         Goal(
             f"overhead-{sequences}",
-            f"what a step of {sequences} does besides its forward pass",
+            f"a step of {sequences}: time outside its forward pass",
             "the step",
             f"overhead ms, {sequences} sequences",
             f"step ms, {sequences} sequences",
