@@ -54,8 +54,11 @@ def choose_backend(
 def _triton(device: torch.device, requested: str) -> tuple[Backend, str]:
     if find_spec("triton") is None:
         if requested == "triton":
-            raise ValueError("triton is not installed, expected it for the triton backend: pip install triton")
-        return ReferenceBackend(), f"reference: no kernels for device {device} without triton: pip install triton"
+            raise ValueError("the triton backend needs triton, which is not installed: pip install triton")
+        return (
+            ReferenceBackend(),
+            f"reference: triton is not installed, so there are no kernels for {device}: pip install triton",
+        )
     # Imported here: triton comes only with torch's GPU builds, and importing it takes a second.
     from triton import __version__, knobs
 
@@ -67,7 +70,7 @@ def _triton(device: torch.device, requested: str) -> tuple[Backend, str]:
         too_old = _why_too_old(device)
         if too_old is not None:
             if requested == "triton":
-                raise ValueError(f"{too_old}: choose auto or reference, which are slow there")
+                raise ValueError(f"{too_old}: use auto or reference, which are slow on this GPU")
             return ReferenceBackend(), f"reference: {too_old}; steps take longer"
         _require_launcher(device)
     from loraserve_kernels.triton_backend import TritonBackend
@@ -90,9 +93,7 @@ def _require_launcher(device: torch.device) -> None:
     try:
         driver.active.get_current_target()
     except (RuntimeError, OSError, CalledProcessError, ImportError) as error:
-        expected = (
-            "a C compiler and Python's headers: install gcc, libc6-dev and, for a system's own Python, python3-dev"
-        )
+        expected = "a C compiler and Python's headers: install gcc, libc6-dev and, for the system's Python, python3-dev"
         if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
-            expected = "a folder for what it compiles: set TRITON_CACHE_DIR to one that can be written to"
+            expected = "a writable folder for its cache: set TRITON_CACHE_DIR"
         raise ValueError(f"triton cannot launch kernels on {device} ({error}), expected {expected}") from error

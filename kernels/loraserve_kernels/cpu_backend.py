@@ -58,7 +58,7 @@ class CpuBackend:
         self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, quantization: Quantization | None = None
     ) -> Linear:
         """See `Backend.linear`."""
-        assert not (keep_weight and quantization), "a weight that stays in use is not rounded"
+        assert not (keep_weight and quantization), "keep_weight excludes quantization"
         if keep_weight:
             return RowMajorLinear(weight, bias, self.library)
         if packed_bytes(weight, self.library) > 0:

@@ -21,11 +21,11 @@ QUANTIZED_FORMATS = {
 """`enum weight_format` of packed_linear.h."""
 
 STATUS_MESSAGES = {
-    1: "row ranges of segments or sequences are not within the rows of the batch and its block table",
+    1: "row ranges of segments or sequences exceed the rows of the batch or its block table",
     2: "an adapter slot, rank or offset points outside the adapter table or its arena",
     3: "slot_mapping has an entry outside the KV cache",
     4: "block_table has a block id outside the KV cache within a context",
-    6: "a token id, position or sampled row is outside the model's embedding, its positions or the batch, or unordered",
+    6: "a token id, position or sampled row is out of range, or sampled rows are not in ascending order",
 }
 
 
@@ -261,5 +261,5 @@ def _check_status(status: int, _function: object, _arguments: object) -> None:
         return
     message = STATUS_MESSAGES.get(status)
     if message is None:
-        raise MemoryError(f"CPU kernel failed with status {status}: no memory for its scratch space")
+        raise MemoryError(f"not enough memory for a CPU kernel's scratch space (status {status})")
     raise ValueError(message)

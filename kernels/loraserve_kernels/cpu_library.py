@@ -48,7 +48,7 @@ def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
         # Without this check, each start compiled three times before failing: 50 s on two cores.
         directory.rmdir()
         raise CompilerUnavailable(
-            f"{directory.parent} is mounted noexec: set TMPDIR to a folder that is not, or install a released wheel"
+            f"{directory.parent} is mounted noexec: set TMPDIR to another folder, or install a released wheel"
         )
     for build in candidates:
         cached = directory / f"{build.key()}.so"

@@ -104,7 +104,7 @@ def magnitude_of(table: AdapterTable, slot: int, member: int, out_features: int)
         return None
     element_size = table.arena.element_size()
     if offset * element_size % 4:
-        raise mismatch("adapter offset", offset, f"at a multiple of 4 bytes in an arena of {table.arena.dtype}")
+        raise mismatch("adapter offset", offset, f"a multiple of 4 bytes in an arena of {table.arena.dtype}")
     elements = _elements(table, offset, 2 * out_features * 4 // element_size)
     return elements.view(torch.float32).view(2, out_features)
 

@@ -33,7 +33,7 @@ class PackedLinear:
         self._c = library.functions
         self.out_features, self.in_features = weight.shape
         if isinstance(weight, FourBitWeight):
-            assert dtype is not None, "a weight in four bits has none"
+            assert dtype is not None, "a four-bit weight has no dtype of its own"
             if bias is not None and (bias.shape, bias.dtype) != ((self.out_features,), dtype):
                 raise mismatch("bias", f"{list(bias.shape)} {bias.dtype}", f"[{self.out_features}] {dtype}")
             self.dtype, self._code = dtype, DTYPE_CODES[dtype]
@@ -42,9 +42,7 @@ class PackedLinear:
         else:
             check_linear(weight, bias)
             if packed_bytes(weight, library) == 0:
-                raise mismatch(
-                    "weight", f"{list(weight.shape)} {weight.dtype}", "one that `packed_bytes` has a size for"
-                )
+                raise mismatch("weight", f"{list(weight.shape)} {weight.dtype}", "a weight that can be packed")
             self.dtype, self._code = weight.dtype, DTYPE_CODES[weight.dtype]
             dense = weight.detach().contiguous()
             self.weight, self.format = self._quantized(dense, quantization) if quantization else self._packed(dense)

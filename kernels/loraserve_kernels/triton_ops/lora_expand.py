@@ -197,7 +197,7 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
     # The number of planes differs between batches with the same number of rows: if it were a constant, kernels would be
     # compiled while serving.
     max_planes = MAX_SPLITS if is_decode else PREFILL_MAX_SPLITS
-    assert hidden.shape[0] <= max_planes, f"{hidden.shape[0]} planes, of which {max_planes} are added"
+    assert hidden.shape[0] <= max_planes, f"{hidden.shape[0]} planes, at most {max_planes} are summed"
     # Compiled for sm_90, the decode and prefill kernels take 156 and 128 registers per thread, so a multiprocessor runs
     # three and four programs, each with 8 KiB of loads in flight. Blocks of 64 x 128 took 171 with 8 warps, so it ran
     # one; 64 x 64 would take 142 without the limit.

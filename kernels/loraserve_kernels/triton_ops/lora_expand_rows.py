@@ -162,8 +162,8 @@ def _lora_expand_rows_kernel(
 
 def lora_expand_rows(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> None:
     """See `lora_expand`."""
-    assert EXPAND_TILE_ROWS == 4, "rows that the kernel is written out for"
-    assert hidden.shape[0] <= MAX_SPLITS, f"{hidden.shape[0]} planes, of which {MAX_SPLITS} are added"
+    assert EXPAND_TILE_ROWS == 4, "the kernel is unrolled for 4 rows"
+    assert hidden.shape[0] <= MAX_SPLITS, f"{hidden.shape[0]} planes, at most {MAX_SPLITS} are summed"
     num_tiles = tiles.shape[0]
     block_n = BLOCK_BYTES // table.arena.element_size()
     column_blocks = sum(ceil_div(columns, block_n) for columns in group.out_features)
