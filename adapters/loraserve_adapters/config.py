@@ -124,7 +124,7 @@ def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig |
         shown_values += activated if config.invocation_token_ids else ""
         num_tokens = len({token_id for _, ids in config.trained_tokens for token_id in ids})
         shown_values += f", {num_tokens} trained token{'s' * (num_tokens > 1)}" if num_tokens else ""
-        shown_values += f", chats by the server's template {config.chat_template}" if config.chat_template else ""
+        shown_values += f", chats use the server's template {config.chat_template}" if config.chat_template else ""
         checks.passed("config.values", shown_values)
     return config
 
@@ -138,7 +138,7 @@ def _check_size(size: int, limits: Limits) -> None:
     if size > limits.max_config_bytes:
         raise values.refused(
             "too_large",
-            f"{size} bytes, at most {limits.max_config_bytes} are accepted",
+            f"{size} bytes; at most {limits.max_config_bytes} are accepted",
             found=f"{size} bytes",
             expected=f"at most {limits.max_config_bytes}",
         )
@@ -160,7 +160,7 @@ def _check_option(name: str, value: Any) -> None:
         if not any(_same(value, accepted) for accepted in neutral):
             raise values.unsupported(name, value, neutral[0], why)
     elif not _is_ignored(name, value):
-        raise values.refused("unknown_field", "is not a field of PEFT's LoraConfig that loraserve knows", name)
+        raise values.refused("unknown_field", "is not a field of PEFT's LoraConfig known to loraserve", name)
 
 
 def _is_ignored(name: str, value: Any) -> bool:
@@ -171,7 +171,7 @@ def _is_ignored(name: str, value: Any) -> bool:
 
 def _ignored(names: list[str]) -> AdapterError:
     listed = ", ".join(names)
-    reason = "not known to loraserve, and ignored: null, false, {} and [] ask for nothing"
+    reason = "not known to loraserve and ignored, because null, false, {} and [] request nothing"
     message = f"{CONFIG_NAME}: {shown_name(listed)}: {reason}"
     return AdapterError("ignored_field", message, file=CONFIG_NAME, key=listed)
 
@@ -181,7 +181,9 @@ def _own_class(auto_mapping: Any) -> AdapterError | None:
     library = auto_mapping.get("parent_library") if isinstance(auto_mapping, dict) else None
     if not isinstance(library, str) or library.partition(".")[0] == "transformers":
         return None
-    message = f"{CONFIG_NAME}: auto_mapping: trained on a class of {shown(library)}, served is transformers' own"
+    message = (
+        f"{CONFIG_NAME}: auto_mapping: trained on a class from {shown(library)}, but the server uses transformers' own"
+    )
     return AdapterError("other_class", message, file=CONFIG_NAME, key="auto_mapping", found=shown(library))
 
 
@@ -240,9 +242,9 @@ def _check_layer_selection(fields: dict[str, Any], targets: tuple[str, ...] | st
     if isinstance(targets, str):
         for name in ("layers_to_transform", "layers_pattern"):
             if fields.get(name) is not None:
-                raise values.refused("invalid_field", "cannot be combined with a target_modules that is a string", name)
+                raise values.refused("invalid_field", "cannot be combined with target_modules given as a string", name)
     elif fields.get("layers_pattern") and fields.get("layers_to_transform") is None:
-        raise values.refused("invalid_field", "has no meaning without layers_to_transform", "layers_pattern")
+        raise values.refused("invalid_field", "requires layers_to_transform", "layers_pattern")
 
 
 def _check_parameters(config: AdapterConfig) -> None:
@@ -256,10 +258,10 @@ def _check_invocation(config: AdapterConfig) -> None:
     if config.invocation_token_ids and config.target_parameters:
         raise values.refused("invalid_field", "cannot be combined with target_parameters", name)
     if config.invocation_token_ids and config.trained_tokens:
-        reason = "cannot be combined with trainable_token_indices, which PEFT applies before the invocation too"
+        reason = "cannot be combined with trainable_token_indices, which PEFT also applies before the invocation"
         raise values.refused("invalid_field", reason, name)
     if config.invocation_token_ids and config.task_type not in (None, CAUSAL_LM):
-        reason = f"needs a task_type of {CAUSAL_LM}, found {shown(config.task_type)}"
+        reason = f"requires a task_type of {CAUSAL_LM}, found {shown(config.task_type)}"
         raise values.refused("invalid_field", reason, name, found=shown(config.task_type), expected=CAUSAL_LM)
 
 
@@ -278,14 +280,14 @@ def _check_labels(config: AdapterConfig, label2id: Any) -> None:
     fields = {"id2label": config.labels, "problem_type": config.problem_type, "score_template": config.score_template}
     for name, value in fields.items():
         if value and not config.is_classifier:
-            raise values.refused("invalid_field", f"has no meaning without a task_type of {SEQ_CLS}", name)
+            raise values.refused("invalid_field", f"requires a task_type of {SEQ_CLS}", name)
     if label2id and label2id != {label: number for number, label in enumerate(config.labels)}:
-        raise values.invalid("label2id", label2id, "null, or what id2label says the other way round")
+        raise values.invalid("label2id", label2id, "null or the inverse of id2label")
 
 
 def _check_has_chats(config: AdapterConfig) -> None:
     if config.chat_template and (config.is_classifier or config.task_type == FEATURE_EXTRACTION):
-        reason = f"has no meaning with a task_type of {shown(config.task_type)}, which answers no chats"
+        reason = f"cannot be used with a task_type of {shown(config.task_type)}, which does not answer chats"
         raise values.refused("invalid_field", reason, "chat_template")
 
 
@@ -347,7 +349,7 @@ _WITHOUT_EFFECT: dict[str, tuple[type, ...]] = {
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "task_type": (
         (None, CAUSAL_LM, FEATURE_EXTRACTION, SEQ_CLS),
-        f"of adapters with a head of their own, classifiers of whole texts ({SEQ_CLS}) are supported",
+        f"the only supported adapters with a head of their own are classifiers of whole texts ({SEQ_CLS})",
     ),
     "bias": (("none",), "adapters that train biases are not supported"),
     "fan_in_fan_out": ((False, None), "transposed weights (Conv1D, as in GPT-2) are not supported"),
@@ -359,7 +361,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "arrow_config": ((None,), "Arrow routing is not supported"),
     "layer_replication": ((None, []), "replicated layers would change the shared base model"),
     "megatron_config": ((None,), "Megatron layers are not supported"),
-    "runtime_config": ((None, {}, {"ephemeral_gpu_offload": False}), "PEFT never saves it"),
+    "runtime_config": ((None, {}, {"ephemeral_gpu_offload": False}), "PEFT never saves this field"),
     # Written by PEFT before 0.3.
     "enable_lora": ((None,), "merged linears of PEFT before 0.3 are not supported"),
     "merge_weights": ((False, None), "merged weights of PEFT before 0.3 are not supported"),

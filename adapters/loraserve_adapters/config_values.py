@@ -16,7 +16,7 @@ SAVED_WITH_HEAD = ("classifier", HEAD)
 """Modules that PEFT lists if it saves the head, whichever of the two the model has."""
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 """As in transformers' configs."""
-TEMPLATE_NAME_RULE = "1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
+TEMPLATE_NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PLACEHOLDERS = ("{query}", "{document}")
 """Of a `score_template`."""
@@ -38,7 +38,7 @@ def _rank(name: str, value: Any, limits: Limits) -> int:
     if value > limits.max_lora_rank:
         raise refused(
             "rank_too_large",
-            f"found {shown(value)}, at most {limits.max_lora_rank} is accepted",
+            f"found {shown(value)}; at most {limits.max_lora_rank} is accepted",
             name,
             found=shown(value),
             expected=f"at most {limits.max_lora_rank}",
@@ -97,7 +97,7 @@ def _checked_length(name: str, pattern: str, limits: Limits) -> str:
     if len(pattern) > limits.max_pattern_length:
         raise refused(
             "too_large",
-            f"a pattern of {len(pattern)} characters, at most {limits.max_pattern_length} are accepted",
+            f"a pattern of {len(pattern)} characters; at most {limits.max_pattern_length} are accepted",
             name,
             found=f"{len(pattern)} characters",
             expected=f"at most {limits.max_pattern_length}",
@@ -121,7 +121,7 @@ def invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
             raise invalid(name, value, "null or a list of token ids")
         if len(value) > limits.max_invocation_tokens:
             found, expected = f"{len(value)} tokens", f"at most {limits.max_invocation_tokens}"
-            raise refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+            raise refused("too_large", f"{found}; {expected} are accepted", name, found=found, expected=expected)
         return tuple(value)
 
     return parse
@@ -133,7 +133,7 @@ def trained_tokens_of(limits: Limits) -> Callable[[str, Any], tuple[tuple[str, t
     def parse(name: str, value: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
         tables = {"": value} if isinstance(value, list) else {} if value is None else value
         if not isinstance(tables, dict) or (isinstance(value, dict) and "" in value):
-            raise invalid(name, value, "null, a list of token ids, or such lists by the names of tables")
+            raise invalid(name, value, "null, a list of token ids, or an object with such a list for each table")
         found = (
             (_checked_length(name, table, limits), _token_ids(f"{name}.{table}" if table else name, ids, limits))
             for table, ids in tables.items()
@@ -150,10 +150,12 @@ def _token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
     max_tokens = min(limits.max_trained_tokens, limits.max_lora_rank)
     if len(value) > max_tokens:
         found, expected = f"{len(value)} tokens", f"at most {max_tokens}"
-        raise refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+        raise refused("too_large", f"{found}; {expected} are accepted", name, found=found, expected=expected)
     if repeated := [token_id for token_id in {*value} if value.count(token_id) > 1]:
         found = shown(min(repeated))
-        raise refused("invalid_field", f"token id {found} is there twice", name, found=found, expected="each once")
+        raise refused(
+            "invalid_field", f"token id {found} is listed more than once", name, found=found, expected="each id once"
+        )
     return tuple(value)
 
 
@@ -183,13 +185,13 @@ def labels_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
         given = value if isinstance(value, dict) else {}
         labels = [label for index in range(len(given)) if isinstance(label := given.get(str(index)), str)]
         if not labels or len(labels) < len(given):
-            raise invalid(name, value, 'the names of all labels by their numbers, as {"0": …, "1": …}')
+            raise invalid(name, value, 'the names of all labels by number, such as {"0": …, "1": …}')
         for label in labels:
             _check_label(name, label, limits)
         num_bytes = sum(len(label.encode()) for label in labels)
         if num_bytes > limits.max_labels_bytes:
             found, expected = f"{num_bytes} bytes", f"at most {limits.max_labels_bytes}"
-            reason = f"names of {found} together, {expected} are accepted"
+            reason = f"names of {found} in total; {expected} are accepted"
             raise refused("too_large", reason, name, found=found, expected=expected)
         return tuple(labels)
 
@@ -200,14 +202,14 @@ def _check_label(name: str, label: str, limits: Limits) -> None:
     num_bytes = len(label.encode())
     if not 1 <= num_bytes <= limits.max_label_bytes:
         found, expected = f"{shown(label)} of {num_bytes} bytes", f"1 to {limits.max_label_bytes}"
-        raise refused("invalid_field", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+        raise refused("invalid_field", f"{found}; {expected} are accepted", name, found=found, expected=expected)
     _check_shows(name, label)
 
 
 def _check_shows(name: str, text: str) -> None:
     if any(unicodedata.category(character) == "Cc" or character in _DIRECTIONS for character in text):
-        reason = f"{shown(text)} has characters that control how text is shown"
-        raise refused("invalid_field", reason, name, found=shown(text), expected="a text that shows as it is")
+        reason = f"{shown(text)} has control characters or characters that change the text direction"
+        raise refused("invalid_field", reason, name, found=shown(text), expected="text without such characters")
 
 
 def problem_type(name: str, value: Any) -> str | None:
@@ -221,11 +223,11 @@ def score_template_of(limits: Limits) -> Callable[[str, Any], str | None]:
         if value is None:
             return None
         if not isinstance(value, str) or any(value.count(placeholder) != 1 for placeholder in PLACEHOLDERS):
-            raise invalid(name, value, f"null or a text with {' and '.join(PLACEHOLDERS)}, each of them once")
+            raise invalid(name, value, f"null or a text that contains {' and '.join(PLACEHOLDERS)} exactly once each")
         num_bytes = len(value.encode())
         if num_bytes > limits.max_score_template_bytes:
             found, expected = f"{num_bytes} bytes", f"at most {limits.max_score_template_bytes}"
-            raise refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+            raise refused("too_large", f"{found}; {expected} are accepted", name, found=found, expected=expected)
         _check_shows(name, value.translate(_SPACES))
         return value
 
@@ -236,7 +238,7 @@ def chat_template(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not is_template_name(value):
-        raise invalid(name, value, f"null or a name of one of the server's chat templates: {TEMPLATE_NAME_RULE}")
+        raise invalid(name, value, f"null or the name of one of the server's chat templates: {TEMPLATE_NAME_RULE}")
     return value
 
 

@@ -56,11 +56,11 @@ def read_content(
     for copy in adapter.base_copies:
         hashed.append(_read_base_copy(weights, copy, layout.dtype, checks))
     if not checks.failed("weights.values"):
-        checks.passed("weights.values", f"all values are finite, also as the base model's {layout.dtype}")
+        checks.passed("weights.values", f"all values are finite, also in the base model's {layout.dtype}")
     if adapter.base_copies and not checks.failed("weights.base_copy"):
         checks.passed("weights.base_copy", "the base weights saved beside the adapter equal the served ones")
     if not has_effect and not checks.has_failed:
-        reason = f"{WEIGHTS_NAME}: every lora_A or its lora_B is zero: the adapter answers as the base model"
+        reason = f"{WEIGHTS_NAME}: every lora_A or its lora_B is zero: the adapter answers exactly like the base model"
         checks.warn("weights.effect", AdapterError("no_effect", reason, file=WEIGHTS_NAME))
     return hashed
 
@@ -115,7 +115,7 @@ def _read_base_copy(weights: SafetensorsFile, copy: BaseCopy, dtype: str, checks
 
 def _other_rows(copy: TensorEntry, original: TensorEntry) -> AdapterError:
     """For the copy of a tied `lm_head`'s rows, which PEFT ignores when it loads the adapter."""
-    reason = f"differs from {shown_name(original.name)}, which are the rows of the tied lm_head too"
+    reason = f"differs from {shown_name(original.name)}, which is also used for the rows of the tied lm_head"
     message = f"{WEIGHTS_NAME}: {shown_name(copy.name)}: {reason}"
     return AdapterError("unexpected_tensor", message, file=WEIGHTS_NAME, key=copy.name)
 

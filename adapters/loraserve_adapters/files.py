@@ -54,7 +54,7 @@ def _open_linked(folder: Path, name: str, roots: tuple[str, ...]) -> int:
         if Path(root) in path.parents:
             with suppress(OSError):
                 return open_below(root, path.relative_to(root).parts, os.O_NONBLOCK)
-    reason = "is a symbolic link that leads to no readable file below a folder that adapters may be loaded from"
+    reason = "is a symbolic link that does not lead to a readable file below a folder that adapters may be loaded from"
     raise AdapterError("not_a_regular_file", f"{name} {reason}", file=name)
 
 

@@ -172,7 +172,7 @@ def _match(
 ) -> JudgedAdapter | None:
     """Gives every targeted module its tensors. Those of modules that text never reaches are left out; the rest may only
     be copies of the base's tensors that we can check."""
-    checks.passed("weights.header", f"the tensors cover {WEIGHTS_NAME} without gap or overlap")
+    checks.passed("weights.header", f"the tensors cover {WEIGHTS_NAME} without gaps or overlaps")
     has_third = {_BIAS: config.lora_bias, _MAGNITUDE: config.use_dora}
     of_linears = (*_OF_LINEARS, *(kind for kind, has in has_third.items() if has))
     unused = {f"{KEY_PREFIX}{module}.{kind}" for module in selection.unreached for kind in of_linears} & tensors.keys()
@@ -194,7 +194,7 @@ def _match(
             modules.append(SourceModule(target, (part,)))
     head = rest.pop(HEAD_WEIGHT, None) if config.is_classifier else None
     if config.is_classifier and head is None:
-        reason = f"missing, though task_type is {SEQ_CLS}: the head that gives each label a number"
+        reason = f"missing, though task_type is {SEQ_CLS}: the classifier's head, which scores each label"
         checks.fail("weights.tensors", refused("missing_tensor", HEAD_WEIGHT, reason, found="no tensor"))
     trained_rows = _take_trained_rows(selection, rest, missing)
     taken = take_former_linears(selection.former, config, rest, missing)
@@ -261,14 +261,14 @@ def _check_invocation(config: AdapterConfig, layout: BaseLayout) -> None:
 
 def _shown_targets(selection: Selection) -> str:
     if not selection.targets:
-        return "linear layers are targeted that are parts of parameters since transformers 5"
+        return "targets linear layers that have been parts of larger parameters since transformers 5"
     modules = [target.module for target in selection.targets]
     num_linears = sum(module.is_linear for module in modules)
     num_parameters = sum(module.num_matrices is not None for module in modules)
     found = [f"{num_linears} linear layers"] if num_linears else []
     found += ["the embedding"] if any(module.is_embedding for module in modules) else []
     found += [f"{num_parameters} parameters"] if num_parameters else []
-    return f"targeted of the base model: {', '.join(found)}"
+    return f"targets in the base model: {', '.join(found)}"
 
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
@@ -280,7 +280,9 @@ def _compare_base_names(author_name: str | None, base_names: Iterable[str], chec
     if model_in(author_name) in served:
         checks.passed("config.base_model", f"trained on {shown_name(author_name)}", expected=expected)
         return
-    reason = f"{CONFIG_NAME}: base_model_name_or_path: trained on {shown(author_name)}, served is {expected}"
+    reason = (
+        f"{CONFIG_NAME}: base_model_name_or_path: trained on {shown(author_name)}, but the server serves {expected}"
+    )
     error = AdapterError(
         "other_base_model",
         reason,
@@ -297,8 +299,8 @@ def _check_chat_template(name: str | None, known: Collection[str] | None) -> Non
         return
     names = sorted(known)
     listed = ", ".join([*names[:_MAX_HINTS], *["…"] * (len(names) > _MAX_HINTS)])
-    expected = f"one of {listed}" if known else "null, as the server has none by a name"
-    reason = f"{CONFIG_NAME}: chat_template: the server has none called {shown(name)}; expected {expected}"
+    expected = f"one of {listed}" if known else "null: the server has no named chat templates"
+    reason = f"{CONFIG_NAME}: chat_template: the server has no template called {shown(name)}; expected {expected}"
     raise AdapterError(
         "unknown_chat_template", reason, file=CONFIG_NAME, key="chat_template", found=shown(name), expected=expected
     )
@@ -365,7 +367,7 @@ def _unexpected(
     if kind.startswith(_MAGNITUDE) and _MAGNITUDE not in of_linears:
         return refused("unexpected_tensor", name, "belongs to DoRA, though adapter_config.json does not set use_dora")
     if name.endswith(f".{ROWS}"):
-        reason = f"are rows of tokens, though {FIELD} of adapter_config.json does not say so of this module"
+        reason = f"holds rows of tokens, but {FIELD} of adapter_config.json does not cover this module"
         return refused("unexpected_tensor", name, reason)
     if name == HEAD_WEIGHT:
         reason = f"is the head of a classifier, though task_type of adapter_config.json is not {SEQ_CLS}"
@@ -374,10 +376,10 @@ def _unexpected(
         if _name_in_base(name) in {f"{embedding}.weight" for embedding in layout.embedding_modules}:
             reason = "this embedding cannot be replaced; save with save_embedding_layers=False if it is unchanged"
             return refused("unexpected_tensor", name, reason)
-        return refused("unexpected_tensor", name, "is no LoRA tensor, and no base weight that could be checked")
+        return refused("unexpected_tensor", name, "is neither a LoRA tensor nor a base weight that can be checked")
     if kind not in (*of_linears, *_OF_EMBEDDINGS):
         expected = " and ".join(known.get(module, of_linears))
-        hint = f"save_pretrained of PEFT writes {expected} without an adapter name"
+        hint = f"PEFT's save_pretrained writes {expected} without an adapter name"
         return refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
     if module in known and kind not in known[module]:
         return refused("unexpected_tensor", name, f"found {kind}, expected {' or '.join(known[module])}")
@@ -409,29 +411,29 @@ def _other_class(tensor: str, module: str, own_name: str) -> AdapterError:
     tail = "layers." + module.rpartition("layers.")[2]
     prefix, own_prefix = (f"{KEY_PREFIX}{name.removesuffix(tail)}" for name in (module, own_name))
     reason = (
-        f"the base model has no such linear; its own is called {own_name}, as where the adapter was trained on another "
-        "class of the model, such as the one for text only"
+        f"the base model has no such linear; its own is called {own_name}, as happens if the adapter was trained on "
+        "another class of the model, such as the text-only one"
     )
-    remedy = f"Train the class that is served, or make {shown_name(prefix)} into {own_prefix} in the tensors' names."
+    remedy = f"Train the class that is served, or change {shown_name(prefix)} to {own_prefix} in the tensors' names."
     return refused("unknown_module", tensor, reason, remedy=remedy)
 
 
 def _without_body(tensor: str, layout: BaseLayout) -> AdapterError:
     body = f"{KEY_PREFIX}{body_name(layout)}."
     reason = (
-        f"names that lack {body_name(layout)}. are those of the model without its head (AutoModel): all tensors need "
-        "them, and a task_type of FEATURE_EXTRACTION or null"
+        f"names without {body_name(layout)}. are those of the model without its head (AutoModel): then all tensors "
+        "must have such names, and task_type must be FEATURE_EXTRACTION or null"
     )
-    remedy = f"Set task_type to FEATURE_EXTRACTION if all names are like this one; else make {KEY_PREFIX} into {body}"
+    remedy = f"Set task_type to FEATURE_EXTRACTION if all names are like this one; else change {KEY_PREFIX} to {body}"
     return refused("unknown_module", tensor, reason, remedy=f"{remedy} in them.")
 
 
 def _unreached(modules: tuple[str, ...]) -> AdapterError:
-    reason = f"{len(modules)} linear layers that text never reaches are targeted too, such as {modules[0]}"
+    reason = f"{len(modules)} linear layers that text never reaches are also targeted, such as {modules[0]}"
     message = f"{CONFIG_NAME}: target_modules: {reason}"
     return AdapterError("unreached_modules", message, file=CONFIG_NAME, key="target_modules")
 
 
 def _unused(first: str, count: int) -> AdapterError:
-    reason = f"{count} tensors are left out, as text never reaches their linear layers, such as {shown_name(first)}"
+    reason = f"{count} tensors are ignored because text never reaches their linear layers, such as {shown_name(first)}"
     return AdapterError("unused_tensors", f"{WEIGHTS_NAME}: {reason}", file=WEIGHTS_NAME, key=first)

@@ -148,7 +148,7 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
     except OSError as error:
         raise AdapterError("missing_file", f"{path.name} cannot be read: {error.strerror}", file=path.name) from None
     if verify and hashlib.sha256(raw_bytes(payload)).hexdigest() != header["payload_sha256"]:
-        raise _damaged(path, "the payload differs from its sha256")
+        raise _damaged(path, "the payload does not match its sha256")
     return PackedAdapter(
         digest=header["digest"],
         layout_fingerprint=header["layout_fingerprint"],
@@ -203,7 +203,7 @@ def _read_header(file: Any, path: Path) -> tuple[dict[str, Any], int, int]:
         raise _damaged(path, f"not a packed adapter of version {FORMAT_VERSION} to {NEWEST_VERSION}")
     header = file.read(length)
     if hashlib.sha256(header).digest() != sha256:
-        raise _damaged(path, "the header differs from its sha256")
+        raise _damaged(path, "the header does not match its sha256")
     fields = json.loads(header)
     if fields["dtype"] not in STORAGE:
         raise _damaged(path, f"unknown dtype {fields['dtype']}")

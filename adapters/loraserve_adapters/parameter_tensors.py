@@ -106,11 +106,11 @@ def _check_one_weight(linears: Sequence[FormerLinearTarget], config: AdapterConf
     rank = sum(target.lora_rank for target in linears)
     if rank > limits.max_lora_rank:
         limit = f"at most {limits.max_lora_rank}"
-        reason = f"{names} of an expert, which are one weight here, have ranks of {rank} together, {limit} is accepted"
+        reason = f"{names} of an expert, which are one weight here, have a combined rank of {rank}; {limit} is accepted"
         raise _refused("rank_too_large", "r", reason, str(rank), limit)
     scalings = [target.scaling for target in linears]
     if len(set(scalings)) > 1:
-        reason = f"{names} of an expert, which are one weight here, have the scalings {scalings}"
+        reason = f"{names} of an expert, which are one weight here, have different scalings {scalings}"
         raise _refused("unsupported_option", "alpha_pattern", reason, str(scalings), "equal scalings")
     if config.lora_bias:
         raise _refused("unsupported_option", "lora_bias", "experts and routers cannot have biases", "true", "false")

@@ -46,14 +46,14 @@ class TensorEntry:
 def header_end(first_bytes: bytes, file_size: int, limits: Limits = DEFAULT_LIMITS) -> int:
     """How many of the file's first bytes `parse_header` needs. first_bytes: at least 8."""
     if file_size > limits.max_weights_bytes:
-        raise _refused(f"{file_size} bytes, at most {limits.max_weights_bytes} are accepted", "too_large")
+        raise _refused(f"{file_size} bytes; at most {limits.max_weights_bytes} are accepted", "too_large")
     if len(first_bytes) < LENGTH_BYTES or file_size < LENGTH_BYTES:
         raise _refused("too short to hold a header")
     length = int.from_bytes(first_bytes[:LENGTH_BYTES], "little")
     if length > limits.max_header_bytes:
-        raise _refused(f"header of {length} bytes, at most {limits.max_header_bytes} are accepted", "too_large")
+        raise _refused(f"header of {length} bytes; at most {limits.max_header_bytes} are accepted", "too_large")
     if LENGTH_BYTES + length > file_size:
-        raise _refused(f"header of {length} bytes in a file of {file_size}")
+        raise _refused(f"header of {length} bytes in a file of {file_size} bytes")
     return LENGTH_BYTES + length
 
 
@@ -66,7 +66,7 @@ def parse_header(first_bytes: bytes, file_size: int, limits: Limits = DEFAULT_LI
     end = header_end(first_bytes, file_size, limits)
     header = first_bytes[LENGTH_BYTES:end]
     if len(header) != end - LENGTH_BYTES:
-        raise _refused(f"{len(first_bytes)} bytes are here, the header ends at {end}")
+        raise _refused(f"only {len(first_bytes)} bytes are available, but the header ends at byte {end}")
     if not header.startswith(b"{"):
         raise _refused("the header does not start with {")
     fields = _parse_json(header, limits)
@@ -83,7 +83,7 @@ def parse_header(first_bytes: bytes, file_size: int, limits: Limits = DEFAULT_LI
             raise _refused(f"data starts at byte {entry.start}, expected {position}", key=entry.name)
         position += entry.size_bytes
     if position != file_size:
-        raise _refused(f"the tensors end at byte {position}, the file at {file_size}")
+        raise _refused(f"the tensors end at byte {position}, but the file ends at byte {file_size}")
     return tuple(tensors)
 
 
@@ -106,7 +106,7 @@ def _parse_json(header: bytes, limits: Limits) -> dict[str, Any]:
 
 def _check_metadata(metadata: Any) -> None:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _refused("__metadata__ maps strings to something other than strings")
+        raise _refused("__metadata__ must map strings to strings")
 
 
 def _parse_entry(name: str, value: Any, data_start: int) -> TensorEntry:
@@ -114,15 +114,16 @@ def _parse_entry(name: str, value: Any, data_start: int) -> TensorEntry:
         raise _refused("expected the fields dtype, shape and data_offsets", key=name)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
-        raise _refused(f"dtype {shown(dtype)} is not known", "bad_dtype", key=name)
+        raise _refused(f"unknown dtype {shown(dtype)}", "bad_dtype", key=name)
     if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(_is_count(size) for size in shape):
-        raise _refused(f"shape {shown(shape)}", key=name)
+        raise _refused(f"invalid shape {shown(shape)}", key=name)
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
-        raise _refused(f"data_offsets {shown(offsets)}", key=name)
+        raise _refused(f"invalid data_offsets {shown(offsets)}", key=name)
     size_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
     if offsets[1] - offsets[0] != size_bytes:
         raise _refused(
-            f"{shown(shape)} of {dtype} takes {shown(size_bytes)} bytes, data_offsets are {shown(offsets)}", key=name
+            f"{shown(shape)} of {dtype} takes {shown(size_bytes)} bytes, but data_offsets are {shown(offsets)}",
+            key=name,
         )
     return TensorEntry(name, dtype, tuple(shape), data_start + offsets[0], size_bytes)
 

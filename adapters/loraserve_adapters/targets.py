@@ -86,12 +86,14 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
             continue
         if selector.targets(subject) if module.num_matrices is None else selector.targets_parameter(subject):
             if module.is_embedding and config.lora_bias:
-                raise _refused("invalid_field", "lora_bias", f"is not for embeddings, as in PEFT: {module.name}")
+                raise _refused(
+                    "invalid_field", "lora_bias", f"cannot be used with LoRA on an embedding, as in PEFT: {module.name}"
+                )
             if config.use_dora and not module.is_linear:
-                reason = f"is supported for linear layers only, and {module.name} is targeted"
+                reason = f"is supported for linear layers only, but {module.name} is targeted"
                 raise _refused("unsupported_option", "use_dora", reason)
             if module.is_embedding and config.invocation_token_ids:
-                reason = f"PEFT computes all tokens with LoRA on an embedding: {module.name}"
+                reason = f"PEFT applies LoRA on an embedding to all tokens: {module.name}"
                 raise _refused("invalid_field", "alora_invocation_tokens", reason)
             found.append(Target(module, *rank_and_scaling(subject), module.name))
             continue
@@ -106,7 +108,7 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
     if config.target_modules:
         selector.refuse_unknown_layers(layout)
     if not found and unreached and not former:
-        reason = f"no module that text reaches is targeted, only such as {unreached[0]}"
+        reason = f"no module that text reaches is targeted, only modules such as {unreached[0]}"
         raise _refused("unreached_modules", "target_modules", reason, "Use an adapter that was trained for text.")
     if not found and not former:
         names = config.target_modules if isinstance(config.target_modules, tuple) else ()
@@ -121,7 +123,7 @@ def _check_tying(config: AdapterConfig, layout: BaseLayout, targets: Iterable[Ta
     of_vocabulary = [target.module.name for target in targets if target.module.is_of_vocabulary]
     is_tied = any(module.is_tied for group in layout.groups for module in group)
     if config.ensures_weight_tying and is_tied and of_vocabulary:
-        reason = f"LoRA that embedding and lm_head share is not supported, and {of_vocabulary[0]} is targeted"
+        reason = f"LoRA shared by the embedding and lm_head is not supported, but {of_vocabulary[0]} is targeted"
         raise _refused("unsupported_option", "ensure_weight_tying", reason)
 
 
@@ -137,7 +139,7 @@ def refuse_what_tells_experts_apart(
     for linear, num_experts in targets:
         for table in tables:
             if table.tells_apart(linear, range(num_experts), budget):
-                reason = f"tells the experts of a layer apart, which are one weight here: {linear.name.format('*')}"
+                reason = f"differs between the experts of a layer, which are one weight here: {linear.name.format('*')}"
                 raise _refused("unsupported_option", table.field, reason)
 
 
@@ -222,7 +224,7 @@ class _Selector:
 
     def refuse_unknown_layers(self, layout: BaseLayout) -> None:
         for number in sorted(self._layers - self._layers_seen):
-            reason = f"{layout.shown_as} has no layer {number} with such modules"
+            reason = f"{layout.shown_as} has no layer {number} with targeted modules"
             raise _refused("unknown_module", "layers_to_transform", reason)
 
 

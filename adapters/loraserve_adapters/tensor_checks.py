@@ -54,7 +54,7 @@ def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, 
     found = shown(list(entry.shape))
     reason = f"found {found}, expected {list(expected)}"
     if code == "rank_mismatch":
-        reason += f", for adapter_config.json gives this module rank {lora_rank}"
+        reason += f": this module has rank {lora_rank} in adapter_config.json"
         if expected[rank_axis] != lora_rank:
             reason += f", and there are {expected[rank_axis] // lora_rank} experts"
     raise refused(code, entry.name, reason, found=found, expected=str(list(expected)))
@@ -70,13 +70,13 @@ def count_labels(head: TensorEntry, config: AdapterConfig, layout: BaseLayout, l
         )
     if num_labels > limits.max_labels:
         found, expected = f"{num_labels} labels", f"at most {limits.max_labels}"
-        raise refused("too_large", head.name, f"{found}, {expected} are accepted", found=found, expected=expected)
+        raise refused("too_large", head.name, f"{found}; {expected} are accepted", found=found, expected=expected)
     if config.labels and len(config.labels) != num_labels:
         found, expected = f"{len(config.labels)} names", f"{num_labels}, one for each output of {head.name}"
         reason = f"{CONFIG_NAME}: id2label: found {found}, expected {expected}"
         raise AdapterError("invalid_field", reason, file=CONFIG_NAME, key="id2label", found=found, expected=expected)
     if config.score_template and num_labels > 1:
-        found, expected = f"{num_labels} labels", "one, whose number documents are ranked by"
+        found, expected = f"{num_labels} labels", "one, whose score ranks the documents"
         reason = f"{CONFIG_NAME}: score_template: found {found}, expected {expected}"
         raise AdapterError(
             "invalid_field", reason, file=CONFIG_NAME, key="score_template", found=found, expected=expected
@@ -94,7 +94,7 @@ def shown_labels(config: AdapterConfig, num_labels: int) -> str:
 def check_base_copy(copy: BaseCopy, checks: Checks) -> None:
     if copy.entry.shape != copy.shape:
         found = shown(list(copy.entry.shape))
-        reason = f"found {found}, the served base model has {list(copy.shape)}"
+        reason = f"found {found}, expected {list(copy.shape)}: the shape in the served base model"
         error = refused("base_weight_differs", copy.entry.name, reason, found=found, expected=str(list(copy.shape)))
         checks.fail("weights.shapes", error)
     checks.attempt("weights.dtypes", lambda: check_dtype(copy.entry))

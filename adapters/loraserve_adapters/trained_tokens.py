@@ -50,18 +50,20 @@ def resolve_trained_tokens(
     for name, token_ids in config.trained_tokens:
         table = next((table for table in (embedding, head) if table is not None and _is_named(name, table)), None)
         if table is None and embedding is None:
-            raise _refused("unsupported_module", "the embedding of the base cannot have any", remedy=_WITHOUT)
+            raise _refused(
+                "unsupported_module", "the base model's embedding cannot have trained tokens", remedy=_WITHOUT
+            )
         if table is None:
             known = " and ".join(module.name for module in (embedding, head) if module is not None)
-            raise _refused("unknown_module", f"{shown(name)} names no table of {layout.shown_as}, which has {known}")
+            raise _refused("unknown_module", f"{shown(name)} is not a table of {layout.shown_as}, which has {known}")
         if table.is_embedding and head is None and not is_body:
-            reason = "the lm_head of the base, which may be tied, cannot have any"
+            reason = "the base model's lm_head, which may be tied, cannot have trained tokens"
             raise _refused("unsupported_module", reason, remedy=_WITHOUT)
         if table.name in ids_of:
             raise _refused("invalid_field", f"names {table.name} twice")
         ids_of[table.name] = token_ids
     if config.ensures_weight_tying and head is not None and head.is_tied and len({*ids_of.values()}) > 1:
-        raise _refused("invalid_field", f"other tokens for {head.name} cannot be combined with ensure_weight_tying")
+        raise _refused("invalid_field", f"different tokens for {head.name} cannot be combined with ensure_weight_tying")
     found = [*_tokens_of(embedding, head, ids_of)]
     lora = {module.name for module in targeted}
     for tokens in found:
@@ -95,14 +97,16 @@ def _check_tokens(tokens: TrainedTokens, layout: BaseLayout) -> None:
     module, num_rows, largest = tokens.module, tokens.module.weight_shape[0], max(tokens.token_ids)
     if largest >= num_rows:
         reason, expected = f"token id {largest} is outside {module.name} of {layout.shown_as}", f"0 to {num_rows - 1}"
-        remedy = "Serve a base model with rows for the tokens that were added to it."
+        remedy = "Serve a base model that has rows for the added tokens."
         raise _refused("invalid_field", f"{reason} ({expected})", found=str(largest), expected=expected, remedy=remedy)
     if layout.vocab_size is not None and largest >= layout.vocab_size:
         reason, expected = f"the served tokenizer has no token id {largest}", f"0 to {layout.vocab_size - 1}"
         remedy = "Serve the base model with the tokenizer that the adapter was trained with (--tokenizer)."
         raise _refused("invalid_field", f"{reason} ({expected})", found=str(largest), expected=expected, remedy=remedy)
     if module.bias_sha256 is not None:
-        raise _refused("unsupported_option", f"{module.name} has a bias, which PEFT leaves out beside trained tokens")
+        raise _refused(
+            "unsupported_option", f"{module.name} has a bias, which PEFT ignores if there are trained tokens"
+        )
 
 
 def _refused(

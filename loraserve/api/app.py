@@ -29,7 +29,8 @@ from loraserve.serving.settings import ServingSettings
 
 
 def create_app(context: AppContext, on_inference_end: OnEnd | None = None) -> ASGIApp:
-    """An app that serves `context`, on the event loop that built it. It starts and stops nothing."""
+    """The application that serves `context`, for the event loop on which `context` was built. It starts and stops
+    nothing."""
     control = context.control
     credentials: list[Credentials] = [CookieCredentials(control.sessions), KeyCredentials(control.authenticator)]
     guard = Guard(credentials, control.authenticator, note_refusal(control.observer.refusals))
@@ -40,7 +41,7 @@ def create_app(context: AppContext, on_inference_end: OnEnd | None = None) -> AS
 
 
 def openapi_document() -> bytes:
-    """What /schema/openapi.json answers on every server; nothing in it depends on the model."""
+    """The body of /schema/openapi.json, the same on every server: it does not depend on the model."""
 
     def no_context() -> AppContext:
         raise AssertionError("nothing is served")

@@ -1,4 +1,4 @@
-"""What every handler gets: the runtime, the control plane, and what is derived from them once."""
+"""What every handler receives: the runtime, the control plane, and objects that are derived from them once."""
 
 import time
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ class AppContext:
     calls: InferenceCalls
     adapter_items: AdapterItems
     loads: Turns
-    """Of vLLM's load endpoint: calls for one name come one after another."""
+    """For vLLM's load endpoint: loads of the same adapter name take turns."""
     sampling: SamplingChecker
     fingerprint: str
-    """`system_fingerprint` of responses."""
+    """Returned as `system_fingerprint`."""
     started: int
-    """Unix time."""
+    """Unix time of the start."""
     ui_files: dict[str, UiFile]
-    """By path below /ui/."""
+    """By their paths below /ui/."""
 
     @classmethod
     def of(cls, runtime: Runtime, control: ControlPlane) -> "AppContext":

@@ -1,4 +1,4 @@
-"""The HTTP application of --metrics-port: /metrics and /health for whoever reaches it, and nothing else."""
+"""The HTTP application of --metrics-port: only /metrics and /health, for anyone who can reach the port."""
 
 from dataclasses import replace
 
@@ -17,8 +17,11 @@ from loraserve.serving.errors import ServingError
 
 
 def create_metrics_app(context: AppContext, allowed_hosts: list[str] | None) -> ASGIApp:
-    """No key is asked for. allowed_hosts: what the Host header may name, where only this machine can reach the port:
-    its browsers' pages can, too. None = anything."""
+    """Requires no key.
+
+    allowed_hosts: permitted Host headers if only this machine can reach the port, because web pages in its browsers can
+    reach it too; None = any.
+    """
     settings = msgspec.structs.replace(context.runtime.settings, allowed_hosts=allowed_hosts, allowed_origins=[])
     app = Litestar(
         [metrics.metrics, health.health],

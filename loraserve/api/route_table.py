@@ -1,4 +1,4 @@
-"""Every route, and every body that one takes."""
+"""All routes, and all request bodies."""
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler

@@ -1,4 +1,4 @@
-"""Where an adapter is that a command names: a folder, or a Hugging Face name in the local cache, never downloaded."""
+"""Finds an adapter given to a command: a folder, or a Hugging Face name in the local cache. Never downloads."""
 
 import os
 import re
@@ -21,8 +21,8 @@ class AdapterFolderType(click.Path):
 
 
 def find_adapter(place: str) -> Path | None:
-    """None if it is neither."""
-    if os.path.isdir(place):  # it may be longer than pathlib takes
+    """None if it is neither a folder nor in the cache."""
+    if os.path.isdir(place):  # not pathlib: the text may be too long for a path
         return Path(place)
     return _cached(place) if is_hugging_face_name(place) else None
 
@@ -43,6 +43,6 @@ def _cached(name: str) -> Path | None:
 
     try:
         config = try_to_load_from_cache(name, CONFIG_NAME)
-    except (OSError, ValueError):  # ValueError: no name of a repository, such as one with two dots
+    except (OSError, ValueError):  # ValueError: not a valid repository name, such as one with two dots
         return None
     return Path(config).parent if isinstance(config, str) else None

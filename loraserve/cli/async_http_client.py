@@ -1,4 +1,4 @@
-"""The HTTP client of commands that send many requests at a time."""
+"""The HTTP client of commands that send many requests concurrently."""
 
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -10,31 +10,31 @@ import rich_click as click
 from loraserve.cli.proxy import environment_proxy, through_proxy
 
 TIMEOUT_S = 600.0
-"""To connect, and between any two arrivals; a stream may take as long as it likes."""
+"""To connect, and between two pieces of a response; the total time of a stream is not limited."""
 KEEPALIVE_S = 2.0
-"""Of an idle connection: less than servers keep one (uvicorn, and with it vLLM and SGLang, 5 s), so that no request
-meets the end of its connection and counts as failed."""
+"""For idle connections: shorter than on servers (uvicorn, so also vLLM and SGLang: 5 s), so that no request is sent on
+a connection that the server is closing and counts as failed."""
 
 
 def async_http_client(
     url: str, api_key: str | None, more_headers: Mapping[str, str] | None = None
 ) -> aiohttp.ClientSession:
-    """The URL with or without /v1. Needs a running event loop.
+    """url: with or without /v1. Needs a running event loop.
 
-    aiohttp, whose parser is in C, because the server has to do without what a load test takes: 14 µs of CPU per token
-    of 16 streams that arrive together and 22 of those that arrive one by one, httpx 52 and 75 (2-core Xeon).
+    aiohttp parses in C, which matters because a load test takes CPU time from the server. CPU time per token with 16
+    streams, if their tokens arrive together or one by one: aiohttp 14 and 22 µs, httpx 52 and 75 µs (2-core Xeon).
     """
     headers = {"accept-encoding": "identity", **(more_headers or {})}
     base_url = url.rstrip("/").removesuffix("/v1") + "/"
-    # The certificates that all commands trust.
+    # The same trusted certificates as in the other commands.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=httpx.create_ssl_context())
     timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
     try:
-        if api_key and urlsplit(base_url).username is None:  # a user in the URL takes the key's place
+        if api_key and urlsplit(base_url).username is None:  # a user in the URL replaces the key
             headers["authorization"] = f"Bearer {api_key}"
         for name, value in headers.items():
             if not (value.isascii() and value.isprintable()):
-                raise click.ClickException(f"the value of {name} has a line end, or what else no header may have")
+                raise click.ClickException(f"the value of {name} has a line break or another forbidden character")
         return aiohttp.ClientSession(
             base_url, connector=connector, headers=headers, timeout=timeout, proxy=_proxy(base_url)
         )
@@ -43,7 +43,7 @@ def async_http_client(
 
 
 async def fetch(client: aiohttp.ClientSession, url: str, path: str) -> bytes | None:
-    """None if there is no such route. Raises if nobody answers or the key is wrong. url: as errors name the server."""
+    """None if there is no such route. Raises if there is no response or an error. url: names the server in errors."""
     try:
         async with client.get(path, allow_redirects=False) as response:
             body, status = await response.read(), response.status
@@ -58,15 +58,15 @@ async def fetch(client: aiohttp.ClientSession, url: str, path: str) -> bytes | N
 
 
 def without_user(url: str) -> str:
-    """Nor the password: reports are shown to others."""
+    """Removes user and password, because reports are shown to others."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _proxy(url: str) -> str | None:
-    """The environment's. Not aiohttp's `trust_env`, which looks into .netrc in a thread for every request.
+    """The environment's proxy. Not by aiohttp's `trust_env`, which reads .netrc in a thread for every request.
 
-    Raises `click.ClickException` for a proxy of another kind.
+    Raises `click.ClickException` unless it is an http or https proxy.
     """
     proxy = environment_proxy(url)
     if proxy is None:

@@ -1,4 +1,4 @@
-"""`loraserve batch`: the options. What it does is in `batches/`."""
+"""`loraserve batch`: the options. The work is done in `batches/`."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ import rich_click as click
     metavar="SECONDS",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
-    help="For one answer, from sending its request.",
+    help="Time limit for one answer, from sending its request.",
 )
 @click.option("--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", help="Server address.")
 @click.option("--api-key", envvar=["LORASERVE_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")

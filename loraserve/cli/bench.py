@@ -18,7 +18,7 @@ from loraserve.cli.loadtest.settings import SLORA_TRACE, BenchSettings
 NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 MAX_SEED = 1_000_000
 NOT_WITH_REQUESTS = ("adapters", "num_adapters", "distribution", "trace", "num_requests", "duration", "prefixes")
-"""What a file of requests has itself. Lengths are those of the warm-up."""
+"""Options that a file of requests replaces. Options for lengths are allowed: they apply to the warm-up."""
 SPREAD_HELP = "uniform: mean ± spread; normal: deviation."
 
 
@@ -27,9 +27,9 @@ def _values(choices: type[StrEnum]) -> list[str]:
 
 
 def _in_a_folder(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
-    """Before the load test: its report would be lost."""
+    """Checked before the load test, so that its report is not lost."""
     if path and not os.access(path.parent, os.W_OK | os.X_OK):
-        raise click.BadParameter(f"{path.parent} is no folder that can be written to")
+        raise click.BadParameter(f"{path.parent} is not a writable folder")
     return path
 
 
@@ -45,7 +45,7 @@ def _in_a_folder(_context: click.Context, _option: click.Parameter, path: Path |
 @click.option(
     "--adapters", default="all", help="Models to request: a,b,c; @FILE, one name per line; all adapters; or base."
 )
-@click.option("--num-adapters", type=click.IntRange(1), help="Use only the first so many.")
+@click.option("--num-adapters", type=click.IntRange(1), help="Use only this many, the first ones.")
 @click.option("--distribution", type=click.Choice(_values(Distribution)), default=Distribution.ROUND_ROBIN.value)
 @click.option("--zipf-s", type=click.FloatRange(0), default=1.0, help="Skew of --distribution zipf.")
 @click.option(
@@ -118,9 +118,9 @@ def bench(context: click.Context, trace: str | None, **options: Any) -> None:
     """
     given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if options["requests_file"] and (needless := [name for name in NOT_WITH_REQUESTS if name in given]):
-        raise click.UsageError(f"--requests says what is sent: leave out --{needless[0].replace('_', '-')}")
+        raise click.UsageError(f"--requests defines what is sent: leave out --{needless[0].replace('_', '-')}")
     if trace:
-        # The number of requests is the duration's.
+        # --num-requests replaces the trace's duration.
         own = given | ({"duration"} if "num_requests" in given else set())
         options |= {name: value for name, value in SLORA_TRACE.items() if name not in own}
     _check(options)
@@ -134,16 +134,16 @@ def bench(context: click.Context, trace: str | None, **options: Any) -> None:
 
 def _check(options: dict[str, Any]) -> None:
     if options["concurrency"] and options["request_rate"]:
-        raise click.UsageError("--concurrency is a closed loop, --request-rate an open one: choose one")
+        raise click.UsageError("--concurrency makes a closed loop, --request-rate an open one: choose one")
     if options["duration"] and not options["request_rate"]:
-        raise click.UsageError("--duration is of an open loop: add --request-rate")
+        raise click.UsageError("--duration needs an open loop: add --request-rate")
     if options["duration"] and options["num_requests"]:
-        raise click.UsageError("--duration and --request-rate give the number of requests: leave out --num-requests")
+        raise click.UsageError("--duration and --request-rate set the number of requests: leave out --num-requests")
     if options["requests_file"] and (options["text"] or options["chat"]):
-        raise click.UsageError("--requests holds token ids, which --text and --chat exclude")
+        raise click.UsageError("--requests contains token ids, which --text and --chat exclude")
     for name in ("prompt", "output"):
         mean, spread = options[f"{name}_tokens"], options[f"{name}_spread"]
         if spread and options["lengths"] == LengthLaw.SHAREGPT:
-            raise click.UsageError(f"--{name}-spread: --lengths sharegpt has a spread of its own")
+            raise click.UsageError(f"--{name}-spread: --lengths sharegpt has its own spread")
         if options["lengths"] == LengthLaw.UNIFORM and mean and spread >= mean:
             raise click.UsageError(f"--{name}-spread {spread} must be below --{name}-tokens {mean}")

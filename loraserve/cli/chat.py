@@ -11,7 +11,7 @@ import rich_click as click
 @click.option("--model", help="Adapter or base model to start with. [the base model]")
 @click.option("--system", help="System prompt.")
 @click.option("--temperature", type=click.FloatRange(0), help="[the model's default]")
-@click.option("--max-tokens", type=click.IntRange(1), help="[what the context leaves]")
+@click.option("--max-tokens", type=click.IntRange(1), help="[as many as fit in the context]")
 @click.option("--single-turn", is_flag=True, help="Send every message alone, without the conversation before it.")
 def chat(
     url: str,

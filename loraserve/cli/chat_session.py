@@ -23,7 +23,7 @@ HELP = """\
 
 
 class ChatError(Exception):
-    """The server cannot be reached or refused; the message is for the person."""
+    """The server cannot be reached, or refused a request. The message is shown to the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Of an answer, or of what the model thinks before it."""
+    """A piece of an answer, or of the reasoning before it."""
 
     text: str
     is_reasoning: bool = False
@@ -46,7 +46,7 @@ def connect(url: str, api_key: str | None) -> httpx.Client:
 
 
 class ChatSession:
-    """The state of the conversation, and its requests."""
+    """Keeps the conversation and sends its requests."""
 
     def __init__(self, client: httpx.Client, model: str | None, system: str | None, options: ChatOptions) -> None:
         """Raises `ChatError`."""
@@ -68,14 +68,14 @@ class ChatSession:
         try:
             first, *others = (card["id"] for card in response.json()["data"])
         except (ValueError, KeyError, TypeError):
-            raise ChatError(f"{response.url} lists no models: is --url a server's with OpenAI's API?") from None
+            raise ChatError(f"{response.url} lists no models: does the server at --url have OpenAI's API?") from None
         return [first, *others]
 
     def clear(self) -> None:
         self._turns.clear()
 
     def ask(self, text: str) -> Generator[Piece]:
-        """Yield the answer as it comes. What came of it stays in the conversation, also if it is stopped.
+        """Yields the answer as it arrives. What arrived stays in the conversation, even if the answer is stopped.
 
         Raises `ChatError`.
         """
@@ -101,7 +101,7 @@ class ChatSession:
                 _raise_for_error(response)
                 yield from _pieces(_lines(response.iter_bytes()))
         except httpx.HTTPError as error:
-            raise ChatError(f"the connection broke: {error}") from error
+            raise ChatError(f"the connection was lost: {error}") from error
 
     def _body(self) -> dict[str, object]:
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -115,7 +115,7 @@ class ChatSession:
 
 
 def _turn(pieces: list[Piece]) -> dict[str, str]:
-    """Whether the model is shown again what it thought, its template says."""
+    """The reasoning is sent back too: the chat template decides whether the model sees it again."""
     content, reasoning = (
         "".join(piece.text for piece in pieces if piece.is_reasoning is is_reasoning) for is_reasoning in (False, True)
     )
@@ -124,7 +124,7 @@ def _turn(pieces: list[Piece]) -> dict[str, str]:
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[str]:
-    """httpx's own end also at U+2028 and others that stand in JSON as they are."""
+    """Splits at line feeds only: httpx also splits at U+2028 and others, which JSON may contain unescaped."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -157,7 +157,7 @@ def _raise_for_error(response: httpx.Response) -> None:
 
 
 def run_chat(session: ChatSession) -> int:
-    """Until /exit or the end of the input. Returns the exit code. Raises `ChatError` without a terminal."""
+    """Runs until /exit or the end of input. Returns the exit code. Raises `ChatError` if stdin is not a terminal."""
     console = Console(highlight=False)
     if sys.stdin.isatty():
         return _Terminal(session, console).run()
@@ -168,7 +168,7 @@ def run_chat(session: ChatSession) -> int:
 
 
 def _show(answer: Iterator[Piece], console: Console) -> None:
-    """The answer as it is; before it and dim, what was thought, unless another program reads this."""
+    """Prints the answer; on a terminal, the reasoning before it in dim text."""
     has_thought = False
     for piece in answer:
         if not piece.is_reasoning:
@@ -241,7 +241,7 @@ class _Terminal:
             return
         if chosen in models:
             self._session.model = chosen
-            # Turns of another adapter would be taken for this one's own.
+            # The new model would take another adapter's turns for its own.
             self._session.clear()
             return
         if chosen:

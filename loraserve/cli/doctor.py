@@ -1,4 +1,4 @@
-"""`loraserve doctor`: what would keep the server from running well here, and what to do about it."""
+"""`loraserve doctor`: finds problems that would keep the server from running well here, with remedies."""
 
 import json
 import sys

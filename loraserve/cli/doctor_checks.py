@@ -1,4 +1,4 @@
-"""The checks of `loraserve doctor`. Each returns what it found; none raises."""
+"""The checks of `loraserve doctor`. Each returns its finding; none raises."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ PACKAGES = (
 class Status(StrEnum):
     OK = "ok"
     WARN = "warn"
-    """The server starts, but slower or with less."""
+    """The server starts, but slower or with fewer features."""
     FAIL = "fail"
 
 
@@ -74,14 +74,14 @@ def packages() -> Check:
 
 
 def cpu() -> Check:
-    """NOTE: asks of bfloat16 as the engine does when it picks a dtype."""
+    """NOTE: tests for fast bfloat16 with the same function as the engine when it chooses a dtype."""
     found = f"{available_cpus()} usable CPUs, {platform.machine()}"
     try:
         from loraserve.models.cpu_features import has_fast_bfloat16
 
         has_bfloat16 = has_fast_bfloat16()
     except (ImportError, AttributeError):
-        return Check("cpu", Status.WARN, found + ", bfloat16 unknown", "float32 is used unless --dtype says otherwise")
+        return Check("cpu", Status.WARN, found + ", bfloat16 unknown", "float32 is used unless --dtype is given")
     if not has_bfloat16:
         return Check("cpu", Status.OK, found + ", bfloat16 slow in torch: only the compiled kernels are fast with it")
     return Check("cpu", Status.OK, found + ", fast bfloat16")
@@ -104,14 +104,14 @@ def kernels() -> Check:
     except Exception as error:
         return Check("kernels", Status.FAIL, f"{type(error).__name__}: {error}", "reinstall loraserve")
     if not isinstance(backend, CpuBackend):
-        return Check("kernels", Status.WARN, reason, "install a C compiler or a released wheel: much faster")
+        return Check("kernels", Status.WARN, reason, "for fast kernels, install a C compiler or a released wheel")
     if backend.library.openmp == "none":
         return Check("kernels", Status.WARN, reason, "install GCC; on macOS, torch from PyPI, which brings OpenMP")
     return Check("kernels", Status.OK, reason)
 
 
 def gpu_kernels() -> Check:
-    """A warning at most: with `--device cpu` a server starts all the same."""
+    """Warns at most, because a server still starts with `--device cpu`."""
     try:
         import torch
         from loraserve_kernels.choose_backend import choose_backend
@@ -120,7 +120,7 @@ def gpu_kernels() -> Check:
             return Check("GPU kernels", Status.OK, "no NVIDIA GPU is usable")
         backend, reason = choose_backend("cuda")
     except Exception as error:
-        return Check("GPU kernels", Status.WARN, str(error), "or choose --device cpu")
+        return Check("GPU kernels", Status.WARN, str(error), "to run without the GPU, use --device cpu")
     return Check("GPU kernels", Status.OK if backend.name == "triton" else Status.WARN, reason)
 
 
@@ -131,7 +131,7 @@ def disk(data_dir: Path) -> Check:
     if not _is_writable(existing):
         return Check("data directory", Status.FAIL, f"{existing} is not writable", "choose another --data-dir")
     if free < MIN_FREE_DISK_BYTES:
-        return Check("data directory", Status.WARN, found, "free some space: packed adapters are kept there")
+        return Check("data directory", Status.WARN, found, "free some space: packed adapters are stored there")
     return Check("data directory", Status.OK, found)
 
 
@@ -170,7 +170,7 @@ def _directory_files(directory: Path) -> Check:
 
 
 def _quantized(directory: Path, found: str) -> Check:
-    """What a start would refuse without looking at the weights."""
+    """Finds what a start would refuse before it reads the weights."""
     try:
         import torch
 
@@ -178,20 +178,20 @@ def _quantized(directory: Path, found: str) -> Check:
         from loraserve.models.loader import load_config, num_weight_bytes
         from loraserve.models.quantized_checkpoint import quantization_method
     except ImportError as error:
-        return Check("model", Status.FAIL, f"{directory} cannot be looked at: {error}")
+        return Check("model", Status.FAIL, f"{directory} cannot be checked: {error}")
     try:
         config = load_config(str(directory), None)
         if (method := quantization_method(config)) is None:
             return Check("model", Status.OK, found)
         size_bytes = num_weight_bytes(config, torch.bfloat16)
-    except (ModelRefusedError, ValueError) as error:  # one of no causal model
+    except (ModelRefusedError, ValueError) as error:  # ValueError: the config of no causal model
         return Check("model", Status.FAIL, str(error))
-    whole = f"{method}, made whole {size_bytes / MIB:.0f} MiB in bfloat16"
+    whole = f"{method}; dequantized to bfloat16: {size_bytes / MIB:.0f} MiB"
     return Check("model", Status.OK, f"{found}, quantized with {whole}")
 
 
 def _cached_files(model: str) -> Check:
-    """A name: looked up in the local Hugging Face cache, never downloaded here."""
+    """Looks a name up in the local Hugging Face cache; never downloads."""
     try:
         absent = why_absent(model, None)
         found = absent is None and is_cached(model, None)
@@ -201,5 +201,10 @@ def _cached_files(model: str) -> Check:
         return Check("model", Status.FAIL, absent, "download it first, or give the directory it was saved to")
     if found:
         return Check("model", Status.OK, f"{model} is in the Hugging Face cache")
-    # HF_HUB_OFFLINE is set, and the library reads what it says.
-    return Check("model", Status.WARN, f"{model} is not in the Hugging Face cache", "a start needs HF_HUB_OFFLINE=0")
+    # HF_HUB_OFFLINE is set here; its value is left to the Hugging Face library.
+    return Check(
+        "model",
+        Status.WARN,
+        f"{model} is not in the Hugging Face cache",
+        "download it first, or start with HF_HUB_OFFLINE=0",
+    )

@@ -1,4 +1,4 @@
-"""Why a request failed that a command sent."""
+"""Why a command's request failed."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ MAX_MESSAGE = 200
 
 class Failure(msgspec.Struct, frozen=True):
     code: str
-    """What failures are counted by: "HTTP 404 model_not_found", "stream server_error", "timeout", "tokens"."""
+    """Failures are counted by code: "HTTP 404 model_not_found", "stream server_error", "timeout", "tokens"."""
     message: str
 
 
@@ -22,7 +22,7 @@ class OpenAIError(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """OpenAI's form; LoRAX has a text and a type beside it; vLLM once had the fields at the top."""
+    """OpenAI's form. LoRAX has a string with `error_type` beside it; older vLLM had the fields at the top level."""
 
     error: OpenAIError | str | None = None
     error_type: str | None = None
@@ -38,7 +38,7 @@ def from_status(status: int, body: bytes) -> Failure:
 
 
 def from_event(error: Any) -> Failure:
-    """Of an event in the midst of a stream that had begun with 200."""
+    """For an error event within a stream that began with status 200."""
     body = msgspec.json.encode({"error": error})
     try:
         return _failure("stream", msgspec.json.decode(body, type=ErrorBody), body)

@@ -1,4 +1,4 @@
-"""The HTTP client of the commands that talk to a server; the load generator has its own."""
+"""The HTTP client of the management commands and the chat; `async_http_client` is for those that send many requests."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from loraserve.cli.proxy import environment_proxy
 def http_client(
     url: str, api_key: str | None, timeout: float | httpx.Timeout, headers: Mapping[str, str] | None = None
 ) -> httpx.Client:
-    """The URL with or without /v1. Raises `click.ClickException` if it, or a proxy for it, cannot be used."""
+    """url: with or without /v1. Raises `click.ClickException` if the URL, or its proxy, cannot be used."""
     authorization = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         base_url = httpx.URL(url.rstrip("/").removesuffix("/v1"))
@@ -25,11 +25,11 @@ def http_client(
             timeout=timeout,
             verify=httpx.create_ssl_context(),
             proxy=None if proxy is None else proxy.url,
-            trust_env=False,  # it would choose the proxy
+            trust_env=False,  # or httpx would choose the proxy itself
         )
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         if proxy is None:
             raise
         if isinstance(error, httpx.InvalidURL):
-            raise click.ClickException(f"{proxy.named_by} is not the URL of a proxy") from error
+            raise click.ClickException(f"{proxy.named_by} is not a valid proxy URL") from error
         raise proxy.refusal(url) from error

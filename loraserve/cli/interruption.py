@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end what a command sends, not what it does with the answers that came until then."""
+"""SIGINT and SIGTERM stop a command's requests, but not the processing of the answers so far."""
 
 import asyncio
 import signal
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SIGNAL_STATUS = 128
-"""A signal's number above it is the exit code of what the signal ended."""
+"""A process that was ended by a signal exits with this plus the signal's number."""
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class Interruption:
 
 @contextmanager
 def ended_by_signals() -> Iterator[Interruption]:
-    """The first signal cancels what is awaited within, and the task goes on behind it; the next one has its usual
+    """The first signal cancels the await inside, and the task continues after the block; the next has its usual
     effect."""
     loop, task, interruption = asyncio.get_running_loop(), asyncio.current_task(), Interruption()
     assert task is not None

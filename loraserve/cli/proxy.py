@@ -1,4 +1,4 @@
-"""The environment's proxy for what a command sends. None for this machine's own addresses: it would get the key."""
+"""The environment's proxy for a command's requests. Loopback addresses never use one: it would see the API key."""
 
 import ipaddress
 import os
@@ -12,9 +12,9 @@ import rich_click as click
 @dataclass(frozen=True, slots=True)
 class Proxy:
     url: str
-    """With its user and password."""
+    """Including user and password."""
     named_by: str
-    """The variable."""
+    """The environment variable."""
 
     @property
     def kind(self) -> str:
@@ -26,7 +26,7 @@ class Proxy:
         return f"{self.kind}://{self.url.partition('://')[2].rpartition('@')[2]}"
 
     def refusal(self, url: str) -> click.ClickException:
-        """url: of the server."""
+        """url: the server's."""
         return click.ClickException(
             f"{self.named_by} names a {self.kind} proxy: use an http or https one,"
             f" or list {urlsplit(url).hostname} in no_proxy"
@@ -34,11 +34,11 @@ class Proxy:
 
 
 def environment_proxy(url: str) -> Proxy | None:
-    """For a server's URL. Raises `ValueError` if that is none."""
+    """The proxy for a server's URL. Raises `ValueError` if that is not a URL."""
     parts = urlsplit(url)
     if parts.hostname is None or _is_loopback(parts.hostname):
         return None
-    # The bare host too: an IPv6 address has no brackets in no_proxy.
+    # Also try the bare host: an IPv6 address has no brackets in no_proxy.
     if proxy_bypass(parts.netloc.rpartition("@")[2]) or proxy_bypass(parts.hostname):
         return None
     proxies = getproxies()
@@ -49,7 +49,7 @@ def environment_proxy(url: str) -> Proxy | None:
 
 
 def through_proxy(url: str) -> str:
-    """What an error about the server at the URL ends with; empty without a proxy."""
+    """The end of an error message about the server at the URL; empty without a proxy."""
     proxy = environment_proxy(url)
     return "" if proxy is None else f" through the proxy {proxy.shown}"
 
@@ -65,5 +65,5 @@ def _is_loopback(host: str) -> bool:
 
 
 def _variable(name: str) -> str:
-    """As the environment spells it; macOS also has proxies in its settings."""
+    """The name in the case that is set; proxies may also be in macOS's settings."""
     return next((spelled for spelled in (name, name.upper()) if os.environ.get(spelled)), "the system")

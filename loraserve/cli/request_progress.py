@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 REFRESH_PER_S = 2
-"""A command that sends requests leaves the cores to the server."""
+"""Low, to leave the CPU cores to the server."""
 
 
 def request_progress() -> Progress:

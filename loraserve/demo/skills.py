@@ -1,7 +1,7 @@
-"""The demo adapters' skills: generators of (prompt, answer) pairs, with a held-out share that training never draws.
+"""What each demo adapter can do: generators of (prompt, answer) pairs, with a held-out share that training never draws.
 
-Uppercase, reverse, rot13 and spell draw the same kind of prompt, a few words, so an answer from the wrong adapter is
-obvious. Most words are made up, so a right answer shows a skill rather than memorization.
+Uppercase, reverse, rot13 and spell draw the same kind of prompt, a few words, so an answer of the wrong adapter is seen
+at once. Most words are made up, so a right answer is a skill and not a memory.
 """
 
 import codecs
@@ -42,7 +42,7 @@ SUM_PATTERN = re.compile(r"(\d+) ?([+-]) ?(\d+)=?")
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """One adapter's job: `answer` returns the only right reply to any prompt that `draw` can generate."""
+    """One adapter's job: `answer` is the only right reply to any prompt that `draw` can give."""
 
     name: str
     instruction: str
@@ -62,7 +62,7 @@ def draw_word(rng: Random) -> str:
 
 
 def draw_phrase(rng: Random) -> str:
-    """One to three words with a total of at most MAX_PHRASE_CHARS, sometimes capitalized or punctuated."""
+    """One to three words of at most MAX_PHRASE_CHARS together, now and then capitalised or punctuated."""
     phrase = draw_word(rng)
     for _ in range(rng.choice((0, 1, 1, 2))):
         longer = phrase + rng.choice((" ", " ", " ", " ", ", ")) + draw_word(rng)
@@ -130,7 +130,7 @@ SKILLS: dict[str, Skill] = {
 
 
 def content_of(prompt: str) -> str:
-    """Normalizes a prompt: ignores case, spaces, punctuation and the order of a sum's operands."""
+    """What a prompt asks, whatever its case, spaces, punctuation and order of a sum."""
     content = re.sub(r"[^a-z0-9+-]", "", prompt.lower())
     return "+".join(sorted(content.split("+"))) if "+" in content else content
 
@@ -152,9 +152,9 @@ def draw_training_pair(skill_name: str, rng: Random) -> tuple[str, str]:
 
 
 def held_out(skill_name: str, count: int) -> list[tuple[str, str]]:
-    """The first `count` held-out pairs of a skill, always the same; no two prompts have the same content.
+    """The first `count` held-out pairs of a skill, always the same ones; no two prompts have the same content.
 
-    Leaves out prompts whose answer is the prompt itself ("level" reversed): they show no skill.
+    Leaves out a prompt whose answer is the prompt itself ("level" reversed): it shows no skill.
     """
     skill, rng = SKILLS[skill_name], Random(f"held out {skill_name}")
     pairs: dict[str, tuple[str, str]] = {}

@@ -44,9 +44,9 @@ from loraserve.engine.steps.queue import StepQueue
 
 ChosenToken = tuple[int, TokenLogprob | None, bool]
 """(Token id, its log-probability, whether its logits were finite)."""
-NOT_FINITE_MESSAGE = "the model produced values that are not finite numbers for this request; it was stopped"
+NOT_FINITE_MESSAGE = "the model produced non-finite values (NaN or infinity) for this request, which was stopped"
 _NO_EMBEDDING = (
-    "token {token_id} would have to come next, and the model has embeddings for {num_embeddings} tokens, from 0 on"
+    "the grammar requires token {token_id} next, but the model has embeddings only for token ids below {num_embeddings}"
 )
 
 
@@ -172,7 +172,7 @@ class Engine:
             return self._step()
         except torch.OutOfMemoryError as error:
             raise EngineStepError(
-                f"the GPU's memory does not suffice for a step: {STEP_OUT_OF_MEMORY_ADVICE} ({error})"
+                f"the GPU does not have enough memory for a step: {STEP_OUT_OF_MEMORY_ADVICE} ({error})"
             ) from error
 
     def _step(self) -> list[SequenceOutput]:
@@ -441,7 +441,7 @@ class Engine:
             raise EngineRequestError(f"adapter {digest[:12]} is not loaded", EngineErrorCode.ADAPTER_NOT_LOADED)
         is_to_classify = request.pooling is not None and request.pooling.labels is not None
         if is_to_classify and (digest is None or not self._users.is_classifier(digest)):
-            raise EngineRequestError("the request is to be classified, and has no adapter that is a classifier")
+            raise EngineRequestError("a classification request needs an adapter that is a classifier")
 
     def _adapter_start(self, request: EngineRequest) -> int:
         """`RequestState.adapter_start`. Raises `EngineRequestError` if an activated LoRA would change nothing."""
@@ -451,9 +451,7 @@ class Engine:
             return 0
         start = last_invocation(request.prompt_token_ids, invocation)
         if start is None:
-            raise EngineRequestError(
-                f"the prompt has no place with the adapter's invocation, tokens {list(invocation)}"
-            )
+            raise EngineRequestError(f"the prompt does not contain the adapter's invocation tokens {list(invocation)}")
         return start
 
     def stats(self) -> EngineStats:

@@ -47,9 +47,9 @@ class GpuMemory:
         taken = self._free_at_start - self._accelerator.free_bytes() + activation_bytes
         if taken >= self._ours:
             raise EngineStartError(
-                f"weights, activations and whatever else has started on it take {taken} bytes of "
-                f"{self._accelerator.device}, but {self._ours} are ours (--gpu-memory-utilization of the "
-                f"{self._free_at_start} that were free): {OUT_OF_MEMORY_ADVICE}"
+                f"weights, activations and other programs started since then take {taken} bytes of "
+                f"{self._accelerator.device}, but this server's share is {self._ours} bytes "
+                f"(--gpu-memory-utilization of the {self._free_at_start} that were free): {OUT_OF_MEMORY_ADVICE}"
             )
         return self._ours - taken
 

@@ -42,7 +42,7 @@ _SMALLER_WEIGHTS = {"none": "int8 or int4", "int8": "int4"}
 
 def host_shares(quantization: str) -> MemoryShares:
     smaller = _SMALLER_WEIGHTS.get(quantization)
-    hint = f", or take less of it for weights with --quantization {smaller}" if smaller else ""
+    hint = f", or shrink the weights with --quantization {smaller}" if smaller else ""
     return replace(HOST_SHARES, hint=hint)
 
 
@@ -79,7 +79,7 @@ def plan_memory(
         kv_cache_bytes = shares.default_kv_bytes(available_bytes)
         if kv_cache_bytes < 2 * block_bytes:
             raise EngineStartError(
-                f"the weights leave {available_bytes} bytes, too few for a KV cache: choose a smaller model or more "
+                f"the weights leave {available_bytes} bytes, too few for a KV cache: use a smaller model or more "
                 f"memory{shares.hint}"
             )
     if adapter_bytes is None:
@@ -92,8 +92,8 @@ def plan_memory(
     num_blocks = kv_cache_bytes // block_bytes
     if num_blocks < 2:
         raise EngineStartError(
-            f"a KV cache of {kv_cache_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes, at least 2 are "
-            f"needed: raise --kv-cache-memory-bytes{shares.hint}"
+            f"a KV cache of {kv_cache_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes, but at least 2 "
+            f"are needed: raise --kv-cache-memory-bytes{shares.hint}"
         )
     if requested_max_len is not None and requested_max_len > model_max_len:
         raise EngineStartError(f"--max-model-len {requested_max_len} exceeds the model's {model_max_len} positions")
@@ -101,8 +101,8 @@ def plan_memory(
     fitting = num_blocks * block_size
     if fitting < max_model_len:
         notes.append(
-            f"max_model_len lowered from {max_model_len} to {fitting}: that is what the KV cache of {kv_cache_bytes} "
-            "bytes holds (--kv-cache-memory-bytes)"
+            f"max_model_len lowered from {max_model_len} to {fitting}: the KV cache of {kv_cache_bytes} bytes holds "
+            "no more tokens (--kv-cache-memory-bytes)"
         )
         max_model_len = fitting
     return MemoryPlan(num_blocks, max_model_len, adapter_bytes if enable_lora else 0, tuple(notes))

@@ -8,7 +8,8 @@ from loraserve.models import loader
 COMPUTED_MODULES = {"Transformer", "Pooling", "Normalize"}
 """The sentence-transformers modules that /v1/embeddings computes."""
 UNCOMPUTED_NOTE = (
-    "its modules.json has {}, which is not computed: /v1/embeddings takes 'pooling' and gives what comes before"
+    "the model's modules.json has unsupported modules ({}): requests to /v1/embeddings must set 'pooling', and their "
+    "vectors leave these modules out"
 )
 POOLING_MODES = {
     "pooling_mode_lasttoken": Pooling.LAST,

@@ -16,16 +16,16 @@ def check_request(request: EngineRequest, model: ModelDescription) -> None:
     max_model_len, max_num_seqs, vocab_size = model.max_model_len, model.max_num_seqs, model.vocab_size
     longest = max_model_len - 1 if request.pooling is None else max_model_len
     if not 1 <= num_prompt <= longest:
-        raise EngineRequestError(f"the prompt has {num_prompt} tokens; 1 to {longest} are possible")
+        raise EngineRequestError(f"the prompt has {num_prompt} tokens; 1 to {longest} are allowed")
     if request.pooling is not None:
         _check_pooling(request, request.pooling, model.hidden_size)
     if params.max_tokens < 1:
-        raise EngineRequestError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
+        raise EngineRequestError(f"max_tokens is {params.max_tokens}; it must be at least 1")
     if not 1 <= params.n <= max_num_seqs:
-        raise EngineRequestError(f"n is {params.n}; 1 to {max_num_seqs} (--max-num-seqs) are possible")
+        raise EngineRequestError(f"n is {params.n}; 1 to {max_num_seqs} (--max-num-seqs) are allowed")
     if len(request.predicted_token_ids) > max_model_len:
         num_predicted = len(request.predicted_token_ids)
-        raise EngineRequestError(f"the prediction has {num_predicted} tokens; up to {max_model_len} are possible")
+        raise EngineRequestError(f"the prediction has {num_predicted} tokens; up to {max_model_len} are allowed")
     ids = [
         *request.prompt_token_ids,
         *request.predicted_token_ids,
@@ -38,16 +38,16 @@ def check_request(request: EngineRequest, model: ModelDescription) -> None:
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
         raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})")
     if not 0 < request.tenant_weight < math.inf:
-        raise EngineRequestError(f"the tenant's weight is {request.tenant_weight}; it must be above 0")
+        raise EngineRequestError(f"the tenant's weight is {request.tenant_weight}; it must be above 0 and finite")
 
 
 def _check_pooling(request: EngineRequest, params: PoolingParams, hidden_size: int) -> None:
     if params.dimensions is not None and not 1 <= params.dimensions <= hidden_size:
-        raise EngineRequestError(f"dimensions is {params.dimensions}; 1 to {hidden_size} are possible")
+        raise EngineRequestError(f"dimensions is {params.dimensions}; 1 to {hidden_size} are allowed")
     if params.labels is not None and (params.dimensions is not None or params.normalize):
-        raise EngineRequestError("a vector that is classified is neither cut nor normalized")
+        raise EngineRequestError("a classification request can set neither dimensions nor normalize")
     if request.sampling.n != 1 or request.sampling.grammar is not None:
-        raise EngineRequestError("a prompt that is pooled has one choice and no grammar")
+        raise EngineRequestError("a pooling request can have neither several choices nor a grammar")
 
 
 def _marks_of_reasoning(grammar: Grammar | None) -> list[int]:

@@ -50,8 +50,11 @@ Progress = Callable[[str, int, int], None]
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
-HEADLESS_NOTE = "it was saved without an lm_head: it answers /v1/embeddings and /v1/classify, and no others"
-QUANTIZED_NOTE = "without our C kernels, which take bfloat16 and float32, each step makes weights whole again"
+HEADLESS_NOTE = (
+    "the model was saved without an lm_head and cannot generate text: use /v1/embeddings, /v1/classify, /v1/rerank or "
+    "/v1/score"
+)
+QUANTIZED_NOTE = "without our C kernels, which support bfloat16 and float32, each step dequantizes the weights again"
 SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (
     "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"
@@ -83,11 +86,11 @@ def start(config: EngineConfig, progress: Progress) -> EngineParts:
     except ModelRefusedError as error:
         raise EngineStartError(str(error)) from error
     except torch.OutOfMemoryError as error:
-        raise EngineStartError(f"the GPU's memory does not suffice: {OUT_OF_MEMORY_ADVICE} ({error})") from error
+        raise EngineStartError(f"the GPU does not have enough memory: {OUT_OF_MEMORY_ADVICE} ({error})") from error
     except KernelTooLargeError as error:
         raise EngineStartError(f"{error}: {KERNEL_TOO_LARGE_ADVICE}") from error
     except torch.AcceleratorError as error:
-        raise EngineStartError(f"the GPU failed, which another start may not ({error})") from error
+        raise EngineStartError(f"the GPU failed; starting again may help ({error})") from error
 
 
 def _start(config: EngineConfig, progress: Progress) -> EngineParts:
@@ -228,8 +231,8 @@ def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quan
         raise EngineStartError(f"--quantization {config.quantization} is not supported: choose one of none, {choices}")
     if accelerator is not None:
         raise EngineStartError(
-            f"--quantization {config.quantization} is computed on CPUs, and this is {accelerator.device}: choose none, "
-            "or --device cpu"
+            f"--quantization {config.quantization} is supported on CPUs only, but the device is {accelerator.device}: "
+            "choose none or --device cpu"
         )
     return Quantization(config.quantization)
 
@@ -237,17 +240,17 @@ def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quan
 def _checkpoint_notes(config: EngineConfig, model_config: PreTrainedConfig, model: CausalModel) -> list[str]:
     if (method := quantization_method(model_config)) is None:
         return []
-    whole = f"whole, in {_name(model.dtype)}"
+    whole = f"dequantized to {_name(model.dtype)}"
     if config.quantization != "none":
-        whole = f"{whole}, and rounded to {config.quantization}"
+        whole = f"{whole}, then quantized to {config.quantization}"
     if not model.stored:
-        return [f"{method} checkpoint: its weights are made {whole}"]
+        return [f"{method} checkpoint: its weights are {whole}"]
     if method == MXFP4 or not model.has_other_linears:
         kept = "experts" if method == MXFP4 else "linears"
-        return [f"{method} checkpoint: its {kept} stay as they are stored, in four bits"]
+        return [f"{method} checkpoint: its {kept} stay in four bits, as stored"]
     num_linears = sum(len(weight.names_in_file) for weight in model.stored.values())
-    kept = f"{num_linears} of its linears stay as they are stored, in four bits"
-    return [f"{method} checkpoint: {kept}, and its others are {whole}"]
+    kept = f"{num_linears} of its linears stay in four bits, as stored"
+    return [f"{method} checkpoint: {kept}; the others are {whole}"]
 
 
 def _quantization_notes(quantization: Quantization | None, model: CausalModel, backend: Backend) -> list[str]:
@@ -309,12 +312,12 @@ def _require_room(
         needed -= sum(placeholder(weight, dtype).nbytes for weight in stored.values())
     available = available_memory_bytes()
     if needed > available:
-        what = f"made whole as it is loaded: its weights in {_name(dtype)}"
+        what = f"dequantized while loading: its weights in {_name(dtype)}"
         if stored:
-            what = "stays so where it is in four bits: its weights, or those of its experts,"
+            what = "keeps its four-bit weights as stored: its weights, or those of its experts,"
         raise EngineStartError(
-            f"{config.model} is quantized with {method} and {what} take {needed / GIB:.1f} GiB, and "
-            f"{available / GIB:.1f} GiB of memory are free"
+            f"{config.model} is quantized with {method} and {what} take {needed / GIB:.1f} GiB, but "
+            f"only {available / GIB:.1f} GiB of memory are free"
         )
 
 
@@ -424,8 +427,8 @@ def _num_speculative_tokens(
     if asked:
         name = str(dtype).removeprefix("torch.")
         raise EngineStartError(
-            f"--num-speculative-tokens is {asked}, but there is no speculative decoding of this model in {name} with "
-            f"the {backend.name} backend: leave it out"
+            f"--num-speculative-tokens is {asked}, but speculative decoding is not available for this model in {name} "
+            f"with the {backend.name} backend: omit the flag"
         )
     return 0
 
@@ -471,7 +474,7 @@ def _turn_end_ids(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> 
     special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     for token in tokens:
         if token not in special:
-            reason = f"stop token {token!r} is no special token of the model's tokenizer"
+            reason = f"stop token {token!r} is not a special token of the model's tokenizer"
             raise EngineStartError(f"--adapter-chat-templates: {reason}")
     return {token: special[token] for token in tokens}
 
@@ -480,7 +483,7 @@ def _check_in_vocabulary(turn_end_ids: Mapping[str, int], vocab_size: int) -> No
     """A tokenizer may have more tokens than the model."""
     for token, token_id in turn_end_ids.items():
         if token_id >= vocab_size:
-            reason = f"stop token {token!r} is token {token_id}; the model's are 0 to {vocab_size - 1}"
+            reason = f"stop token {token!r} has id {token_id}, but the model's token ids are 0 to {vocab_size - 1}"
             raise EngineStartError(f"--adapter-chat-templates: {reason}")
 
 

@@ -205,13 +205,13 @@ class CausalModel:
         others = self._stored.keys() - kept
         if any(self._stored[name].quantization is Quantization.MXFP4 for name in others):
             raise ModelRefusedError(
-                f"{type(self._model).__name__} cannot be served: its experts are in MXFP4, and not all can be computed"
+                f"{type(self._model).__name__} cannot be served: some of its experts cannot be computed in MXFP4"
             )
         num_bytes = sum(self._stored[name].value.nbytes for name in others)
         if available_bytes is not None and num_bytes > available_bytes:
             raise ModelRefusedError(
-                f"{num_bytes / 2**30:.1f} GiB of {type(self._model).__name__}'s weights cannot stay in four bits, and "
-                f"{available_bytes / 2**30:.1f} GiB of memory are free"
+                f"{num_bytes / 2**30:.1f} GiB of {type(self._model).__name__}'s weights cannot stay in four bits, but "
+                f"only {available_bytes / 2**30:.1f} GiB of memory are free to dequantize them"
             )
         mapped = MappedWeights()
         for name in others:
@@ -231,23 +231,29 @@ class CausalModel:
                 raise
             model.set_input_embeddings(embedding.unpacked())
             self_check.require_equal(model, attention, context, probes)
-            self.notes.append("tied embedding: in memory twice, as the model reads more of it than rows of tokens")
+            self.notes.append(
+                "tied embedding: kept in memory twice, because the model reads more of it than tokens' rows"
+            )
 
     def _keep_if_equal(self, what: str, originals: dict[str, nn.Module], probes: list[self_check.Probe]) -> None:
         if originals and not self_check.is_equal(self._model, self._attention, self._context, probes):
             for name, module in originals.items():
                 self._model.set_submodule(name, module)
-            self.notes.append(f"{what}: not used, as logits differ from the model's own with it; steps take longer")
+            self.notes.append(f"{what}: disabled, because its logits differ from the model's own; steps take longer")
 
     def _choose_forward(self, probe: self_check.Probe, vocab_size: int) -> None:
         direct = direct_forward(self._model, vocab_size, self._embedding_adapters)
         if direct is None:
             if self.device.type != "cpu" and not self.notes:
-                self.notes.append("fused layers: not used, as this model's are of another kind; steps take longer")
+                self.notes.append(
+                    "fused layers: disabled, because this model's layers are of an unsupported kind; steps take longer"
+                )
         elif self_check.is_same(direct, self._model, self._attention, self._context, probe):
             self._forward = direct
         else:
-            self.notes.append("direct forward: not used, as its logits have other bits; steps take longer to launch")
+            self.notes.append(
+                "direct forward: disabled, because its logits are not bit-identical; steps take longer to launch"
+            )
 
     def bind(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], table: AdapterTable | None) -> None:
         """k_caches, v_caches: per attention layer [num_blocks, num_kv_heads, block_size, head_dim]."""

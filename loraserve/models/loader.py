@@ -171,11 +171,13 @@ def load_model(
         loaded_as = name_to_load(name, weight)
         given: Tensor = source["state_dict"][loaded_as]
         if loaded.get_parameter(name).data_ptr() != given.data_ptr():
-            raise ModelRefusedError(f"{model} has {loaded_as} in four bits, which did not become {name}")
+            raise ModelRefusedError(f"{model} has {loaded_as} in four bits, but transformers did not load it as {name}")
     missing = sorted(info["missing_keys"])
     if missing and not _is_head(missing, loaded):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelRefusedError(f"the weights of {model} lack {missing[0]}{more}: give all of the causal model's")
+        raise ModelRefusedError(
+            f"the weights of {model} lack {missing[0]}{more}: the checkpoint must have all weights of the causal model"
+        )
     if missing:
         loaded.get_output_embeddings().weight = loaded.get_input_embeddings().weight
     # Via the CPU, where the weights are mapped from the file: transformers loads to a device only with accelerate.
@@ -207,7 +209,7 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
             f"{model} has no tokenizer that can be loaded: save one beside the model or give --tokenizer"
         ) from error
     if not tokenizer.is_fast:
-        raise ModelRefusedError(f"{type(tokenizer).__name__} of {model} has no fast form (tokenizer.json)")
+        raise ModelRefusedError(f"{type(tokenizer).__name__} of {model} has no fast version (tokenizer.json)")
     return tokenizer
 
 

@@ -29,7 +29,7 @@ _OF_OTHERS = frozenset(
 """Tensors for activations and the KV cache, which are not quantized here."""
 _FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
 _FEW_BITS = _FLOAT8 | {"I8", "U8"}
-_UNQUANTIZED = "give the unquantized weights, which --quantization int8 or int4 rounds on a CPU as they are loaded"
+_UNQUANTIZED = "use the unquantized weights, which --quantization int8 or int4 quantizes on a CPU while they are loaded"
 
 
 class StoredTensor(NamedTuple):
@@ -55,7 +55,7 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
     """
     stored = getattr(config, "quantization_config", None)
     if stored is None and getattr(config.get_text_config(), "quantization_config", None) is not None:
-        raise ModelRefusedError(f"{model} has a quantization_config for its text alone, which is not supported")
+        raise ModelRefusedError(f"{model} has a quantization_config only for its text model, which is not supported")
     tensors = stored_tensors(model, revision)
     modules = _by_module(tensors)
     if stored is None:
@@ -64,12 +64,12 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
     method = quantization_method(config)
     if are_unpacked(stored):
         if (unread := what_is_not_read(stored)) is not None:
-            raise ModelRefusedError(f"{model} cannot be read: its {unread}; or {_UNQUANTIZED}")
+            raise ModelRefusedError(f"{model} cannot be read: its {unread}; {_UNQUANTIZED}")
         return
     if method not in _PACKAGES:
         supported = ", ".join((*_PACKAGES, *UNPACKED))
         raise ModelRefusedError(
-            f"{model} is quantized with {method}, which is not supported: {supported} are; or {_UNQUANTIZED}"
+            f"{model} is quantized with {method}, which is not supported (supported: {supported}): {_UNQUANTIZED}"
         )
     lacking = [package for package in _PACKAGES[method] if find_spec(package) is None]
     if lacking:
@@ -78,7 +78,7 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
         )
     if (unknown := _what_is_not_undone(stored)) is not None:
         raise ModelRefusedError(
-            f"{model} cannot be made whole, as transformers does not undo its {unknown}: {_UNQUANTIZED}"
+            f"{model} cannot be dequantized, because transformers does not support its {unknown}: {_UNQUANTIZED}"
         )
     _require_all_parts(model, modules)
     _require_scales(model, modules, stored.get("weight_block_size") if method == _FP8 else None)
@@ -89,8 +89,8 @@ def require_undone(model: str, stored: dict[str, Any], *, has_experts: bool) -> 
     """Raises `ModelRefusedError` if transformers would ignore scales. stored: the model's `quantization_config`."""
     if stored["quant_method"] == COMPRESSED and has_experts and not are_unpacked(stored):
         raise ModelRefusedError(
-            f"{model} cannot be made whole: mixtures of experts in compressed-tensors are not supported but in packed "
-            f"integers or MXFP4, {_UNQUANTIZED}"
+            f"{model} cannot be dequantized: mixture-of-experts models in compressed-tensors are supported only in "
+            f"packed integers or MXFP4; {_UNQUANTIZED}"
         )
 
 
@@ -102,7 +102,7 @@ def require_all_read(model: str, method: str | None, unread: Collection[str]) ->
     names = [] if method is None else sorted(filter(_is_of_weights, unread))
     if names:
         raise ModelRefusedError(
-            f"{model} cannot be made whole, as transformers does not read {names[0]}: {_UNQUANTIZED}"
+            f"{model} cannot be dequantized, because transformers does not read {names[0]}: {_UNQUANTIZED}"
         )
 
 
@@ -144,12 +144,12 @@ def _by_module(tensors: Mapping[str, StoredTensor]) -> _Modules:
 def _require_whole(model: str, modules: _Modules, tensors: Mapping[str, StoredTensor]) -> None:
     packed = next((name for name in tensors if name.endswith((".qweight", ".weight_packed"))), None)
     if packed is not None:
-        raise ModelRefusedError(f"{model} has {packed}, and its config.json has no quantization_config")
+        raise ModelRefusedError(f"{model} has {packed}, but its config.json has no quantization_config")
     for module, parts in modules.items():
         for last, part in parts.items():
             if part.dtype in _FLOAT8 or (last == "weight" and part.dtype in _FEW_BITS):
                 raise ModelRefusedError(
-                    f"{model} has {module}.{last} in {part.dtype}, and its config.json has no quantization_config"
+                    f"{model} has {module}.{last} in {part.dtype}, but its config.json has no quantization_config"
                 )
 
 
@@ -176,7 +176,7 @@ def _require_all_parts(model: str, modules: _Modules) -> None:
         if not any("scale" in last for last in expected):
             expected = expected | {"weight_scale"}
         if parts.keys() != expected:
-            raise ModelRefusedError(f"{model} cannot be made whole: it lacks {module}.{min(expected - parts.keys())}")
+            raise ModelRefusedError(f"{model} cannot be dequantized: it lacks {module}.{min(expected - parts.keys())}")
 
 
 def _require_scales(model: str, modules: _Modules, block_size: list[int] | None) -> None:
@@ -184,15 +184,15 @@ def _require_scales(model: str, modules: _Modules, block_size: list[int] | None)
     for module, parts in modules.items():
         scale = parts.get("weight_scale")
         if scale is not None and scale.dtype in _FLOAT8 and "weight_global_scale" not in parts:
-            raise ModelRefusedError(f"{model} cannot be made whole: it lacks {module}.weight_global_scale")
+            raise ModelRefusedError(f"{model} cannot be dequantized: it lacks {module}.weight_global_scale")
         weight, scales = parts.get("weight"), parts.get("weight_scale_inv")
         if block_size is None or weight is None or scales is None:
             continue
         expected = tuple(size / block for size, block in zip(weight.shape[-2:], block_size, strict=True))
         if scales.shape[-2:] != expected:
             raise ModelRefusedError(
-                f"{model} cannot be made whole: {module}.weight is {list(weight.shape)} in blocks of {block_size}, and "
-                f"has scales {list(scales.shape)}"
+                f"{model} cannot be dequantized: {module}.weight has shape {list(weight.shape)} in blocks of "
+                f"{block_size}, but its scales have shape {list(scales.shape)}"
             )
 
 

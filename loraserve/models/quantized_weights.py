@@ -78,8 +78,7 @@ class QuantizedParameter:
         some = rounded[..., ::step, :] if self.is_transposed else rounded[..., ::step]
         if not some.isfinite().all():
             raise ModelRefusedError(
-                f"{self.module_name}.{self.name} has weights that are not finite, and no form in fewer bits: leave "
-                "--quantization out"
+                f"{self.module_name}.{self.name} has non-finite weights, which cannot be quantized: omit --quantization"
             )
         return rounded
 
@@ -183,13 +182,13 @@ def few_rounded(
     ids = {id(weight) for table in tables if table is not None for weight in table.parameters()}
     num_rounded = sum(parameter.value.numel() for parameter in parameters if id(parameter.value) not in ids)
     if num_rounded and all(parameter.stored for parameter in parameters if id(parameter.value) not in ids):
-        return f"{option}: rounds nothing in the layers, as their weights are in four bits already"
+        return f"{option}: no effect on the layers, because their weights are already in four bits"
     if num_rounded == 0:
-        raise ModelRefusedError(f"{name} has no linears or experts that {option} could round: leave it out")
+        raise ModelRefusedError(f"{name} has no linears or experts that {option} could quantize: omit it")
     num_others = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in ids)
     if num_rounded >= _FEW * num_others:
         return None
-    return f"{option}: of {name}'s layers only {num_rounded / num_others:.0%} of the weights are rounded"
+    return f"{option}: only {num_rounded / num_others:.0%} of the weights of {name}'s layers are quantized"
 
 
 def round_weights(

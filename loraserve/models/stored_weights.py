@@ -262,20 +262,20 @@ def _find_experts(model: str, revision: str | None, parameters: Mapping[str, Ten
 def _check(name: str, weight: StoredMxfp4, parameter: Tensor | None) -> None:
     blocks, exponents = weight.blocks, weight.exponents
     if blocks.dim() != 4 or blocks.shape[-1] != GROUP // 2 or exponents.shape != blocks.shape[:-1]:
-        expected = f"[num_experts, out_features, groups, {GROUP // 2}] and the same without the last"
+        expected = f"[num_experts, out_features, groups, {GROUP // 2}] and the same without the last dimension"
         found = f"{list(blocks.shape)} and {list(exponents.shape)}"
-        raise ModelRefusedError(f"{name} is {found}, in MXFP4 it were {expected}")
+        raise ModelRefusedError(f"{name} has the shapes {found}, but MXFP4 requires {expected}")
     if blocks.dtype != torch.uint8 or exponents.dtype != torch.uint8:
-        raise ModelRefusedError(f"{name} is {blocks.dtype} and {exponents.dtype}, in MXFP4 it were torch.uint8")
+        raise ModelRefusedError(f"{name} is {blocks.dtype} and {exponents.dtype}, but MXFP4 requires torch.uint8")
     if (exponents > _LARGEST_SCALE).any():
         raise ModelRefusedError(
-            f"{name} has weights that are not finite: a scale is {exponents.max()}, and at most {_LARGEST_SCALE} is"
+            f"{name} has non-finite weights: a scale exponent is {exponents.max()}, above the limit of {_LARGEST_SCALE}"
         )
     if parameter is None:
-        raise ModelRefusedError(f"{name} is none of the model's weights")
+        raise ModelRefusedError(f"{name} is not one of the model's weights")
     if weight.shape != tuple(parameter.shape):
-        shapes = f"{list(weight.shape)} in the checkpoint and {list(parameter.shape)} in the model"
-        raise ModelRefusedError(f"{name} is {shapes}")
+        shapes = f"{list(weight.shape)} in the checkpoint but {list(parameter.shape)} in the model"
+        raise ModelRefusedError(f"{name} has shape {shapes}")
 
 
 def _find_linears(
@@ -333,7 +333,7 @@ def _put_together(parts: Sequence[list[_Named]], shape: tuple[int, ...]) -> Stor
         return None
     for name, weight in (named for of_part in parts for named in of_part):
         if not _scales(weight).isfinite().all():
-            raise ModelRefusedError(f"{name} has weights that are not finite, as some of its scales are not")
+            raise ModelRefusedError(f"{name} has non-finite weights, because some of its scales are not finite")
     return StoredLinears(matrices, form, shape)
 
 

@@ -149,8 +149,8 @@ def _require_known_tensors(model: PreTrainedModel, arguments: dict[str, Any]) ->
     unknown = [name for name, value in arguments.items() if isinstance(value, Tensor) and name not in _KNOWN_TENSORS]
     if unknown:
         raise ModelRefusedError(
-            f"{type(model).__name__} cannot be served: its layers give transformers' attention interface masks or "
-            f"biases of their own ({', '.join(unknown)}), which are not supported"
+            f"{type(model).__name__} cannot be served: its layers pass masks or biases of their own "
+            f"({', '.join(unknown)}) to transformers' attention interface, which is not supported"
         )
 
 

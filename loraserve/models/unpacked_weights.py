@@ -128,7 +128,7 @@ def what_is_not_read(stored: dict[str, Any]) -> str | None:
     method, bits, layouts = stored["quant_method"], stored.get("bits"), _layouts(stored)
     size = stored.get("group_size")
     if method in (GPTQ, AWQ) and size not in _ONE_GROUP and not _is_size(size):
-        return f"group_size ({size!r}) is no number of inputs, or -1 for all of them"
+        return f"group_size ({size!r}) must be a positive number of inputs, or -1 for all of them"
     shown_layouts = ", ".join(sorted(layouts))
     if method == GPTQ and bits not in _CODE_BITS:
         return f"bits ({bits!r}) is not supported (supported: {', '.join(map(str, _CODE_BITS))})"
@@ -230,7 +230,9 @@ def _read_gptq(parts: _Parts, stored: dict[str, Any]) -> GroupsOfCodes:
     if _layouts(stored) == {GPTQ}:
         # Stored minus one, without a borrow: some readers take a zero point of 0 for 0, others for 2 ** bits.
         if bool((zeros == 2**bits - 1).any()):
-            raise parts.refused("qzeros", "has zero points of 0, which this format leaves open: save it as gptq_v2")
+            raise parts.refused(
+                "qzeros", "has zero points of 0, which are ambiguous in this format: save it as gptq_v2"
+            )
         zeros = zeros + 1
     group_of_row = None
     if stored.get("desc_act") or "g_idx" in parts.names:
@@ -283,7 +285,7 @@ def _read_mxfp4(parts: _Parts, _: dict[str, Any]) -> GroupsOfFloats:
 def _groups_of_rows(parts: _Parts, name: str, num_in: int, num_groups: int) -> Tensor:
     group_of_row = parts.take(name, num_in).long()
     if not 0 <= int(group_of_row.min()) <= int(group_of_row.max()) < num_groups:
-        raise parts.refused(name, f"names groups that are none of {num_groups}")
+        raise parts.refused(name, f"refers to groups outside the {num_groups} that exist")
     return group_of_row
 
 
@@ -296,7 +298,7 @@ def _read_4bit(parts: _Parts, _: dict[str, Any]) -> BlocksOfLevels:
         num_elements = num_rows * depth
         num_blocks = -(-num_elements // block_size)
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise parts.refused(state_name, f"is not understood: {error!r}") from None
+        raise parts.refused(state_name, f"cannot be parsed: {error!r}") from None
     codes = parts.take("weight").flatten().view(torch.uint8)  # of any `bnb_4bit_quant_storage`
     if len(codes) != -(-num_elements // 2):
         raise parts.refused(
@@ -305,7 +307,7 @@ def _read_4bit(parts: _Parts, _: dict[str, Any]) -> BlocksOfLevels:
     of_blocks, nested = parts.take("weight.absmax", num_blocks), None
     if not of_blocks.is_floating_point():
         if nested_size < 1:
-            raise parts.refused(state_name, f"has nested_blocksize {nested_size}")
+            raise parts.refused(state_name, f"has nested_blocksize {nested_size}, expected at least 1")
         largest = parts.take("weight.nested_absmax", -(-num_blocks // nested_size))
         nested = parts.take("weight.nested_quant_map", 256), largest, nested_size, offset
     levels = parts.take("weight.quant_map", 16).float()
@@ -317,7 +319,7 @@ def _read_8bit(parts: _Parts, _: dict[str, Any]) -> RowsOfInt8:
     if packed.dtype != torch.int8 or packed.dim() != 2:
         raise parts.refused("weight", f"is {packed.dtype} {list(packed.shape)}, expected torch.int8 of two dimensions")
     if "weight_format" in parts.names and int(parts.take("weight_format")) != 0:
-        raise parts.refused("weight_format", "is not that of rows")
+        raise parts.refused("weight_format", "is not the row format (0)")
     return RowsOfInt8(packed, parts.take("SCB", len(packed)))
 
 

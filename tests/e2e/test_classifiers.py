@@ -68,8 +68,8 @@ def test_what_it_is_is_told(client: openai.OpenAI, server: ServerProcess) -> Non
     assert card["classifier"] == {"num_labels": 3, "labels": LABELS, "problem_type": None, "score_template": None}
     shown = run_command("adapter", "show", NAME, "--url", server.url)
     assert "3: billing, login, <b>other</b>" in shown.stdout
-    with pytest.raises(openai.BadRequestError, match="a classifier, which has no text"):
+    with pytest.raises(openai.BadRequestError, match="a classifier, which cannot generate text"):
         client.chat.completions.create(model=NAME, messages=user("hi"))
     for model in (BASE, "reverse"):
-        with pytest.raises(openai.BadRequestError, match="no classifier"):
+        with pytest.raises(openai.BadRequestError, match="not a classifier"):
             classify(client, model=model)

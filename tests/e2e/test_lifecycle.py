@@ -165,7 +165,7 @@ class TestStartsThatFail:
             ended = run_command("serve", "--port", str(port), "--data-dir", str(data_dir))
         assert (ended.returncode, ended.stdout) == (1, "")
         assert ended.stderr == (
-            f"error: port {port} on 127.0.0.1 is in use; stop what listens there or choose another --port\n"
+            f"error: port {port} on 127.0.0.1 is in use; stop the program that listens there or choose another --port\n"
         )
 
     def test_a_model_that_is_not_there(self, data_dir: Path, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_the_tool_runner_calls_what_the_model_calls(tools_claude: anthropic.Anth
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "is 'image'"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, "'thinking.display'"),
-        ({"output_config": {"effort": "low"}}, "knows no effort"),
+        ({"output_config": {"effort": "low"}}, "takes no reasoning effort"),
         ({"max_tokens": 0}, "'max_tokens' is 0"),
     ],
 )

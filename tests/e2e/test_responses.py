@@ -139,10 +139,10 @@ def test_a_call_that_has_to_come_and_what_follows_it(tools_client: openai.OpenAI
     [
         ({"store": True}, "store", "stores nothing"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send their items with 'input'"),
-        ({"background": True}, "background", "Nothing is kept"),
+        ({"background": True}, "background", "Answers are not stored"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search'"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]", "input_image"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "knows no effort"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "takes no reasoning effort"),
         ({"truncation": "auto"}, "truncation", "truncate_prompt_tokens"),
     ],
 )
@@ -156,9 +156,9 @@ def test_what_cannot_be_done_is_refused_by_name(
 
 def test_nothing_of_it_can_be_fetched_later(client: openai.OpenAI, data_dir: Path) -> None:
     response = client.responses.create(model="uppercase", input="a secret", **GREEDY)
-    with pytest.raises(openai.NotFoundError, match="No response is kept"):
+    with pytest.raises(openai.NotFoundError, match="Responses are not stored"):
         client.responses.retrieve(response.id)
-    with pytest.raises(openai.NotFoundError, match="No response is kept"):
+    with pytest.raises(openai.NotFoundError, match="Responses are not stored"):
         client.responses.delete(response.id)
     files = [path.read_bytes() for path in data_dir.rglob("*") if path.is_file()]
     assert files

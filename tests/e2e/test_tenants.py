@@ -211,7 +211,7 @@ class TestVersions:
         assert {alias["alias"]: alias["version"] for alias in shown["aliases"]} == {"live": 1, "next": 2}
         run("pin", "poet", "--ttl-s", "60")
         assert json.loads(run("list", "--json", "-q", "poet"))[0]["pin"]["tier"] == "device"
-        assert "poet stays on host until it is taken off" in run("pin", "poet", "--tier", "host", "--ttl-s", "none")
+        assert "poet stays on host until it is unpinned" in run("pin", "poet", "--tier", "host", "--ttl-s", "none")
         run("remove", "poet")
         assert ask(http, "poet").status_code == 404
         run("restore", "poet")
@@ -241,7 +241,7 @@ class TestVersions:
             assert answer(http, "poet") == "h-e-l-l-o w-o-r-l-d"
             refused = cli(keyed, keyed.admin_key, "tenants", "remove", "shared")
             assert refused.returncode == 1
-            assert "'shared' is a tenant that every server has, and cannot be deleted." in refused.stderr
+            assert "'shared' is a built-in tenant and cannot be deleted." in refused.stderr
 
     def test_a_canary_is_sticky_for_each_user(self, keyed: Keyed, tmp_path: Path) -> None:
         http = keyed.acme.http

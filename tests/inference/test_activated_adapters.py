@@ -158,7 +158,7 @@ def test_tokens_behind_an_earlier_invocation_are_not_found_when_a_later_one_coun
 
 def test_a_prompt_without_the_invocation_is_refused(oracle: Oracle) -> None:
     engine, digests = oracle.engine()
-    with pytest.raises(EngineRequestError, match=r"no place with .* tokens \[250, 251, 252, 253, 254\]"):
+    with pytest.raises(EngineRequestError, match=r"does not contain .* tokens \[250, 251, 252, 253, 254\]"):
         engine.add_request(greedy("without", [*range(30), *LONG[:-1]], 1, digests["late"]))
     assert not engine.has_work()
     engine.unload_adapter(digests["late"] or "")

@@ -97,9 +97,9 @@ def test_labels_are_asked_of_classifiers_alone(tmp_path: Path) -> None:
     adapters = save_adapters(model, tmp_path / "adapters", {"text": LoraConfig(r=2, target_modules=ATTENTION)})
     engine = make_engine(tmp_path / "model")
     for digest in (None, *add_adapters(engine, adapters, tmp_path / "packed").values()):
-        with pytest.raises(EngineRequestError, match="no adapter that is a classifier"):
+        with pytest.raises(EngineRequestError, match="needs an adapter that is a classifier"):
             engine.add_request(to_pool("p", [1, 2], digest, labels=LabelActivation.NONE))
-    with pytest.raises(EngineRequestError, match="neither cut nor normalized"):
+    with pytest.raises(EngineRequestError, match="can set neither dimensions nor normalize"):
         engine.add_request(to_pool("p", [1, 2], digest, labels=LabelActivation.NONE, normalize=True))
 
 

@@ -75,7 +75,7 @@ def test_a_warning_counts_what_is_left_out(oracle: Oracle) -> None:
             assert not warnings
             continue
         assert f"{num_of_tower[name] // 2} linear layers that text never reaches" in warnings["unreached_modules"]
-        assert f"{num_of_tower[name]} tensors are left out" in warnings["unused_tensors"]
+        assert f"{num_of_tower[name]} tensors are ignored" in warnings["unused_tensors"]
 
 
 def test_an_adapter_of_the_text_only_class_is_told_so_and_fits_once_its_tensors_are_renamed(
@@ -83,10 +83,10 @@ def test_an_adapter_of_the_text_only_class_is_told_so_and_fits_once_its_tensors_
 ) -> None:
     layout = make_engine(oracle.model).describe().layout
     save_adapter(tiny_model("gemma3"), TARGETS["plain"], tmp_path)
-    with pytest.raises(AdapterError, match="the one for text only") as refused:
+    with pytest.raises(AdapterError, match="the text-only one") as refused:
         read_adapter(tmp_path, layout)
     assert "model.language_model.layers.0.self_attn" in refused.value.message
-    assert "base_model.model.model. into base_model.model.model.language_model." in (refused.value.remedy or "")
+    assert "base_model.model.model. to base_model.model.model.language_model." in (refused.value.remedy or "")
     data = (tmp_path / WEIGHTS_NAME).read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = data[8 : 8 + size].decode().replace("base_model.model.model.", "base_model.model.model.language_model.")

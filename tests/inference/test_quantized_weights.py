@@ -138,7 +138,7 @@ def test_a_model_of_which_little_is_rounded_says_how_little(monkeypatch: pytest.
     assert not CausalModel(tiny_model("mixtral"), ReferenceBackend(), Quantization.INT8).notes
     monkeypatch.setattr("loraserve.models.structure.can_compute", lambda *_: False)
     (note,) = CausalModel(tiny_model("mixtral"), ReferenceBackend(), Quantization.INT8).notes
-    assert re.search(r"of MixtralForCausalLM's layers only [1-4]\d% of the weights are rounded", note)
+    assert re.search(r"only [1-4]\d% of the weights of MixtralForCausalLM's layers are quantized", note)
 
 
 def test_answers_in_bfloat16_are_those_of_the_rounded_model(oracle_of: OracleOf, quantization: Quantization) -> None:
@@ -152,7 +152,7 @@ def test_without_c_kernels_answers_are_the_same_and_a_note_says_why_they_take_lo
 ) -> None:
     engine, wrong = run_all(rounded(oracle_of(architecture), quantization), backend="reference")
     assert not wrong
-    assert any("each step makes weights whole again" in note for note in engine.describe().notes)
+    assert any("each step dequantizes the weights again" in note for note in engine.describe().notes)
 
 
 class SpoiltBackend(ReferenceBackend):
@@ -204,7 +204,7 @@ def test_the_memory_of_weights_is_counted_as_it_will_be(
 def test_weights_that_are_not_finite_are_refused(value: float, quantization: Quantization) -> None:
     model = tiny_model("llama")
     model.get_parameter(LAST).data[3, 5] = value
-    with pytest.raises(ModelRefusedError, match=rf"^{LAST} has weights that are not finite"):
+    with pytest.raises(ModelRefusedError, match=rf"^{LAST} has non-finite weights"):
         CausalModel(model, ReferenceBackend(), quantization).prepare(128, 260, lambda *_: None)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 

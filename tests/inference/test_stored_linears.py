@@ -102,7 +102,7 @@ def test_answers_are_those_of_its_weights_as_ours(saved: Oracle) -> None:
     """With whatever adapters."""
     engine, wrong = run_all(_of_rounded(saved))
     assert not wrong
-    assert any(note.endswith("its linears stay as they are stored, in four bits") for note in engine.describe().notes)
+    assert any(note.endswith("its linears stay in four bits, as stored") for note in engine.describe().notes)
 
 
 @pytest.mark.parametrize(("quantization", "backend"), [*((each, "auto") for each in ROUNDINGS), ("int8", "reference")])
@@ -115,7 +115,7 @@ def test_its_linears_are_rounded_no_further(oracle: Oracle, quantization: str, b
 def test_without_c_kernels_it_is_whole_unless_fewer_bits_are_asked_for(oracle: Oracle) -> None:
     engine, wrong = run_all(replace(oracle, settings={"backend": "reference"}, packed="packed-whole"))
     assert not wrong
-    assert any("its weights are made whole, in float32" in note for note in engine.describe().notes)
+    assert any("its weights are dequantized to float32" in note for note in engine.describe().notes)
 
 
 def _require_near(folder: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -217,7 +217,7 @@ def test_experts_are_whole_where_one_of_them_is(tmp_path: Path) -> None:
 def test_a_checkpoint_of_few_that_stay_names_their_number(tmp_path: Path) -> None:
     save_nf4(tmp_path, random_model(LlamaConfig(**COMMON | {"intermediate_size": 96, "num_hidden_layers": 1})))
     (note,) = (note for note in make_engine(tmp_path).describe().notes if note.startswith("bitsandbytes"))
-    assert note.endswith("6 of its linears stay as they are stored, in four bits, and its others are whole, in float32")
+    assert note.endswith("6 of its linears stay in four bits, as stored; the others are dequantized to float32")
 
 
 @pytest.mark.parametrize(
@@ -289,8 +289,8 @@ def test_linears_that_rows_come_to_in_different_orders_are_whole(tmp_path: Path)
     write_weights(folder, tensors)
     _require_near(folder)
     notes = _answers_of_whole(tmp_path, load_whole(folder))
-    kept = "gptq checkpoint: 18 of its linears stay as they are stored, in four bits"
-    assert f"{kept}, and its others are whole, in float32" in notes
+    kept = "gptq checkpoint: 18 of its linears stay in four bits, as stored"
+    assert f"{kept}; the others are dequantized to float32" in notes
 
 
 def test_groups_of_other_sizes_than_is_said_are_whole(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
     tensors = read_weights(tmp_path)
     tensors[f"{Q_PROJ}.weight.absmax"][3] = value
     write_weights(tmp_path, tensors)
-    with pytest.raises(EngineStartError, match=f"{Q_PROJ}.weight has weights that are not finite"):
+    with pytest.raises(EngineStartError, match=f"{Q_PROJ}.weight has non-finite weights"):
         make_engine(tmp_path)
 
 
@@ -358,7 +358,7 @@ def test_floats_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     tensors = read_weights(tmp_path)
     tensors[f"{Q_PROJ}.weight_scale"][3, 1] = 251
     write_weights(tmp_path, tensors)
-    with pytest.raises(EngineStartError, match=f"{Q_PROJ}.weight has weights that are not finite"):
+    with pytest.raises(EngineStartError, match=f"{Q_PROJ}.weight has non-finite weights"):
         make_engine(tmp_path)
 
 
@@ -386,7 +386,7 @@ def test_memory_is_asked_for_what_is_made_whole_alone(
     monkeypatch.setattr(startup, "_plan", Mock(side_effect=EngineStartError("planned")))
     with pytest.raises(EngineStartError, match="planned"):
         _require_room(oracle.model, monkeypatch, needed)
-    with pytest.raises(EngineStartError, match=r"stays so where it is in four bits: its weights, or .* take"):
+    with pytest.raises(EngineStartError, match=r"keeps its four-bit weights as stored: its weights, or .* take"):
         _require_room(oracle.model, monkeypatch, needed - 1)
     save_nf4(tmp_path, levels=ANY_LEVELS)
     with pytest.raises(EngineStartError, match=r"its weights in float32 take"):
@@ -399,7 +399,7 @@ def test_memory_is_asked_for_what_cannot_stay(tmp_path: Path) -> None:
     others = [Q_PROJ.replace("q_proj", f"{name}.weight") for name in ("k_proj", "v_proj")]
     needed = sum(whole.get_parameter(name).nbytes for name in others)
     loaded, stored = load(tmp_path)
-    with pytest.raises(ModelRefusedError, match="of LlamaForCausalLM's weights cannot stay in four bits, and"):
+    with pytest.raises(ModelRefusedError, match="of LlamaForCausalLM's weights cannot stay in four bits, but only"):
         CausalModel(loaded, ReferenceBackend(), stored=stored, available_bytes=needed - 1)
     loaded, stored = load(tmp_path)
     model = CausalModel(loaded, ReferenceBackend(), stored=stored, available_bytes=needed)
@@ -449,7 +449,7 @@ def test_that_a_tower_does_not_stay_is_told(tmp_path: Path) -> None:
     save_gptq(tmp_path, random_model(config))
     assert any("vision" in name for name in load(tmp_path)[1])
     (note,) = (note for note in make_engine(tmp_path).describe().notes if note.startswith("gptq"))
-    assert note.endswith("of its linears stay as they are stored, in four bits, and its others are whole, in float32")
+    assert note.endswith("of its linears stay in four bits, as stored; the others are dequantized to float32")
 
 
 def test_a_weight_that_becomes_another_than_was_thought_is_refused(
@@ -462,13 +462,14 @@ def test_a_weight_that_becomes_another_than_was_thought_is_refused(
         lambda name, *_: (change.sub(lambda found: others[found[0]], name), None),
     )
     with pytest.raises(
-        ModelRefusedError, match=r"has \S+\.(k|v)_proj\.weight in four bits, which did not become \S+\.(k|v)_p"
+        ModelRefusedError,
+        match=r"has \S+\.(k|v)_proj\.weight in four bits, but transformers did not load it as \S+\.(k|v)_p",
     ):
         load(oracle.model)
 
 
 def test_that_nothing_is_left_to_round_is_told(oracle: Oracle) -> None:
     described = make_engine(oracle.model, quantization="int8").describe()
-    note = "--quantization int8: rounds nothing in the layers, as their weights are in four bits already"
+    note = "--quantization int8: no effect on the layers, because their weights are already in four bits"
     assert note in described.notes
     assert described.weights == "int8, 4 bits as stored"

@@ -58,7 +58,7 @@ def test_answers_are_those_of_the_whole_model(saved: Saved) -> None:
     folder, expected = saved
     engine, wrong = run_all(oracle_of_saved(expected, folder))
     assert not wrong
-    assert any("its weights are made whole, in float32" in note for note in engine.describe().notes)
+    assert any("its weights are dequantized to float32" in note for note in engine.describe().notes)
 
 
 def test_a_checkpoint_that_has_lost_a_part_of_a_weight_is_refused(saved: Saved, tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_shards_are_read(tmp_path: Path) -> None:
         (save_awq, {"backend": "llm-awq"}, r"its version \(gemm, llm-awq\)"),
         (save_awq, {"bits": 8}, r"its bits \(8\)"),
         (save_awq, {"zero_point": False}, r"its zero_point \(False\)"),
-        (save_awq, {"group_size": "32"}, r"its group_size \('32'\) is no number of inputs"),
-        (save_gptq, {"group_size": 0}, r"its group_size \(0\) is no number of inputs"),
+        (save_awq, {"group_size": "32"}, r"its group_size \('32'\) must be a positive number of inputs"),
+        (save_gptq, {"group_size": 0}, r"its group_size \(0\) must be a positive number of inputs"),
         (save_int8, {"load_in_4bit": True}, r"its load_in_8bit \(True\)"),
         (save_int8, {"load_in_8bit": False}, r"its load_in_8bit \(False\)"),
     ],
@@ -142,20 +142,20 @@ def nf4_state(**changes: object) -> Callable[[Tensors], None]:
         (save_gptq, cut(f"{Q_PROJ}.qzeros", 4, 8), r"q_proj\.qzeros is \[4, 8\], expected \[4, 16\]"),
         (save_gptq, put(f"{Q_PROJ}.qweight", torch.zeros(16, 128)), r"qweight is torch\.float32"),
         (save_gptq, put(f"{Q_PROJ}.qzeros", torch.full((4, 16), -1, dtype=torch.int32)), "has zero points of 0"),
-        (save_gptq, put(f"{Q_PROJ}.g_idx", torch.full((128,), 4, dtype=torch.int32)), "g_idx names groups"),
+        (save_gptq, put(f"{Q_PROJ}.g_idx", torch.full((128,), 4, dtype=torch.int32)), "g_idx refers to groups"),
         (save_awq, cut(f"{Q_PROJ}.scales", 4, 64), r"q_proj\.scales is \[4, 64\], expected \[4, 128\]"),
         (save_nf4, cut(f"{Q_PROJ}.weight", 100), r"q_proj\.weight has 100 bytes, expected 8192 for \[128, 128\]"),
         (save_nf4, cut(f"{Q_PROJ}.weight.absmax", 200), r"weight\.absmax is \[200\], expected \[256\]"),
         (save_nf4, cut(f"{Q_PROJ}.weight.quant_map", 15), r"weight\.quant_map is \[15\], expected \[16\]"),
-        (save_nf4, put(NF4_STATE, torch.zeros(4, dtype=torch.uint8)), "bitsandbytes__nf4 is not understood"),
-        (save_nf4, nf4_state(dtype="float8"), "bitsandbytes__nf4 is not understood"),
-        (save_nf4, nf4_state(blocksize=0), "bitsandbytes__nf4 is not understood"),
-        (save_nf4, nf4_state(shape=[128]), "bitsandbytes__nf4 is not understood"),
+        (save_nf4, put(NF4_STATE, torch.zeros(4, dtype=torch.uint8)), "bitsandbytes__nf4 cannot be parsed"),
+        (save_nf4, nf4_state(dtype="float8"), "bitsandbytes__nf4 cannot be parsed"),
+        (save_nf4, nf4_state(blocksize=0), "bitsandbytes__nf4 cannot be parsed"),
+        (save_nf4, nf4_state(shape=[128]), "bitsandbytes__nf4 cannot be parsed"),
         (save_nf4, nf4_state(nested_blocksize=0), "has nested_blocksize 0"),
         (save_floats, cut(f"{Q_PROJ}.weight_scale", 128, 3), r"weight_scale is \[128, 3\], expected \[128, 4\]"),
         (save_floats, cut(f"{Q_PROJ}.weight_packed", 128, 60), r"weight_packed is torch\.uint8 \[128, 60\], expected"),
         (save_floats, put(f"{Q_PROJ}.weight_scale", torch.ones(128, 4)), r"weight_scale is torch\.float32, expected"),
-        (save_int8, put(f"{Q_PROJ}.weight_format", torch.tensor(1, dtype=torch.uint8)), "is not that of rows"),
+        (save_int8, put(f"{Q_PROJ}.weight_format", torch.tensor(1, dtype=torch.uint8)), "is not the row format"),
         (save_int8, cut(f"{Q_PROJ}.SCB", 127), r"q_proj\.SCB is \[127\], expected \[128\]"),
         (save_int8, put(f"{Q_PROJ}.weight", torch.zeros(128, 128, dtype=torch.uint8)), r"weight is torch\.uint8"),
     ],
@@ -196,7 +196,7 @@ def test_what_its_config_does_not_tell_of_is_refused(
     del config["quantization_config"]
     path.write_text(json.dumps(config))
     with pytest.raises(
-        ModelRefusedError, match=rf"has model\..*{name}, and its config.json has no quantization_config"
+        ModelRefusedError, match=rf"has model\..*{name}, but its config.json has no quantization_config"
     ):
         load(tmp_path)
 

@@ -142,7 +142,9 @@ def test_a_template_of_another_server_is_named(server: LiveServer, path: str) ->
     answer = post(server, path, "elsewhere")
     assert answer.status_code == 409
     assert answer.headers["x-should-retry"] == "false"
-    assert "The adapter's chat template 'elsewhere' is none of this server's." in answer.json()["error"]["message"]
+    assert (
+        "The adapter's chat template 'elsewhere' is not available on this server." in answer.json()["error"]["message"]
+    )
     assert "--adapter-chat-templates" in answer.json()["error"]["message"]
     assert post(server, "/v1/completions", "elsewhere", prompt="hello").status_code == 200
 

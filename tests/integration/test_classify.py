@@ -117,8 +117,8 @@ def test_labels_without_names_are_numbered(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "named"),
     [
-        ({"model": "tiny"}, "model", "the base model, which is no classifier"),
-        ({"model": "sql"}, "model", "'sql' (version 1), which is no classifier (task_type SEQ_CLS)"),
+        ({"model": "tiny"}, "model", "the base model, which is not a classifier"),
+        ({"model": "sql"}, "model", "'sql' (version 1), which is not a classifier (task_type SEQ_CLS)"),
         ({"messages": [{"role": "user", "content": "hi"}]}, "messages", "Send their text with 'input'"),
         ({"input": ["hi"] * 2049}, "input", "2049"),
         ({"dimensions": 2}, "dimensions", "dimensions"),
@@ -139,7 +139,7 @@ def test_what_cannot_be_answered_is_refused_by_name(
 def test_a_classifier_has_no_text_to_answer_with(server: LiveServer, path: str) -> None:
     answer = httpx.post(f"{server.url}{path}", json={"model": "intent", **TEXT_BODIES[path]})
     assert answer.status_code == 400
-    assert "'intent' (version 1), a classifier, which has no text to answer with. POST /v1/classify" in answer.text
+    assert "'intent' (version 1), a classifier, which cannot generate text. POST /v1/classify" in answer.text
 
 
 def test_a_classifier_has_vectors(server: LiveServer) -> None:

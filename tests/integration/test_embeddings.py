@@ -214,7 +214,7 @@ def test_how_many_numbers_there_may_be_in_all(tmp_path: Path) -> None:
         assert post(server, {"input": ["a"] * 6, "dimensions": 4}).status_code == 200
         error = post(server, {"input": ["a"] * 4}).json()["error"]
         assert error["param"] == "input"
-        assert "would be answered by 32 numbers; the limit is 24" in error["message"]
+        assert "would be answered with 32 numbers; the limit is 24" in error["message"]
 
 
 def test_what_is_not_finite_is_an_error(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_marks_that_are_text_are_kept_where_a_format_is_held(
 
 
 def test_reasoning_cannot_be_turned_off(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="'none', but this model's answers begin with reasoning"):
+    with pytest.raises(openai.BadRequestError, match="'none', but this model always reasons first"):
         client.chat.completions.create(**ASKED, reasoning_effort="none")
 
 

@@ -99,7 +99,7 @@ def test_what_was_answered_stays_and_is_not_asked_again(number: signal.Signals, 
             status, told = await ended(batch)
             assert status == code
             if number is not signal.SIGKILL:
-                assert f"{NUM_ANSWERED} of {NUM_REQUESTS} answered; --resume sends what is left" in told
+                assert f"{NUM_ANSWERED} of {NUM_REQUESTS} answered; --resume sends the rest" in told
             assert "Traceback" not in told
             assert len(answers_in(folder)) == NUM_ANSWERED
             slow.num_answered = NUM_REQUESTS
@@ -155,8 +155,8 @@ def test_nothing_more_is_sent_once_the_server_is_gone(folder: Path) -> None:
     status, told = asyncio.run(stop())
     assert status == 1
     assert f"{NUM_ANSWERED} of {NUM_REQUESTS} answered, " in told
-    assert "it ends here, as others would fail in the same way" in told
-    assert "--resume sends what is left" in told
+    assert "stopped, because the remaining requests would fail the same way" in told
+    assert "--resume sends the rest" in told
     lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     failed = [line["error"]["code"] for line in lines if line["error"]]
     assert set(failed) == {"connection"}

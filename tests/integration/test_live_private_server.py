@@ -343,7 +343,7 @@ def test_a_socket_folder_that_others_could_enter_is_refused(tmp_path: Path, runt
     with_server(data_dir, check)
     (folder,) = runtime.glob("loraserve-*")
     folder.chmod(0o755)
-    with pytest.raises(LiveServerError, match=r"not a folder of this user alone"):
+    with pytest.raises(LiveServerError, match=r"not a folder that only this user can access"):
         with_server(data_dir, check)
 
 

@@ -60,7 +60,7 @@ def test_one_that_the_engine_cannot_read_is_made_again_for_the_next_request(tmp_
 
         code, message = error()
         assert code == "adapter_unreadable"
-        assert "packed anew for the next request" in message
+        assert "next request repacks its files" in message
         engine.fail_with = None
         # This adapter has no files but the packed one: that they cannot be packed tells that they were to be.
         assert error() == (

@@ -54,5 +54,6 @@ def test_a_metrics_port_that_is_taken_is_one_line_before_anything_is_loaded(tmp_
         code, output = run_to_end(tmp_path, "--metrics-port", str(port))
     assert code == 1
     assert output.strip() == (
-        f"error: port {port} on 127.0.0.1 is in use; stop what listens there or choose another --metrics-port"
+        f"error: port {port} on 127.0.0.1 is in use; stop the program that listens there "
+        "or choose another --metrics-port"
     )

@@ -85,7 +85,7 @@ class TestWithinTheGrace:
                 assert complete(http, "skill").status_code == 200, "nothing was revoked, suspended or deleted unseen"
                 bring_back(found.valkey, how)
                 wait_until(lambda: complete(stranger, "skill").status_code == 200, "all are served again")
-                wait_until(lambda: "Redis is there again" in found.server.text, "the log says that, too")
+                wait_until(lambda: "Redis is reachable again" in found.server.text, "the log says that, too")
                 assert found.admin.delete(f"/v1/keys/{known['id']}").status_code == 204
                 assert complete(http, "skill").status_code == 401
 

@@ -267,12 +267,12 @@ class TestMessages:
         for fields, message in (
             (
                 {"thinking": {"type": "disabled"}, **BEGUN},
-                "'thinking.type' is 'disabled', but this model's answers begin",
+                "'thinking.type' is 'disabled', but this model always reasons first",
             ),
             ({"thinking": {"type": "enabled", "budget_tokens": 50}}, "Send 89, or the type 'adaptive'"),
             (
                 {"output_config": {"effort": "low"}},
-                "'output_config.effort' is 'low'; the model's chat template knows no",
+                "'output_config.effort' is 'low'; the model's chat template takes no",
             ),
         ):
             refused = http.post("/v1/messages", json={**ASKED, "max_tokens": 90, **fields})

@@ -203,9 +203,9 @@ def test_as_much_as_the_model_takes_is_kept_where_that_is_asked_for(server: Live
 @pytest.mark.parametrize(
     ("fields", "param", "named"),
     [
-        ({"model": "tiny"}, "model", "the base model, which is no classifier"),
-        ({"model": "sql"}, "model", "'sql' (version 1), which is no classifier"),
-        ({"model": "intent"}, "model", "'intent' (version 1), a classifier of 3 labels; documents are ranked by one"),
+        ({"model": "tiny"}, "model", "the base model, which is not a classifier"),
+        ({"model": "sql"}, "model", "'sql' (version 1), which is not a classifier"),
+        ({"model": "intent"}, "model", "'intent' (version 1), a classifier with 3 labels; ranking documents requires"),
         ({"documents": []}, "documents", "is empty"),
         ({"documents": ["hi"] * 2049}, "documents", "has 2049 documents; the limit is 2048"),
         ({"documents": [{"title": "hi"}]}, "documents[0].text", "Missing required parameter"),
@@ -238,9 +238,13 @@ def test_what_cannot_be_ranked_is_refused_by_name(
     [
         ({"documents": "a"}, "queries", "Missing required parameter"),
         ({"text_1": "a"}, "documents", "Missing required parameter"),
-        ({"text_1": "a", "queries": "a", "documents": "a"}, "text_1", "are the same: send one of them"),
-        ({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "has 2 for 3 of 'text_2'; send one, or one for"),
-        ({"text_1": [], "text_2": ["a"]}, "text_1", "has 0 for 1"),
+        ({"text_1": "a", "queries": "a", "documents": "a"}, "text_1", "mean the same: send only one of them"),
+        (
+            {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]},
+            "text_1",
+            "has 2 entries for 3 in 'text_2'; send one, or one for",
+        ),
+        ({"text_1": [], "text_2": ["a"]}, "text_1", "has 0 entries for 1"),
         ({"text_1": "a", "text_2": ["b", 1]}, "text_2[1]", "str"),
     ],
 )

@@ -293,7 +293,7 @@ class TestTheRest:
         for prefix in ("", "/adapters/calls"):
             response = http.request(method, f"{prefix}/v1/responses/resp_1{path}")
             assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
-            assert "No response is kept" in response.json()["error"]["message"]
+            assert "Responses are not stored" in response.json()["error"]["message"]
 
     def test_a_client_that_leaves_stops_the_work(self, server: LiveServer, client: openai.OpenAI) -> None:
         server.engine.step_s = 0.01

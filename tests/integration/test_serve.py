@@ -238,7 +238,10 @@ def test_taken_port_is_one_line_before_anything_is_loaded(tmp_path: Path) -> Non
         port = taken.getsockname()[1]
         code, output = run_to_end(tmp_path, "--port", str(port))
     assert code == 1
-    assert output == f"error: port {port} on 127.0.0.1 is in use; stop what listens there or choose another --port\n"
+    assert (
+        output
+        == f"error: port {port} on 127.0.0.1 is in use; stop the program that listens there or choose another --port\n"
+    )
 
 
 def test_refused_model_is_one_line(tmp_path: Path) -> None:
@@ -349,6 +352,26 @@ def test_keys_are_asked_for_and_shown_as_a_variable(tmp_path: Path) -> None:
     assert "secret" not in text
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--host", "0.0.0.0"], "on 0.0.0.0 other machines can reach the server, but it has no admin key."),
+        (
+            ["--api-key", "secret"],
+            "on 0.0.0.0 (the default with --api-key) other machines can reach the server, but it has no admin key; "
+            "a key given with --api-key can only infer.",
+        ),
+    ],
+)
+def test_without_an_admin_key_a_start_that_others_could_reach_names_the_remedies(
+    options: list[str], reason: str, tmp_path: Path
+) -> None:
+    code, output = run_to_end(tmp_path, *options)
+    remedies = f"`loraserve keys create --role admin --data-dir {tmp_path}`, or start with --host 127.0.0.1"
+    assert code == 1
+    assert f"error: {reason} Create an admin key with {remedies}\n" in output
+
+
 def test_with_a_key_that_cannot_be_read_it_is_closed_and_names_the_file(tmp_path: Path) -> None:
     create_key_offline(DocumentStore(tmp_path), role=Role.ADMIN, tenant=ANY_TENANT)
     (path,) = (tmp_path / "docs" / "key").glob("*/*/*.json")
@@ -391,7 +414,7 @@ def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) 
     options = "--no-certificates", "--adapter-chat-templates", value
     code, output = run_to_end(tmp_path / "data", *options, "--lora-modules", f"thrice={tmp_path}/adapters/thrice")
     assert code == 1
-    reason = 'chat_template: the server has none called "thrice"; expected one of twice'
+    reason = 'chat_template: the server has no template called "thrice"; expected one of twice'
     assert reason in output
     modules = [f"{name}={tmp_path}/adapters/{name}" for name in ("twice", "None")]
     messages = [{"role": "user", "content": "hello"}]
@@ -409,12 +432,12 @@ def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) 
     options = "--no-certificates", "--chat-template", str(template)
     with running_server(tmp_path / "data", *options, "--lora-modules", *modules) as server:
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
-        assert "chat template 'twice' is none of this server's" in answer.json()["error"]["message"]
+        assert "chat template 'twice' is not available on this server" in answer.json()["error"]["message"]
         body = {"model": "twice", "prompt": "hello", "max_tokens": 3}
         assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
         server.stop()
         assert server.wait() == 0
-    told = "  note      no --adapter-chat-templates called twice: chats are refused with twice"
+    told = "  note      --adapter-chat-templates does not define twice: chats with twice are refused"
     assert told in server.output
     assert '{"model": "twice"' not in "\n".join(server.output)  # no example that is refused
 

@@ -352,7 +352,7 @@ class TestRefusals:
         with (
             live_server(FakeEngine(model=make_model(TOKENIZER)), settings, ("calls",)) as mute,
             openai.OpenAI(base_url=f"{mute.url}/v1", api_key="x", max_retries=0) as client,
-            pytest.raises(openai.BadRequestError, match="chat template shows no tools") as caught,
+            pytest.raises(openai.BadRequestError, match="chat template does not support tools") as caught,
         ):
             client.chat.completions.create(**CALLING)
         assert caught.value.param == "tools"

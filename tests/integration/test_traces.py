@@ -222,7 +222,7 @@ def test_without_the_packages_only_who_asks_for_traces_gets_no_server(tmp_path: 
     without = without_packages(tmp_path / "shadow")
     done = run_command("serve", "--data-dir", str(tmp_path), FLAG, "http://localhost:4318", variables=without)
     assert done.returncode == 1
-    assert done.stderr.strip() == f"error: {FLAG}: traces need more packages: pip install 'loraserve[otel]'"
+    assert done.stderr.strip() == f"error: {FLAG}: traces need additional packages: pip install 'loraserve[otel]'"
     variables = {**without, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}
     with serve_fake(tmp_path, variables=variables) as server:
         with httpx.Client(base_url=server.url) as http:

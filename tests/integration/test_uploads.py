@@ -395,7 +395,7 @@ def test_a_folder_whose_upload_fails_is_to_be_sent_again_and_leaves_no_open_one(
     async def run() -> None:
         with pytest.raises(ServingError) as raised:
             await bench.service.from_path(ALICE, "request", "sql", folder, roots=None)
-        assert raised.value.message == ("The server's Redis is not reachable. No version came of it: try again.")
+        assert raised.value.message == ("The server's Redis is not reachable. No version was published. Try again.")
         assert raised.value.retry_after_s == 2
         assert [session.state for session in await bench.service.list(ALICE)] == [UploadState.ABORTED]
 
@@ -409,7 +409,7 @@ def test_a_commit_of_a_key_that_is_revoked_meanwhile_fails_and_another_key_can_c
         failed = await settled(bench, session.id)
         assert failed.state is UploadState.FAILED
         assert failed.error == (
-            "Whoever committed it may not publish it any more, so nothing was published: "
+            "The caller that committed this upload may no longer publish it, so nothing was published: "
             "The API key was revoked. Commit again."
         )
         assert bench.publisher.documents == {}

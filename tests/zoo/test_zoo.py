@@ -199,7 +199,7 @@ def test_of_a_folder_below_a_root_no_link_is_followed_out_of_the_roots(file: str
     root = as_snapshot(tmp_path / "hub")  # its own links lead out
     (root / file).unlink()
     (root / file).write_bytes(files()[file])
-    with pytest.raises(ServingError, match="symbolic link that leads to no readable file below") as refused:
+    with pytest.raises(ServingError, match="symbolic link that does not lead to a readable file below") as refused:
         asyncio.run(bench.service.from_path(ALICE, "request", "sql", root, roots=[root]))
     assert refused.value.code is ErrorCode.ADAPTER_INVALID
     assert bench.remains() == []

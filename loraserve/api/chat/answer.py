@@ -1,4 +1,4 @@
-"""An answer that may call tools: its text read as content and tool calls."""
+"""Reads an answer that may call tools as content and tool calls."""
 
 import secrets
 import string
@@ -16,27 +16,27 @@ from loraserve.serving.tool_calls.parser import ToolCallParser
 
 ID_CHARS = string.ascii_letters + string.digits
 NUM_ID_CHARS = 9
-"""Mistral's templates refuse ids of another length."""
+"""Mistral's templates reject ids of any other length."""
 TOOL_CALLS = "tool_calls"
-"""The finish reason."""
+"""A finish reason."""
 
 
 class ChatAnswer(Protocol):
-    """Reads one choice, whose text may come in pieces."""
+    """Reads one choice, whose text may arrive in pieces."""
 
     num_calls: int
     is_cut_off: bool
-    """Once it ended: whether that was within the arguments of a call that was told of, whatever ended it."""
+    """Set at the end: whether the answer ended within the arguments of a reported call, for whatever reason."""
 
     def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
-        """The content and the parts of calls that became certain, in order."""
+        """Content and parts of calls that became certain, in order."""
         ...
 
     def finish_reason(self, reason: FinishReason) -> str: ...
 
 
 def chat_answer(use: ToolUse) -> ChatAnswer | None:
-    """None where nothing can be called: all that is said is content."""
+    """None if nothing can be called: the whole answer is content."""
     if use.named is not None:
         return NamedCall(use.named)
     if use.schema is not None:
@@ -47,12 +47,12 @@ def chat_answer(use: ToolUse) -> ChatAnswer | None:
 
 
 class AddressedCalls:
-    """They are told apart from the text already."""
+    """Calls that `ChoiceDelta.calls` already separates from the text."""
 
     def __init__(self, max_calls: int | None) -> None:
         self._max_calls = max_calls
         self._arguments = JsonExtent()
-        """Of the call that began last."""
+        """Of the latest call."""
         self._is_left_out = False
         self.num_calls = 0
         self.is_cut_off = False
@@ -83,7 +83,7 @@ class AddressedCalls:
 
 
 class NamedCall:
-    """All of it is what one function is called with."""
+    """The whole answer is the arguments of one function, which the request named."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -103,15 +103,15 @@ class NamedCall:
         return read
 
     def finish_reason(self, reason: FinishReason) -> str:
-        """As in OpenAI's API, "stop" where the request named the function."""
+        """As in OpenAI's API, "stop" rather than "tool_calls", because the request named the function."""
         return reason
 
 
 class WrittenCalls:
-    """The model calls or talks, as it likes or has to."""
+    """Calls within the text that the model writes, either by its own choice or because it must."""
 
     def __init__(self, syntax: CallSyntax, max_calls: int | None, *, must_call: bool = False) -> None:
-        """must_call: what is left of it at its end is the beginning of a call, not content."""
+        """must_call: unparsed text at the end is the beginning of a call, not content."""
         self._parser = ToolCallParser(syntax)
         self._max_calls = max_calls
         self._must_call = must_call
@@ -143,13 +143,13 @@ class WrittenCalls:
         return read
 
     def finish_reason(self, reason: FinishReason) -> str:
-        """An answer that was cut off says so, whatever it called; a stop string may do that too."""
+        """If the last call was cut off, even by a stop string, `reason` stays, though earlier calls may be complete."""
         is_called = self.num_calls and not self.is_cut_off
         return TOOL_CALLS if is_called and reason is FinishReason.STOP else reason
 
 
 def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ResponseToolCall]:
-    """Of a whole answer."""
+    """The calls of a complete answer, from all its parts."""
     calls: list[tuple[ToolCallDelta, list[str]]] = []
     for part in parts:
         if part.id is not None:
@@ -162,7 +162,7 @@ def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ResponseToolCall]:
 
 
 def _is_cut_off(arguments: Extent | None, delta: ChoiceDelta) -> bool:
-    """Where those that are no JSON end is for the model to say; a limit or a stop string did not let it."""
+    """Arguments that are not JSON end where the model ends; they are cut off if a limit or a stop string came first."""
     is_stopped = delta.finish_reason is FinishReason.LENGTH or isinstance(delta.stop_reason, str)
     return arguments is Extent.OPEN or (arguments is Extent.BROKEN and is_stopped)
 

@@ -1,4 +1,4 @@
-"""From the messages of a request to what a chat template is given."""
+"""Turns the messages of a request into the input of a chat template."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
@@ -22,13 +22,13 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text",)
 SPLIT_TEXT = "\n"
-"""Between the text parts of one message, as in vLLM."""
+"""Separates the text parts of one message, as in vLLM."""
 JSON_OBJECT = msgspec.json.Decoder(dict[str, Raw])
-"""Checks all of it, and parses the outermost level only."""
+"""Validates all of the JSON, but parses only the outermost level."""
 
 
 class Part(Protocol):
-    """Of a message."""
+    """A part of a message."""
 
     @property
     def type(self) -> str: ...
@@ -44,7 +44,7 @@ def conversation_of(
     limits: Limits,
     effort: str | None = None,
 ) -> Conversation:
-    """Raises `ServingError` naming what is at fault."""
+    """Raises `ServingError` naming the invalid field."""
     if not messages:
         raise invalid_value("messages", "is empty.")
     check_at_most("messages", len(messages), limits.max_messages, "messages")
@@ -66,11 +66,11 @@ def _check_continued(add_generation_prompt: bool, last: RequestMessage) -> None:
     if add_generation_prompt:
         raise invalid_value("continue_final_message", "needs 'add_generation_prompt': false.")
     if last.role != "assistant" or last.content is None:
-        raise invalid_value("continue_final_message", "needs a last message of role 'assistant' with content.")
+        raise invalid_value("continue_final_message", "requires a last message with role 'assistant' and content.")
 
 
 def checked_template_kwargs(given: dict[str, Raw] | None, limits: Limits) -> dict[str, Any]:
-    """Which names may be set is for the template to say."""
+    """Checks only the size: the template decides which names may be set. Raises `ServingError`."""
     param, given = "chat_template_kwargs", given or {}
     check_at_most(param, len(given), limits.max_template_kwargs, "entries")
     check_at_most(param, num_bytes_of(given), limits.max_template_kwargs_bytes, "bytes")
@@ -78,7 +78,7 @@ def checked_template_kwargs(given: dict[str, Raw] | None, limits: Limits) -> dic
 
 
 def checked_effort(param: str, value: str | None) -> ReasoningEffort | None:
-    """Which of them the model's template knows is for it to say. Raises `ServingError`."""
+    """Whether the model's template knows the value is checked when rendering. Raises `ServingError`."""
     if value is None:
         return None
     if value not in EFFORTS:
@@ -99,7 +99,7 @@ def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMe
     if content is None and not calls:
         if reasoning is None:
             raise missing(f"{param}.content")
-        content = ""  # An answer that was cut off while the model thought.
+        content = ""  # An answer that was cut off during the reasoning.
     return ChatMessage(
         message.role,
         None if content is None else text_of(f"{param}.content", content, TEXT_PARTS),
@@ -144,13 +144,13 @@ def _check_arguments(param: str, arguments: str, limits: Limits) -> None:
     try:
         JSON_OBJECT.decode(arguments)
     except msgspec.DecodeError as error:
-        # A model may break them off; such an answer can be sent back to it, with what came of it.
+        # A model's arguments may be cut off. Clients can send such a call back, with its result.
         if not arguments.startswith("{"):
             raise invalid_value(param, f"must be a JSON object: {error}.") from error
 
 
 def text_of(param: str, content: str | Sequence[Part], kinds: Collection[str], split: str = SPLIT_TEXT) -> str:
-    """kinds: the types of parts that are text; split: what stands between them. Raises `ServingError`."""
+    """kinds: the types of parts that are text; split: the separator between parts. Raises `ServingError`."""
     if isinstance(content, str):
         return content
     return split.join(_part_text(f"{param}[{index}]", part, kinds) for index, part in enumerate(content))

@@ -1,4 +1,4 @@
-"""What a request says its answer will be, for the engine to draft from."""
+"""A request's prediction of its answer, from which the engine drafts."""
 
 from loraserve.api.chat.conversations import TEXT_PARTS, text_of
 from loraserve.api.http.ranges import check_at_most, unsupported
@@ -8,7 +8,7 @@ from loraserve.serving.text.tokenizer import TextTokenizer
 
 
 def predicted_text(prediction: Prediction | None, model: ModelDescription) -> str:
-    """Empty without one. Raises `ServingError`, also where nothing is drafted."""
+    """Empty without a prediction. Raises `ServingError`, also if the server has no speculative decoding."""
     if prediction is None:
         return ""
     if prediction.type != "content":
@@ -19,7 +19,7 @@ def predicted_text(prediction: Prediction | None, model: ModelDescription) -> st
 
 
 async def predicted_tokens(text: str, tokenizer: TextTokenizer, model: ModelDescription) -> list[int]:
-    """Raises `ServingError` for more tokens than an answer can have."""
+    """Raises `ServingError` for more tokens than the model's context has."""
     token_ids = await tokenizer.encode(text, add_special_tokens=False)
     check_at_most("prediction", len(token_ids), model.max_model_len, "tokens")
     return token_ids

@@ -1,4 +1,4 @@
-"""A conversation's way to the engine: what it asks of the server, and its prompt."""
+"""From a conversation to its demand on the server and its prompt."""
 
 from dataclasses import replace
 
@@ -35,10 +35,10 @@ async def conversation_prompt(
     max_tokens_param: str,
     predicted: str = "",
 ) -> Prompt:
-    """Raises `ServingError` where it does not fit the model.
+    """Raises `ServingError` if it does not fit the model.
 
-    adapter: of the call, whose chat template counts. max_tokens_param: what the API calls the answer's limit.
-    predicted: the answer, more or less.
+    adapter: the call's, whose chat template applies. max_tokens_param: the API's name for the answer's limit.
+    predicted: approximate text of the answer, for drafts.
     """
     model = context.runtime.engine.model
     token_ids = await context.runtime.tokenizer.encode_chat(
@@ -54,7 +54,7 @@ async def conversation_prompt(
 
 
 def with_calls_shown(checked: CheckedSampling, use: ToolUse) -> CheckedSampling:
-    """What opens a call may be a special token."""
+    """Keeps special tokens in the text if it is searched for calls: a call's opening may be one."""
     if use.call_format is None:
         return checked
     return replace(checked, text=replace(checked.text, skip_special_tokens=False))

@@ -1,4 +1,4 @@
-"""How the answer to a conversation begins, on a server that tells reasoning from content."""
+"""How the answer to a conversation begins, on a server that separates reasoning from content."""
 
 from dataclasses import replace
 
@@ -18,15 +18,15 @@ from loraserve.serving.text.token_text import TokenText
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 MAX_TAIL = 32
-"""Tokens at a prompt's end that are looked at: what templates write behind the last message."""
+"""Number of tokens examined at a prompt's end: enough for the text that templates write after the last message."""
 
 
 def with_reasoning(
     runtime: Runtime, adapter: ResolvedAdapter | None, conversation: Conversation, prompt: Prompt, text: TextOptions
 ) -> tuple[Prompt, TextOptions]:
-    """A grammar holds what follows the reasoning. Where its marks are no tokens of the model, it holds all of it.
+    """A grammar constrains only what follows the reasoning, or the whole answer if the model has no tokens for marks.
 
-    Raises `ServingError` where none is wanted and there will be some.
+    Raises `ServingError` if the request asks for no reasoning but the model will reason anyway.
     """
     parser, token_text = runtime.settings.reasoning_parser, runtime.tokenizer.token_text
     if parser is None:
@@ -56,8 +56,8 @@ def with_reasoning(
 def answer_header(
     runtime: Runtime, adapter: ResolvedAdapter | None, grammar: Grammar | None, conversation: Conversation
 ) -> list[int]:
-    """What the prompt ends with, behind the template's: gpt-oss says what a grammar holds without reasoning before it,
-    in the message that this begins."""
+    """Tokens to append to the rendered template. With a grammar, gpt-oss answers without reasoning: this header begins
+    the message that the grammar constrains. Otherwise empty."""
     own = runtime.tokenizer.adapter_template(template_of(adapter))
     if runtime.settings.reasoning_parser is not ReasoningFormat.OPENAI_GPTOSS or not _is_harmony(own):
         return []
@@ -67,14 +67,14 @@ def answer_header(
 
 
 def _is_harmony(own: ChatTemplate | None) -> bool:
-    """own: the adapter's; None = the base model's counts, which the parser is for."""
+    """own: the adapter's template; None = the base model's, for which the operator chose the parser."""
     return own is None or own.is_harmony
 
 
 def _with_harmony(
     runtime: Runtime, conversation: Conversation, prompt: Prompt, text: TextOptions
 ) -> tuple[Prompt, TextOptions]:
-    """What a grammar holds is content, and so is all that is said without the tokens of the format."""
+    """With a grammar, or if the model lacks the format's tokens, the whole answer is content."""
     ids = {mark: _try_token_id(runtime, mark) for mark in HARMONY_MARKS}
     if prompt.sampling.grammar is not None or None in (ids[START], ids[CHANNEL], ids[MESSAGE], ids[END]):
         return prompt, text
@@ -86,19 +86,19 @@ def _with_harmony(
         is_in_message=not conversation.add_generation_prompt,
     )
     text = replace(text, reasoning=start, skip_special_tokens=False)
-    # Not all checkpoints say that a call ends an answer.
+    # Not all checkpoints list the end of a call among the tokens that end an answer.
     ends = tuple(token_id for mark in (CALL, RETURN) if (token_id := ids[mark]) is not None)
     return with_ends(prompt, text, ends)
 
 
 def _refuse_none(effort: ReasoningEffort | None) -> None:
     if effort is not None and effort.is_none:
-        message = f"is {effort.word or effort.value!r}, but this model's answers begin with reasoning all the same."
+        message = f"is {effort.word or effort.value!r}, but this model always reasons first."
         raise unsupported(effort.param, message)
 
 
 def _try_token_id(runtime: Runtime, mark: str) -> int | None:
-    """A tokenizer may have more tokens than the model: it never says those."""
+    """None also for a token that the tokenizer has but the model does not, which it can never generate."""
     token_id = runtime.tokenizer.token_id(mark)
     return None if token_id is None or token_id >= runtime.engine.model.vocab_size else token_id
 
@@ -106,7 +106,7 @@ def _try_token_id(runtime: Runtime, mark: str) -> int | None:
 def _has_begun(
     marks: ReasoningMarks, conversation: Conversation, prompt_token_ids: list[int], token_text: TokenText
 ) -> bool:
-    """Templates may begin a reasoning, or end it where none is wanted."""
+    """Whether the answer starts within its reasoning: templates may open it, or open and close it if none is wanted."""
     tail = b"".join(map(token_text.bytes_of, prompt_token_ids[-MAX_TAIL:])).decode(errors="replace").rstrip()
     if tail.endswith((marks.opening, marks.closing)):
         return tail.endswith(marks.opening)

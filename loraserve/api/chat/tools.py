@@ -1,4 +1,4 @@
-"""The tools of a request, checked, and what its `tool_choice` makes of them."""
+"""Checks the tools of a request and applies its `tool_choice`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ FLAG = f"--tool-call-parser {{{','.join(ToolCallFormat)}}}"
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a chat does with tools."""
+    """How a chat uses tools."""
 
     tools: Sequence[JsonObject] = ()
-    """That the template shows to the model."""
+    """Shown to the model by the template."""
     call_format: ToolCallFormat | None = None
-    """How to find calls in the answer; None = it is all content."""
+    """Syntax of calls in the answer; None = it is not searched for calls."""
     max_calls: int | None = None
-    """More are left out of the answer, as in vLLM."""
+    """Further calls are left out of the answer, as in vLLM."""
     schema: JsonObject | None = None
-    """What the answer is held to, and read as: a list of calls, or what `named` is called with."""
+    """Constrains the answer, which is read as a list of calls, or as the arguments of `named`."""
     named: str | None = None
 
 
@@ -37,12 +37,12 @@ class NamedTool(NamedTuple):
     """A `tool_choice` that names the function to call."""
 
     param: str
-    """The field with the name."""
+    """The request field that has the name."""
     name: str
 
 
 def tool_use(asked: ChatCompletionRequest, settings: ServingSettings) -> ToolUse:
-    """Of a chat. Raises `ServingError`."""
+    """The tool use of a chat. Raises `ServingError`."""
     choice = asked.tool_choice
     if isinstance(choice, NamedToolChoice):
         choice = _named_tool(choice)
@@ -52,9 +52,9 @@ def tool_use(asked: ChatCompletionRequest, settings: ServingSettings) -> ToolUse
 def chosen_use(
     tools: Sequence[JsonObject], choice: str | NamedTool | None, parallel: bool | None, settings: ServingSettings
 ) -> ToolUse:
-    """What `tool_choice` makes of checked tools. Raises `ServingError`.
+    """Applies `tool_choice` to checked tools. Raises `ServingError`.
 
-    With the choice "none" the model does not see the tools, so that it cannot call them; vLLM shows them unless it is
+    With the choice "none" the model does not see the tools, so it cannot call them. vLLM shows them unless it is
     started with --exclude-tools-when-tool-choice-none.
     """
     max_calls = 1 if parallel is False else None
@@ -76,13 +76,13 @@ def chosen_use(
 
 
 def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObject]:
-    """Raises `ServingError` naming the tool at fault."""
+    """Raises `ServingError` naming the invalid tool."""
     functions = [_function(f"tools[{index}]", tool) for index, tool in enumerate(tools or [])]
     return checked_functions(functions, limits)
 
 
 def checked_functions(functions: Sequence[tuple[str, ToolFunction]], limits: Limits) -> list[JsonObject]:
-    """Each with the field that it is; raises `ServingError` naming the one at fault."""
+    """functions: each with the request field that contains it. Raises `ServingError` naming the invalid one."""
     check_at_most("tools", len(functions), limits.max_tools, "tools")
     for param, function in functions:
         check_function_name(f"{param}.name", function.name)
@@ -100,7 +100,7 @@ def _named_tool(choice: NamedToolChoice) -> NamedTool:
 def _named(choice: NamedTool, tools: Sequence[JsonObject]) -> JsonObject:
     named = next((tool for tool in tools if tool["function"]["name"] == choice.name), None)
     if named is None:
-        raise invalid_value(choice.param, f"is {choice.name[:64]!r}, which none of 'tools' is.")
+        raise invalid_value(choice.param, f"is {choice.name[:64]!r}, but 'tools' has no function of that name.")
     return named
 
 
@@ -127,7 +127,7 @@ def _num_bytes(function: ToolFunction) -> int:
 
 
 def _for_template(param: str, function: ToolFunction) -> JsonObject:
-    """Only what was given. `strict` is for the server, not for the model."""
+    """Only the given fields. `strict` is left out: it is for the server, not for the model."""
     shown: JsonObject = {"name": function.name}
     if function.description is not None:
         shown["description"] = function.description

@@ -1,4 +1,4 @@
-"""The shapes of /v1/chat/completions."""
+"""The response formats of /v1/chat/completions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,12 +39,12 @@ class ChatOptions:
     tokens_as_ids: bool
     tool_use: ToolUse
     has_reasoning: bool = False
-    """Whether it is told apart."""
+    """Whether reasoning is separated from content."""
     include_reasoning: bool = True
 
 
 class ChatWriter:
-    """One per request: where tools may be called, it remembers what is held back."""
+    """One per request: if tools may be called, it keeps held-back text."""
 
     def __init__(self, head: ChunkHead, options: ChatOptions, token_text: TokenText) -> None:
         self.head = head
@@ -52,9 +52,9 @@ class ChatWriter:
         self._token_text = token_text
         self._names = TokenNames(token_text, options.tokens_as_ids)
         self._answers = _answers(options)
-        """Of each choice, where tools may be called."""
+        """One per choice; empty if no tools may be called."""
         self._may_lack_content = bool(self._answers) or options.has_reasoning
-        """There is no empty content then: a message of calls alone has none."""
+        """Then empty content is null: a message may consist of calls or reasoning alone."""
 
     def response(self, deltas: list[ChoiceDelta], generation: Generation) -> ChatCompletionResponse:
         prompt, options = generation.prompts[0], self._options
@@ -77,7 +77,7 @@ class ChatWriter:
         return [ChatChunkChoice(index, ChatDelta(role=ASSISTANT, content=content)) for index in range(self._options.n)]
 
     def prompt_fields(self, generation: Generation) -> dict[str, Any]:
-        """As vLLM tells it: beside the choices, which have one prompt."""
+        """Next to the choices, which share one prompt, as in vLLM."""
         if not self._options.return_token_ids:
             return {}
         return {"prompt_token_ids": generation.prompts[0].engine_request.prompt_token_ids}
@@ -153,6 +153,6 @@ def _answers(options: ChatOptions) -> list[ChatAnswer]:
 
 
 def _has_tokens(delta: ChoiceDelta) -> bool:
-    """Besides one that silently ended it."""
+    """Whether it has tokens other than one that ended the choice without text."""
     is_silent_end = delta.finish_reason is not None and not delta.text
     return bool(delta.token_ids) and not is_silent_end

@@ -1,4 +1,4 @@
-"""Who asks. Every route needs a key unless it says otherwise, and a role that it names."""
+"""Authenticates callers. Every route needs a key, unless it says otherwise, and a role that it names."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,10 +23,10 @@ OnRefusal = Callable[[ASGIConnection, BaseRouteHandler, ServingError], None]
 
 
 class Credentials(Protocol):
-    """One way to say who asks."""
+    """A way for callers to identify themselves."""
 
     async def principal(self, connection: ASGIConnection) -> Principal | None:
-        """None: nothing of this kind was sent. Raises `ServingError` for what is wrong."""
+        """None: no credentials of this kind were sent. Raises `ServingError` if they are invalid."""
         ...
 
 
@@ -43,10 +43,10 @@ class KeyCredentials:
 
 
 class Guard:
-    """Runs on the matched route, so no trick with the URL leads past it."""
+    """Runs on the matched route, so no trick with the URL bypasses it."""
 
     def __init__(self, credentials: list[Credentials], authenticator: Authenticator, on_refusal: OnRefusal) -> None:
-        """credentials: the first kind that was sent counts."""
+        """credentials: in order of precedence; the first kind that was sent counts."""
         self._credentials = credentials
         self._authenticator = authenticator
         self._on_refusal = on_refusal
@@ -86,7 +86,7 @@ class Guard:
             raise ServingError(ErrorCode.FORBIDDEN, "Nobody may call this.")
         principal.require(action)
         if handler.opt.get(EVERY_TENANT) and not principal.is_any_tenant:
-            raise ServingError(ErrorCode.FORBIDDEN, "This needs a key for all tenants ('*'): it shows all of them.")
+            raise ServingError(ErrorCode.FORBIDDEN, "This shows all tenants, so it needs a key for all tenants ('*').")
 
     async def _principal(self, connection: ASGIConnection) -> Principal:
         for credentials in self._credentials:
@@ -97,30 +97,30 @@ class Guard:
 
 
 def principal_of(request: Request) -> Principal:
-    """Of a route that is not public."""
+    """For routes that are not public."""
     return request.scope["state"][STATE_KEY]
 
 
 async def check_again(request: Request) -> None:
-    """Once the body is there, which takes as long as its sender likes: whoever lost the right to call the route
-    meanwhile is refused (`ServingError`), and `principal_of` is what the rest may do now."""
+    """Call once the body has arrived, which takes as long as its sender likes. Raises `ServingError` if the caller has
+    lost the right to call the route in the meantime; otherwise `principal_of` has its current rights."""
     again = request.scope["state"].get(AGAIN_KEY)
     if again is not None:
         await again()
 
 
 def method_of(connection: ASGIConnection) -> str:
-    """There are no routes for anything but HTTP."""
+    """All routes are HTTP routes."""
     return cast(HTTPScope, connection.scope)["method"]
 
 
 def address_of(connection: ASGIConnection) -> str:
-    """As the socket says; only a proxy on this machine is believed what it says of others."""
+    """The socket's address; only a proxy on this machine may report another one."""
     return connection.client.host if connection.client is not None else "local"
 
 
 def given_key(connection: ASGIConnection) -> str | None:
-    """The key as sent; "" and None are none. Of two that differ, the one behind "Bearer"."""
+    """The key as sent; "" or None = no key. If two are sent, the one after "Bearer"."""
     bearer, own = _given_keys(connection)
     return own if not bearer and own is not None else bearer
 
@@ -133,6 +133,6 @@ def _check_one_key(connection: ASGIConnection) -> None:
 
 
 def _given_keys(connection: ASGIConnection) -> tuple[str | None, str | None]:
-    """What stands behind "Bearer", and `x-api-key`."""
+    """The text after "Bearer", and `x-api-key`."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None, connection.headers.get("x-api-key")

@@ -1,4 +1,4 @@
-"""The bytes of request bodies. A client that leaves before their end is no error of the server."""
+"""The bytes of request bodies. A client that disconnects before the end is not a server error."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from loraserve.serving.errors import ErrorCode, ServingError
 
 
 async def read_body(request: Request) -> bytes:
-    """All of it. Raises `ServingError` where it is compressed, the client goes away before its end, or it may not call
-    the route any more."""
+    """The whole body. Raises `ServingError` if it is compressed, or if the client disconnects before its end or may no
+    longer call the route."""
     _check_plain(request)
     with _leaving():
         body = await request.body()
@@ -22,7 +22,7 @@ async def read_body(request: Request) -> bytes:
 
 
 async def stream_body(request: Request) -> AsyncIterator[bytes]:
-    """As it comes. Raises `ServingError` where it is compressed, or the client goes away before its end."""
+    """The body as it arrives. Raises `ServingError` if it is compressed or the client disconnects before its end."""
     _check_plain(request)
     with _leaving():
         async for piece in request.stream():
@@ -33,7 +33,7 @@ async def stream_body(request: Request) -> AsyncIterator[bytes]:
 def _check_plain(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "").strip()
     if encoding.lower() not in ("", "identity"):
-        message = f"The Content-Encoding is {beginning(encoding)!r}; bodies must be sent as they are."
+        message = f"The Content-Encoding is {beginning(encoding)!r}; bodies must be sent uncompressed."
         raise ServingError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message, headers={"accept-encoding": "identity"})
 
 
@@ -42,5 +42,5 @@ def _leaving() -> Iterator[None]:
     try:
         yield
     except InternalServerException as error:
-        # What the framework calls a client that is gone.
+        # The framework raises this if the client disconnects.
         raise ServingError(ErrorCode.CLIENT_CLOSED_REQUEST, "The client closed the connection.") from error

@@ -1,4 +1,4 @@
-"""CORS: what lets the web pages of `--allowed-origins` call the server, and read its answers."""
+"""CORS: lets web pages of `--allowed-origins` call the server and read its responses."""
 
 import re
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ PREFLIGHT_S = b"600"
 
 
 class CrossOrigin:
-    """Cookies are never among it: a page of another origin uses a key, or an open server."""
+    """Never allows cookies: a page of another origin must use a key, or an open server."""
 
     def __init__(self, allowed_origins: Sequence[str]) -> None:
         self._allowed = frozenset(allowed_origins)
 
     def origin(self, scope: HTTPScope) -> str | None:
-        """Of the page that calls, if it may; None also where no page calls."""
+        """The calling page's origin if it is allowed; None also if no page calls."""
         if not self._allowed:
             return None
         origin = Headers.from_scope(scope).get("origin")
@@ -26,12 +26,12 @@ class CrossOrigin:
 
     @staticmethod
     def is_preflight(scope: HTTPScope) -> bool:
-        """Whether the browser only asks if it may call."""
+        """Whether the browser only asks for permission to call."""
         return scope["method"] == "OPTIONS" and "access-control-request-method" in Headers.from_scope(scope)
 
 
 async def answer_preflight(scope: HTTPScope, send: Send) -> None:
-    """Any header may come: clients add some of their own, as OpenAI's for JavaScript does, and none opens anything."""
+    """Allows any header: clients such as OpenAI's for JavaScript add their own, and no header grants access."""
     asked = Headers.from_scope(scope).get("access-control-request-headers", "")
     names = [name for name in map(str.strip, asked.split(",")) if HEADER_NAME.fullmatch(name)]
     headers = [
@@ -44,7 +44,7 @@ async def answer_preflight(scope: HTTPScope, send: Send) -> None:
 
 
 def readable_by(origin: str, send: Send) -> Send:
-    """Of an answer that the page may read, headers included."""
+    """Lets pages of the origin read the response, including its headers."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""Strict request bodies: a wrong type, an unknown field or a field we cannot honour is refused by name."""
+"""Strict request bodies: a field with a wrong type, an unknown one or one we cannot honor is refused by name."""
 
 import re
 from collections.abc import Callable
@@ -22,14 +22,14 @@ PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 
 
 async def decode_optional(request: Request, decoder: msgspec.json.Decoder[T], absent: T) -> T:
-    """absent: what no body at all means. Raises `ServingError`."""
+    """absent: returned if there is no body. Raises `ServingError`."""
     return await decode_body(request, decoder) if await read_body(request) else absent
 
 
 async def decode_body(
     request: Request, decoder: msgspec.json.Decoder[T], explain: Callable[[bytes], None] | None = None
 ) -> T:
-    """Raises `ServingError`. explain: raises a better one for some bodies that the decoder refuses."""
+    """Raises `ServingError`. explain: may raise a clearer one for a body that the decoder refuses."""
     body = await read_body(request)
     max_depth = runtime_of(request).settings.limits.max_json_depth
     depth = nesting_depth(body, max_depth)
@@ -37,7 +37,7 @@ async def decode_body(
         message = f"The request body is nested {depth} levels deep; the limit is {max_depth}."
         raise ServingError(ErrorCode.INVALID_JSON, message)
     try:
-        body.decode()  # The decoder passes over parts that are decoded later, or never.
+        body.decode()  # The decoder skips parts that are decoded later or never.
         decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
         if explain is not None:

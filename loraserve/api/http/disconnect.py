@@ -1,4 +1,4 @@
-"""Work that stops when the client goes away. Litestar does not cancel handlers by itself."""
+"""Work that stops when the client disconnects. Litestar does not cancel handlers itself."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result. Raises `ServingError` and cancels the work once the client is gone."""
+    """The work's result. If the client disconnects, cancels the work and raises `ServingError`."""
     task = asyncio.ensure_future(work)
     try:
         await wait_connected(request, task, timeout_s=None)
@@ -22,9 +22,9 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def wait_connected(request: Request, task: asyncio.Future[T], timeout_s: float | None) -> None:
-    """Returns when the task is done or the time is over. Raises `ServingError` once the client is gone.
+    """Returns when the task is done or the timeout expires. Raises `ServingError` if the client disconnects.
 
-    NOTE: the body must have been read: then the only message that can still come is the disconnect.
+    NOTE: the body must have been read already, so that the only message that can still arrive is the disconnect.
     """
     gone = asyncio.ensure_future(_disconnected(request))
     try:

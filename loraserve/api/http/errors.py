@@ -1,4 +1,4 @@
-"""One table from error code to HTTP status and OpenAI type, and one body for every error on every route."""
+"""The table from error codes to HTTP statuses and OpenAI types, and the body of every error on every route."""
 
 import errno
 import logging
@@ -58,7 +58,7 @@ ERROR_TABLE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.QUEUE_FULL: (429, "rate_limit_error"),
     ErrorCode.HEADERS_TOO_LARGE: (431, INVALID_REQUEST),
     ErrorCode.CLIENT_CLOSED_REQUEST: (499, INVALID_REQUEST),
-    # Clients repeat a 409 or 5xx by themselves; what an operator ended should stay so.
+    # Clients retry a 409 or 5xx automatically; a request that an operator ended should stay ended.
     ErrorCode.REQUEST_ABORTED: (499, INVALID_REQUEST),
     ErrorCode.INTERNAL_ERROR: (500, SERVER_ERROR),
     ErrorCode.ENGINE_ERROR: (500, SERVER_ERROR),
@@ -80,7 +80,7 @@ CODE_OF_STATUS: dict[int, ErrorCode] = {
     413: ErrorCode.REQUEST_TOO_LARGE,
     415: ErrorCode.UNSUPPORTED_MEDIA_TYPE,
 }
-"""What the framework raises by itself."""
+"""For errors that the framework raises itself."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
     param: str | None
     code: str
     report: ReportItem | UnsetType = UNSET
-    """Of a refused adapter: every check."""
+    """For a refused adapter: all checks."""
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ def error_headers(error: ServingError) -> dict[str, str]:
 
 
 def internal_error() -> ServingError:
-    """For what we did not foresee: the log has the details, the client gets none."""
+    """For unexpected errors: the log has the details, the client gets none."""
     return ServingError(ErrorCode.INTERNAL_ERROR, "The server failed to handle the request. Its log says why.")
 
 
@@ -125,7 +125,7 @@ def cut_short() -> ServingError:
 
 
 def serving_error_of(request: Request, error: Exception) -> ServingError:
-    """What the client is told, whatever was raised."""
+    """The error to report to the client, whatever was raised."""
     if isinstance(error, ServingError):
         return error
     if isinstance(error, LiveUnavailableError):
@@ -134,22 +134,22 @@ def serving_error_of(request: Request, error: Exception) -> ServingError:
         return refusal
     if isinstance(error, HTTPException) and (code := CODE_OF_STATUS.get(error.status_code)) is not None:
         return ServingError(code, _message(request, error.status_code), headers=error.headers)
-    # Escaped: whoever chose the path does not write lines into the log.
+    # Escaped, so that a client cannot write lines of its own into the log.
     path = ascii(request.scope["path"][:256])
     if isinstance(error, OSError) and error.errno in DISK_REFUSES:
         logger.error("%s %s failed: %s", request.method, path, error)
-        message = f"The disk of the server refuses that: {error.strerror}. What was asked for was not done."
+        message = f"The server's disk refused the operation: {error.strerror}. The request was not carried out."
         return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message)
     if isinstance(error, UnreadFileError):
         logger.error("%s %s failed: %s", request.method, path, error)
-        message = "The server cannot read that from its disk now; its log says why. What was asked for was not done."
+        message = "The server cannot read that from its disk now; its log says why. The request was not carried out."
         return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message)
     logger.error("%s %s failed", request.method, path, exc_info=error)
     return internal_error()
 
 
 def answered_error(request: Request, error: Exception) -> ServingError:
-    """The same, counted, and its code kept for whoever tells of the request."""
+    """Like `serving_error_of`, but also counts the error and keeps its code for `answered_code`."""
     refusal = serving_error_of(request, error)
     runtime_of(request).metrics.error(refusal.code)
     request.scope["state"][ANSWERED_KEY] = refusal.code
@@ -157,7 +157,7 @@ def answered_error(request: Request, error: Exception) -> ServingError:
 
 
 def answered_code(scope: Scope) -> ErrorCode | None:
-    """Of the error that `answered_error` gave, if any."""
+    """The code of the error that `answered_error` returned, if any."""
     return scope["state"].get(ANSWERED_KEY)
 
 
@@ -172,7 +172,7 @@ def handle_error(request: Request, error: Exception) -> Response[ErrorResponse]:
 
 
 def _refused_parameter(error: ValidationException) -> ServingError | None:
-    """The query or path parameter that the framework could not read."""
+    """The error for a query or path parameter that the framework could not read, if it names one."""
     found = error.extra[0] if isinstance(error.extra, list) and error.extra else None
     if not isinstance(found, dict) or "key" not in found:
         return None

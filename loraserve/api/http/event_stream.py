@@ -1,4 +1,4 @@
-"""Server-sent events whose end is always noticed, however it comes."""
+"""Server-sent event streams whose end is always noticed, whatever its cause."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Stream):
-    """Sends `body` as it comes, a comment when nothing came for a while, and calls `on_end` exactly once.
+    """Sends `body` as it arrives, and a comment after each `ping_interval_s` of silence. Calls `on_end` exactly once.
 
-    `on_end` runs also when the client left while a chunk was being sent, when the body is neither closed nor
-    cancelled by Litestar. It must not wait.
+    `on_end` also runs if the client disconnects while a chunk is being sent, in which case Litestar neither closes nor
+    cancels the body. It must not block.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class _ASGIEventStream(ASGIStreamingResponse):
         async with asyncio.TaskGroup() as tasks:
             pings = tasks.create_task(self._ping(send))
             sending = [tasks.create_task(self._send_all(send, pings)), pings]
-            # After the last chunk the server reports a disconnect, too.
+            # The server also reports a disconnect after the last chunk.
             while (await receive())["type"] != "http.disconnect":
                 pass
             for task in sending:
@@ -96,7 +96,7 @@ class _ASGIEventStream(ASGIStreamingResponse):
     async def _send_all(self, send: Send, pings: asyncio.Task[None]) -> None:
         async for chunk in self._body:
             await self._send_chunk(send, chunk)
-        # NOTE: a ping that waits until the client takes more would be sent after the end.
+        # NOTE: a ping that is waiting for the client to read would be sent after the end.
         pings.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -1,4 +1,4 @@
-"""What every HTTP request passes before routing, whether or not there is anything at its path."""
+"""Checks that every HTTP request passes before routing, whether or not its path exists."""
 
 from collections.abc import Awaitable, Callable
 
@@ -15,14 +15,14 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.runtime import Runtime
 
 BYTES_PER_HEADER = 4
-"""Colon, space and line end."""
+"""Colon, space and CRLF."""
 
 
 class FrontDoor:
-    """The outermost ASGI app: refuses what must not reach the inner one, with the same errors."""
+    """The outermost ASGI app: refuses requests that must not reach the inner one, with errors in the same format."""
 
     def __init__(self, app: ASGIApp, runtime: Runtime, is_open: Callable[[], bool]) -> None:
-        """is_open: whether no key is asked for now."""
+        """is_open: whether requests currently need no key."""
         settings = runtime.settings
         self._app = app
         self._is_open = is_open
@@ -64,9 +64,9 @@ class FrontDoor:
 
 
 def _with_headers_of_all(scope: Scope, send: Send) -> Send:
-    """Adds what every response carries, wherever it comes from.
+    """Adds the headers that every response carries, whatever produced it.
 
-    No coroutine, and not a hook of Litestar's: those are awaited for each token of a stream, too.
+    Neither a coroutine nor a Litestar hook, because those would be awaited for each token of a stream.
     """
 
     def sending(message: Message) -> Awaitable[None]:

@@ -1,4 +1,4 @@
-"""OPTIONS: which methods a path has."""
+"""OPTIONS: the methods of a path."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,10 @@ from loraserve.api.http.needs import PUBLIC
 
 
 def tell_methods_of(handlers: Iterable[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
-    """OPTIONS at each path of `handlers`, with the methods that a 405 names too.
+    """Handlers that answer OPTIONS at each path of `handlers`, with the same methods as a 405.
 
-    NOTE: to be registered before them. Else Litestar answers, and names only what a path's first handler takes.
+    NOTE: must be registered before `handlers`. Otherwise Litestar answers, and lists only the methods of a path's first
+    handler.
     """
     methods: dict[str, set[str]] = {}
     for handler in handlers:

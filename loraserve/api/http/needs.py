@@ -1,4 +1,4 @@
-"""What a route asks of whoever calls it, as its `opt`. A route that says nothing is not served at all."""
+"""What a route requires of its callers, as its `opt`. A route that does not say is not served at all."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,17 +28,17 @@ def needs(action: Action) -> dict[str, Any]:
 
 
 LOGOUT = {**ANY_KEY, UNCONFIRMED: True}
-"""Also with a key that Redis knows a newer revision of than the disk has, so that its cookie can go."""
+"""Works even if Redis knows a newer revision of the key than the disk has, so that its cookie can be removed."""
 
 INFERENCE = {**needs(Action.INFER), TIMED: True, ADMITTED: True}
-"""Its answers say how long they took; Redis is asked whether its key is the newest when it is admitted."""
+"""Responses report the processing time. Admission checks in Redis that the key's revision is the newest."""
 
 SCRAPING = {**needs(Action.READ), EVERY_TENANT: True}
-"""Shows all tenants' adapters: needs a key for all tenants (`*`)."""
+"""Shows all tenants' adapters, so it needs a key for all tenants (`*`)."""
 
 
 def check_all_need(handlers: Iterable[ControllerRouterHandler]) -> None:
-    """Every handler says what it needs: one that was forgotten is found when the app is made."""
+    """Asserts that every handler declares its requirement, so that a missing one is found when the app is created."""
     for handler in handlers:
         assert isinstance(handler, BaseRouteHandler)
         says = handler.opt.keys() & {ACTION, PUBLIC_OPT, ANYONE}

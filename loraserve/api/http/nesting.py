@@ -1,17 +1,17 @@
-"""How deep JSON is nested, found before it is decoded."""
+"""Measures the nesting depth of JSON before it is decoded."""
 
 import numpy as np
 
 STEPS = bytes({ord("["): 1, ord("{"): 1, ord("]"): 255, ord("}"): 255}.get(byte, 0) for byte in range(256))
-"""For each byte what it does to the depth, as int8."""
+"""Each byte's change of the depth, as int8."""
 NOT_BRACKETS = bytes(byte for byte in range(256) if STEPS[byte] == 0)
 
 
 def nesting_depth(body: bytes, enough: int) -> int:
-    """Of valid JSON; exact only above `enough`. 2 MB of brackets, quotes or escapes take 10 ms."""
+    """The depth of valid JSON; exact only above `enough`. 2 MB of brackets, quotes or escapes take 10 ms."""
     if body.count(b"[") + body.count(b"{") <= enough:
         return 0
-    # Without escapes, every second piece between quotation marks is outside of strings.
+    # Without escapes, every other piece between quotation marks is outside strings.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     outside = b"".join(plain.split(b'"')[::2])
     brackets = outside.translate(STEPS, NOT_BRACKETS)

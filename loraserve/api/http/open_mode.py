@@ -1,4 +1,4 @@
-"""Keeps web pages away from a server that asks for no key: anything in a browser on this machine can reach it."""
+"""Keeps web pages away from a server that needs no key: any page in a browser on this machine can reach it."""
 
 from litestar.datastructures import Headers
 
@@ -6,10 +6,10 @@ from loraserve.serving.errors import ErrorCode, ServingError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FORM_PATH = "/v1/adapters"
-"""Where forms are taken. NOTE: a page of another site can send one without asking first; such a page is known by its
-Origin, which browsers send with every POST."""
+"""The only path that accepts forms. NOTE: a page of another site can send a form without a preflight; it is recognized
+by its Origin, which browsers send with every POST."""
 FILE_TYPES = ("application/octet-stream", "")
-"""Of PUT, which no page of another site can send without asking."""
+"""For PUT, which a page of another site cannot send without a preflight."""
 
 
 class OpenModeProtection:
@@ -41,8 +41,8 @@ def _check_body_type(headers: Headers, method: str, path: str) -> None:
     is_form = content_type == "multipart/form-data" and method == "POST" and path == FORM_PATH
     is_file = content_type in FILE_TYPES and method == "PUT"
     if content_type != "application/json" and not is_form and not is_file:
-        message = "The Content-Type must be application/json, of files sent with PUT application/octet-stream, "
-        raise ServingError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, f"{message}of a form at {FORM_PATH} multipart/form-data.")
+        message = "The Content-Type must be application/json, application/octet-stream for files sent with PUT, or "
+        raise ServingError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, f"{message}multipart/form-data for a form at {FORM_PATH}.")
 
 
 def _has_body(headers: Headers) -> bool:

@@ -1,4 +1,4 @@
-"""When a request came in, and `openai-processing-ms`: how long until its response began."""
+"""A request's time of arrival, and `openai-processing-ms`: the time until its response began."""
 
 import time
 
@@ -20,7 +20,7 @@ def received_s(scope: Scope) -> float:
 
 
 def processing_time_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """Empty where the route is not timed."""
+    """Empty if the route is not timed."""
     handler = scope.get("route_handler")
     if handler is None or not handler.opt.get(TIMED):
         return []

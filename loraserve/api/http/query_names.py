@@ -1,4 +1,4 @@
-"""A query parameter that a route of the management API does not take is refused: a mistyped filter would show all."""
+"""Refuses unknown query parameters of the management API: with a mistyped filter, a route would show everything."""
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
@@ -10,10 +10,10 @@ from loraserve.serving.errors import ErrorCode, ServingError
 
 
 async def refuse_unknown_query(connection: ASGIConnection, handler: BaseRouteHandler) -> None:
-    """A guard. Inference and health are left alone: clients and load balancers add parameters of their own there.
+    """A guard. Inference and health are exempt: clients and load balancers add their own parameters there.
 
-    NOTE: one that is no coroutine function, Litestar calls in a thread of the event loop. Every request would wait for
-    that, and for the disks that keep those threads busy.
+    NOTE: must be a coroutine function. Litestar runs other guards in a thread of the event loop's pool, so every
+    request would wait for the disk operations that keep these threads busy.
 
     Raises `ServingError`.
     """
@@ -28,7 +28,7 @@ async def refuse_unknown_query(connection: ASGIConnection, handler: BaseRouteHan
 
 
 def query_names(handler: BaseRouteHandler) -> list[str]:
-    """As they are written in a URL, in the order of the handler's arguments."""
+    """As written in a URL, in the order of the handler's arguments."""
     parameters = handler.parsed_fn_signature.parameters.items()
     return [
         field.kwarg_definition.name or argument

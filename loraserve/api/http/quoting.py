@@ -1,4 +1,4 @@
-"""How much an error repeats of what was sent: a body may be one name or value of megabytes."""
+"""Limits how much of a request an error repeats: a body may be a single name or value of megabytes."""
 
 MAX_QUOTED = 64
 """Characters of a name or value."""

@@ -24,7 +24,7 @@ def check_one_of(param: str, value: str, allowed: Collection[str]) -> None:
 
 
 def check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
-    """NOTE: ids that index tensors in the engine; nothing may pass unchecked."""
+    """NOTE: these ids index tensors in the engine, so none may pass unchecked."""
     if not token_ids:
         return
     lowest, highest = min(token_ids), max(token_ids)
@@ -38,7 +38,7 @@ def unsupported(param: str, message: str) -> ServingError:
 
 
 def _shown(number: float) -> str:
-    """Short, whatever the client sent: Python refuses to print huge integers."""
+    """Short for any number that a client may send: Python refuses to print huge integers."""
     if isinstance(number, int) and abs(number) >= 2**64:
         return "beyond 64 bits"
     return str(number).removesuffix(".0")

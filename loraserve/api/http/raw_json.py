@@ -1,4 +1,4 @@
-"""Parts of bodies that are JSON of the client's own: parsed once their size is known to be small."""
+"""Parts of bodies that are arbitrary JSON, which is parsed once its size is known to be small."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ def num_bytes_of(fields: Mapping[str, Raw]) -> int:
 
 
 def parsed(param: str, fields: Mapping[str, Raw]) -> dict[str, Any]:
-    """Raises `ServingError` for what Python cannot hold, such as 1e999."""
+    """Raises `ServingError` for values that Python cannot represent, such as 1e999."""
     try:
         return {name: msgspec.json.decode(value) for name, value in fields.items()}
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""Who was turned away from what, for the audit trail."""
+"""Records refused requests for the audit trail."""
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
@@ -16,7 +16,7 @@ KIND = "request"
 
 
 def note_refusal(refusals: Refusals) -> OnRefusal:
-    """Of management: refused inference shows in metrics, and there is too much of it."""
+    """For management routes only: refused inference requests are in the metrics, and there may be too many of them."""
 
     def note(connection: ASGIConnection, handler: BaseRouteHandler, error: ServingError) -> None:
         if error.code not in NOTED or handler.opt.get(ACTION) is Action.INFER:

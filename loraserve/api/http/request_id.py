@@ -22,7 +22,7 @@ def request_id_of(scope: Scope) -> str:
 
 
 def own_request_id(scope: Scope) -> str:
-    """Chosen by us, so never used before: the same as above unless the client chose that one."""
+    """Chosen by us, so never used before: `request_id_of`, unless the client chose that."""
     known = scope["state"].get(OURS_KEY)
     if known is None:
         is_given = any(

@@ -1,4 +1,4 @@
-"""The console's cookie, and what a request that carries it must show besides."""
+"""The console's cookie, and what else a request with it must prove."""
 
 from litestar.connection import ASGIConnection
 from litestar.datastructures import Cookie
@@ -14,17 +14,17 @@ CSRF_HEADER = "x-csrf-token"
 
 
 class CookieCredentials:
-    """A key in the header counts before the cookie.
+    """A key in the headers takes precedence over the cookie.
 
-    NOTE: browsers send cookies with whatever page asks, so an unsafe request also needs the session's CSRF token and
-    an Origin that is this server's.
+    NOTE: browsers send cookies whichever page makes the request, so an unsafe request also needs the session's CSRF
+    token, and its Origin must be this server.
     """
 
     def __init__(self, sessions: SessionService) -> None:
         self._sessions = sessions
 
     async def principal(self, connection: ASGIConnection) -> Principal | None:
-        """None: no cookie, or nothing to log in to. Raises `ServingError`."""
+        """None: no cookie, a key was sent too, or the server is open. Raises `ServingError`."""
         token = session_token(connection)
         if token is None or given_key(connection) is not None or self._sessions.is_open:
             return None
@@ -43,7 +43,7 @@ def session_token(connection: ASGIConnection) -> str | None:
 
 
 def session_cookie(connection: ASGIConnection, token: str) -> Cookie:
-    """An empty token takes the cookie away."""
+    """An empty token removes the cookie."""
     return Cookie(
         key=cookie_name(connection),
         value=token,
@@ -56,13 +56,13 @@ def session_cookie(connection: ASGIConnection, token: str) -> Cookie:
 
 
 def cookie_name(connection: ASGIConnection) -> str:
-    """Cookies do not know of ports: two servers on one machine must not take each other's."""
+    """Contains the port, which cookies ignore: two servers on one machine must not use each other's."""
     _, colon, port = connection.headers.get("host", "").rpartition(":")
     return f"ls_session_{port}" if colon and port.isdigit() else "ls_session"
 
 
 def check_same_page(connection: ASGIConnection) -> None:
-    """Browsers send the Origin with every unsafe request. Raises `ServingError` (403)."""
+    """Checks the Origin, which browsers send with every unsafe request. Raises `ServingError` (403)."""
     origin, host = connection.headers.get("origin"), connection.headers.get("host", "")
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-        raise ServingError(ErrorCode.FORBIDDEN, "Requests of another web page's origin are not allowed.")
+        raise ServingError(ErrorCode.FORBIDDEN, "Requests from web pages of another origin are not allowed.")

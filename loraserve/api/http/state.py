@@ -1,4 +1,4 @@
-"""Where the runtime is kept: one typed object in the app's state."""
+"""Keeps the runtime as a typed object in the app's state."""
 
 from litestar import Litestar
 from litestar.connection import ASGIConnection

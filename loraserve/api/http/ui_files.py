@@ -1,4 +1,4 @@
-"""The console's built files, as they came with the package."""
+"""The console's built files, as shipped in the package."""
 
 import hashlib
 import mimetypes
@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 
 INDEX = "index.html"
 HASHED_FOLDER = "assets/"
-"""Vite puts a hash of their content into the names of these."""
+"""Vite includes a content hash in the names of these files."""
 
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -30,7 +30,7 @@ class UiFile:
 
 
 def read_ui_files() -> dict[str, UiFile]:
-    """By path below /ui/. All are read once: together they are smaller than one adapter's tensor."""
+    """By path below /ui/. All are read once: together they are smaller than a single tensor of an adapter."""
     root = files("loraserve") / "static" / "ui"
     return {path: _ui_file(path, entry.read_bytes()) for path, entry in _walk(root, "")}
 

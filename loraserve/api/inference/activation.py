@@ -1,4 +1,4 @@
-"""Activated LoRA: a prompt must have what activates the adapter, else its answer would be the base model's."""
+"""Activated LoRA: a prompt must contain the adapter's invocation, or the answer would be the base model's."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from loraserve.serving.text.tokenizer import TextTokenizer
 
 
 async def check_activated(adapter: ResolvedAdapter, prompts: Sequence[Prompt], tokenizer: TextTokenizer) -> None:
-    """Raises `ServingError` where an activated LoRA would change nothing."""
+    """Raises `ServingError` if the adapter is an activated LoRA that would not affect the answer to every prompt."""
     invocation = adapter.invocation_token_ids
     if not invocation:
         return
@@ -20,8 +20,8 @@ async def check_activated(adapter: ResolvedAdapter, prompts: Sequence[Prompt], t
 
     if not await tokenizer.run(sum(len(prompt.token_ids) for prompt in prompts), has_all):
         message = (
-            f"The adapter '{adapter.name}' (version {adapter.version}) is an activated LoRA: it counts from "
+            f"The adapter '{adapter.name}' (version {adapter.version}) is an activated LoRA that takes effect from "
             f"{tokenizer.decode_few(invocation)!r} on (token ids "
-            f"{list(invocation)}), and the prompt has no such place. Put it where the adapter's answer is to begin."
+            f"{list(invocation)}), but the prompt does not contain it. Put it where the adapter's answer should begin."
         )
         raise ServingError(ErrorCode.ADAPTER_NOT_ACTIVATED, message)

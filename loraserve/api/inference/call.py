@@ -1,4 +1,4 @@
-"""An admitted request, from admission to its one ending."""
+"""An admitted request, from admission to its single end."""
 
 import asyncio
 import contextlib
@@ -31,12 +31,12 @@ from loraserve.serving.text.choice import TextOptions
 from loraserve.store.records import AdapterDoc, AnyDocument
 
 NOTES_KEY = "loraserve_request_notes"
-"""In a scope's state, for whoever tells of the request at its end; nothing is noted where nobody does."""
+"""In a scope's state: set if the request is to be reported at its end; otherwise nothing is noted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks for, as far as it is known before its prompt is tokenised."""
+    """What a request needs, as far as that is known before its prompt is tokenized."""
 
     reserve_tokens: int
     num_sequences: int
@@ -44,7 +44,7 @@ class Demand:
 
 
 class InferenceCall:
-    """`close` may be called at any time, more than once, and never waits: what is left to do goes on behind it."""
+    """`close` may be called at any time and more than once. It never waits: remaining work runs in the background."""
 
     def __init__(self, calls: "InferenceCalls", admitted: Admitted, received_s: float) -> None:
         self._calls = calls
@@ -55,11 +55,11 @@ class InferenceCall:
         """None until it starts."""
         self._failed: tuple[EndState, str | None] | None = None
         self.outcome: Outcome | None = None
-        """Once it is closed."""
+        """Set when the call is closed."""
         self.adapter_load_ms: float | None = None
         """None for the base model."""
         self.adapter_wait_s: tuple[float, float] | None = None
-        """When it began to wait for its adapter, be it loaded for this request or for another, and when it had it."""
+        """Start and end of the wait for the adapter, whether it was loaded for this request or another; monotonic."""
 
     @property
     def adapter(self) -> ResolvedAdapter | None:
@@ -67,7 +67,7 @@ class InferenceCall:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every answer to the request: rate limits, and which version answers."""
+        """For every response to the request: rate limits, and the adapter version that answers."""
         headers = dict(self.admitted.headers)
         if self.adapter is not None:
             headers["x-adapter-version"] = str(self.adapter.version)
@@ -76,7 +76,7 @@ class InferenceCall:
     async def start(
         self, prompts: list[Prompt], text: TextOptions, cache_salt: str, *, max_prompts_at_once: int | None = None
     ) -> Generation:
-        """Load the adapter if need be, and take the work in. Raises `ServingError`."""
+        """Load the adapter if necessary, then start the generation. Raises `ServingError`."""
         admitted, adapter = self.admitted, self.adapter
         if prompts[0].pooling is None:
             check_has_text(adapter)
@@ -102,15 +102,15 @@ class InferenceCall:
         return self.generation
 
     def note(self, error: BaseException) -> None:
-        """Why it is about to be closed.
+        """Record why the call is about to be closed. Only the first error counts.
 
-        NOTE: the error itself is not kept. Its frames have this call, and the prompt: only the garbage collector would
-        free them, which comes so seldom that 135 refused prompts of 1 MB took 1.3 GB.
+        NOTE: the error itself is not kept. Its frames refer to this call and the prompt, so only the garbage collector
+        could free them, which runs so rarely that 135 refused prompts of 1 MB took 1.3 GB.
         """
         self._failed = self._failed or _ending_by(error)
 
     def count_error(self, error: ServingError) -> None:
-        """One that the client is told in the middle of a stream."""
+        """Count an error that is sent to the client in the middle of a stream."""
         self._calls.generation.metrics.error(error.code)
 
     def progress(self) -> Progress:
@@ -151,7 +151,7 @@ class InferenceCall:
         usage, times = generation.usage(), generation.times()
         is_fault = ending is EndState.FAILED and error_code in SERVER_FAULTS
         if is_fault and not (self.admitted.running.asked.stream and usage.num_completion_tokens > 0):
-            usage = TokenUsage(0, 0, 0)  # nothing of it was delivered
+            usage = TokenUsage(0, 0, 0)  # nothing was delivered
         return Outcome(
             ending,
             generation.finish_reason.value,
@@ -184,19 +184,19 @@ def _ending_by(error: BaseException) -> tuple[EndState, str | None]:
 
 @dataclass(slots=True)
 class RequestNotes:
-    """What becomes known of a request on its way. None = it did not come to that."""
+    """Facts about a request, as they become known. None = the request did not get that far."""
 
     asked: Asked | None = None
     target: Target | None = None
-    """What was asked for; what was admitted may be newer."""
+    """As resolved from the request; the admitted target may be newer."""
     call: InferenceCall | None = None
-    """Once it was admitted."""
+    """Set on admission."""
     status: int | None = None
-    """Of the response, once that began."""
+    """Of the response, set when that begins."""
     error_code: ErrorCode | None = None
-    """Of an error that was answered; not of one in the middle of a stream."""
+    """Of an error response; not of an error in the middle of a stream."""
     ended_s: float = 0.0
-    """`time.monotonic()` when the response was sent, or nobody was there to take it."""
+    """`time.monotonic()` when the response had been sent, or the client had gone."""
 
 
 class InferenceCalls:
@@ -216,9 +216,9 @@ class InferenceCalls:
     async def admit(
         self, principal: Principal, target: Target, scope: Scope, demand: Demand
     ) -> AsyncIterator[InferenceCall]:
-        """Closes the call if the body fails; else whoever was given it does. Raises `ServingError`.
+        """Closes the call if the `async with` body raises; otherwise the recipient closes it. Raises `ServingError`.
 
-        All its times count from its arrival.
+        The request's times count from its arrival.
         """
         notes: RequestNotes | None = scope["state"].get(NOTES_KEY)
         if notes is not None:
@@ -246,7 +246,7 @@ class InferenceCalls:
             raise
 
     def forget_deleted(self, tenant: str, name: str) -> None:
-        """An adapter's series go when it is deleted, and with a request that was to use it and ended only then."""
+        """Removes the metrics of a deleted adapter: on deletion, and again when a request that used it ends later."""
         document = self.catalog.adapter(tenant, name)
         if document is None or document.doc.deleted_at is not None:
             self.generation.metrics.forget_adapter(label_of(tenant, name))
@@ -265,7 +265,7 @@ class InferenceCalls:
         task.add_done_callback(self._tasks.discard)
 
     async def wait_settled(self) -> None:
-        """Until everything that was closed is in the usage log."""
+        """Wait until all closed calls are in the usage log."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -275,5 +275,5 @@ def bound(adapter: ResolvedAdapter) -> BoundAdapter:
 
 
 def salted(kv_salt: str, cache_salt: str) -> str:
-    """The tenant's salt and the request's, so that no two pairs give the same text."""
+    """Combines the tenant's salt and the request's; different pairs never give the same text."""
     return f"{len(kv_salt)}:{kv_salt}:{cache_salt}"

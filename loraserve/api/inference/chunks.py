@@ -1,4 +1,4 @@
-"""Stream chunks as bytes. Everything that is the same in all chunks of a response is encoded once."""
+"""Stream chunks as bytes. The parts that all chunks of a response share are encoded once."""
 
 import msgspec
 
@@ -18,7 +18,7 @@ class ChunkHead(msgspec.Struct, frozen=True):
 
 
 class ChunkEncoder:
-    """usage_field: whether chunks have a `usage`, null unless given, as OpenAI's do with include_usage."""
+    """usage_field: whether chunks have a `usage` that is null unless given, as OpenAI's have with include_usage."""
 
     def __init__(self, head: ChunkHead, usage_field: bool) -> None:
         self._encoder = msgspec.json.Encoder()
@@ -26,7 +26,7 @@ class ChunkEncoder:
         self._tail = (b'],"usage":null' if usage_field else b"]") + END
 
     def chunk(self, choice: msgspec.Struct | None, usage: Usage | None = None, **fields: object) -> bytes:
-        """No choice: an empty list of them. fields: behind all others."""
+        """choice: None = an empty `choices` list. fields: appended after all others."""
         choices = b"" if choice is None else self._encoder.encode(choice)
         tail = self._tail if usage is None else b'],"usage":' + self._encoder.encode(usage) + END
         if fields:

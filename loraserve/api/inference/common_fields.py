@@ -1,4 +1,4 @@
-"""Fields that mean the same in every inference request, checked."""
+"""Checks fields that mean the same in every inference request."""
 
 from loraserve.api.http.ranges import check_range, unsupported
 

@@ -1,4 +1,4 @@
-"""The shapes of /v1/completions."""
+"""The response formats of /v1/completions."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from loraserve.serving.text.token_text import TokenText
 class EchoedPrompt:
     text: str
     text_offsets: list[int]
-    """Where each prompt token begins in `text`."""
+    """Start of each prompt token in `text`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class CompletionWriter:
         return []
 
     def prompt_fields(self, generation: Generation) -> dict[str, object]:
-        """None: each choice tells its own prompt's."""
+        """Empty: each choice has the fields of its own prompt."""
         return {}
 
     def chunk_choices(self, delta: ChoiceDelta, generation: Generation) -> list[msgspec.Struct]:

@@ -1,4 +1,4 @@
-"""Log-probabilities of an answer's tokens, as chats and responses have them."""
+"""Log-probabilities of an answer's tokens, in the format of chats and responses."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from loraserve.engine.request import TokenLogprob
 
 
 def content_logprobs(names: TokenNames, tokens: Iterable[TokenLogprob], count: int) -> list[ContentLogprob]:
-    """count: of the most likely tokens at each place."""
+    """count: number of most likely tokens per position."""
     return [
         ContentLogprob(
             token=names.name(token.token_id),

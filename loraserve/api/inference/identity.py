@@ -1,4 +1,4 @@
-"""What a response says of itself."""
+"""Fields that identify a response."""
 
 import time
 from functools import lru_cache
@@ -17,11 +17,11 @@ def server_version() -> str:
 
 
 def system_fingerprint(model: ModelDescription) -> str:
-    """Stable for one version serving one base model, in one form of its weights."""
+    """Stable for one version of the server with one base model and one quantization."""
     form = "" if model.quantization == "none" else f"-{model.quantization}"
     return f"loraserve-{server_version()}-{model.layout.fingerprint[:8]}{form}"
 
 
 def response_head(prefix: str, kind: str, name: str, request_id: str, fingerprint: str) -> ChunkHead:
-    """prefix: of the id, such as "cmpl-"."""
+    """prefix: the id's, such as "cmpl-"."""
     return ChunkHead(f"{prefix}{request_id}", kind, int(time.time()), name, fingerprint)

@@ -1,5 +1,5 @@
-"""Keywords of JSON schemas that ask for nothing: zod, pydantic and OpenAPI write them, and llguidance refuses them like
-all that it cannot follow."""
+"""Keywords of JSON schemas that have no effect: zod, pydantic and OpenAPI write them, but llguidance rejects them like
+any keyword that it does not support."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +29,7 @@ FORMATS = frozenset(
         "uuid",
     }
 )
-"""Of JSON Schema. Any other, such as "password" or "path", is a note that does not say which texts are valid."""
+"""Defined by JSON Schema. Other formats, such as "password" or "path", do not restrict which strings are valid."""
 ANY_NAME = ({}, {"type": "string"})
 OF_SCHEMAS = frozenset(
     {
@@ -48,12 +48,12 @@ OF_SCHEMAS = frozenset(
         "then",
     }
 )
-"""What has a schema for its value, or a list of them."""
+"""Keywords whose value is a schema or a list of schemas."""
 OF_NAMED_SCHEMAS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 
 
 def without_neutral_keywords(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same object where there are none, else a copy."""
+    """The same object if there are no such keywords, otherwise a copy."""
     if not any(map(_neutral_keywords, _schemas_in(schema))):
         return schema
     copy = msgspec.json.decode(msgspec.json.encode(schema))
@@ -80,7 +80,7 @@ def _is_neutral(keyword: str, value: Any) -> bool:
 
 
 def _schemas_in(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All of its parts that are schemas: what is in an `enum` is a value, and names of properties are no keywords."""
+    """The schema and all schemas in it: contents of an `enum` are values, and names of properties are not keywords."""
     left: list[Any] = [schema]
     while left:
         node = left.pop()

@@ -1,6 +1,6 @@
-"""Takes notes of inference requests, for whoever tells of them at their end.
+"""Takes notes about inference requests and reports each at its end.
 
-Nothing is noted, and nothing looked at, unless somebody wants to.
+Only installed if reports are wanted; otherwise nothing is noted.
 """
 
 import logging
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 OnEnd = Callable[[HTTPScope, RequestNotes], None]
-"""Called on the event loop, once for each request that reached a route for inference."""
+"""Called on the event loop, once per request that reached an inference route."""
 
 
 class NotedApp:
-    """An ASGI app that takes notes of the requests to the one inside it."""
+    """An ASGI app that takes notes about requests to the app inside it."""
 
     def __init__(self, app: ASGIApp, on_end: OnEnd) -> None:
         self._app = app
@@ -51,11 +51,11 @@ class NotedApp:
     def _tell(self, scope: HTTPScope, notes: RequestNotes) -> None:
         try:
             self._on_end(scope, notes)
-        except Exception:  # the request itself was answered, or has an error of its own to end with
-            logger.exception("a request could not be told of")
+        except Exception:  # the request was already answered, or ends with its own error
+            logger.exception("a request could not be reported")
 
 
 def _is_inference(scope: HTTPScope) -> bool:
-    """Whether routing found a route for it. Its key may have been refused."""
+    """Whether routing found an inference route. The request's key may have been refused."""
     handler = scope.get("route_handler")
     return handler is not None and handler.opt.get(ACTION) is Action.INFER

@@ -1,4 +1,4 @@
-"""Queries, each with a document that is to be judged by it, as a reranker was trained to read them."""
+"""Pairs of a query and a document, in the form that a reranker was trained to read."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ from loraserve.serving.settings import Limits
 from loraserve.serving.text.tokenizer import Join, TextTokenizer
 
 PLACEHOLDER = re.compile(r"\{(query|document)\}")
-"""In a `score_template`."""
+"""Placeholders of a `score_template`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairInputs:
     queries: Sequence[str]
-    """As many as documents."""
+    """One per document."""
     documents: Sequence[str]
     asked: PairFields
     max_model_len: int
     num_bytes: int
     param: str
-    """Of the documents."""
+    """The field of the documents."""
     query_param: str
 
     @property
@@ -34,11 +34,11 @@ class PairInputs:
         return len(self.documents)
 
     async def token_ids(self, adapter: ResolvedAdapter | None, tokenizer: TextTokenizer) -> list[list[int]]:
-        """Documents are shortened where they may be, never queries."""
+        """Truncates documents if the request allows it, but never queries."""
         template, longest = _template_of(adapter), longest_of(self.asked.truncate_prompt_tokens, self.max_model_len)
         join, add_special_tokens = _join_of(template), self.asked.add_special_tokens is not False
         shortens = self.asked.truncate_prompt_tokens is not None or self.asked.max_tokens_per_doc is not None
-        # First, as the same query is encoded with each document.
+        # Checked first, because a query is encoded again with each of its documents.
         bare = await tokenizer.encode_pairs(
             [(query, "") for query in dict.fromkeys(self.queries)],
             join,
@@ -46,7 +46,7 @@ class PairInputs:
             longest=None,
         )
         if max(map(len, bare)) + shortens > longest:
-            message = f"'{self.query_param}' and what is put around it have {max(map(len, bare))} tokens, which leaves "
+            message = f"'{self.query_param}' and the text around it have {max(map(len, bare))} tokens, which leaves "
             message += f"no room for documents in {longest}. Shorten it."
             raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=self.query_param)
         documents = self.documents
@@ -81,14 +81,16 @@ def pair_inputs(
     model: ModelDescription,
     limits: Limits,
 ) -> PairInputs:
-    """queries: one for all documents, or one for each; both by the names of their fields. Raises `ServingError`."""
+    """queries: one for all documents, or one for each. Both are keyed by their field's name. Raises `ServingError`."""
     ((query_param, given_queries),) = queries.items()
     ((param, given_documents),) = documents.items()
     if not given_documents:
         raise invalid_value(param, "is empty.")
     check_at_most(param, len(given_documents), limits.max_inputs, "documents")
     if len(given_queries) not in (1, len(given_documents)):
-        message = f"has {len(given_queries)} for {len(given_documents)} of '{param}'; send one, or one for each."
+        message = (
+            f"has {len(given_queries)} entries for {len(given_documents)} in '{param}'; send one, or one for each."
+        )
         raise invalid_value(query_param, message)
     check_truncation(asked.truncate_prompt_tokens, model.max_model_len)
     if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < 1:
@@ -97,10 +99,8 @@ def pair_inputs(
     num_bytes = times * _num_bytes(given_queries) + _num_bytes(given_documents)
     num_bytes += len(given_documents) * _num_bytes([_template_of(adapter) or ""])
     if num_bytes > limits.max_pair_bytes:
-        message = (
-            f"and their queries have {num_bytes} bytes; the limit is {limits.max_pair_bytes}. A query, and what is "
-        )
-        raise invalid_value(param, f"{message}put around it, counts with each of its documents: send fewer at once.")
+        message = f"and their queries have {num_bytes} bytes; the limit is {limits.max_pair_bytes}. A query and the "
+        raise invalid_value(param, f"{message}text around it count once per document. Send fewer at once.")
     return PairInputs(
         [*given_queries] * times, given_documents, asked, model.max_model_len, num_bytes, param, query_param
     )

@@ -1,4 +1,4 @@
-"""What vectors are asked of, as token ids."""
+"""Inputs of embedding, classification and scoring requests, as token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from loraserve.serving.text.tokenizer import TextTokenizer
 class PooledInputs(Protocol):
     @property
     def param(self) -> str:
-        """The field that they come with."""
+        """The request field of the inputs."""
         ...
 
     @property
@@ -25,18 +25,18 @@ class PooledInputs(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """About how many, before anybody tokenised them."""
+        """Approximate size before tokenization."""
         ...
 
     async def token_ids(self, adapter: ResolvedAdapter | None, tokenizer: TextTokenizer) -> list[list[int]]:
-        """Of each, no more than the model takes. adapter: of which vectors are asked; None = the base model. Raises
-        `ServingError`."""
+        """The ids of each input, no more than the model takes. adapter: the one to be used; None = the base model.
+        Raises `ServingError`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GivenInputs:
-    """Texts or token ids, as they are."""
+    """Texts or token ids, as the request gives them."""
 
     given: Sequence[str | list[int]]
     asked: InputFields
@@ -92,5 +92,5 @@ def check_truncation(limit: int | None, max_model_len: int) -> None:
 
 
 def longest_of(limit: int | None, max_model_len: int) -> int:
-    """limit: -1 and None = what the model takes."""
+    """limit: -1 or None = the model's maximum."""
     return max_model_len if limit in (None, -1) else limit

@@ -1,4 +1,4 @@
-"""From what a request says to token ids."""
+"""From a request's prompts to token ids."""
 
 from typing import cast
 
@@ -10,12 +10,12 @@ from loraserve.serving.settings import Limits
 def split_prompts(
     param: str, prompt: str | list[str | int | list[int]], limit: int, vocab_size: int
 ) -> list[str | list[int]]:
-    """The four forms of OpenAI's `prompt` and `input` as a list of texts or of lists of checked token ids."""
+    """Turns the four forms of OpenAI's `prompt` and `input` into a list of texts or of lists of checked token ids."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise invalid_value(param, "is empty.")
-    # A million ids may come: one pass in C, and no copy.
+    # There may be a million ids: one pass in C, without a copy.
     kinds = set(map(type, prompt))
     if len(kinds) > 1:
         raise invalid_value(param, "mixes texts and token ids.")
@@ -28,7 +28,7 @@ def split_prompts(
 
 
 def prompt_bytes(prompt: str | list[int]) -> int:
-    """About how many, before anybody tokenised it: four for each token id."""
+    """Approximate size before tokenization; four bytes per token id."""
     return len(prompt) if isinstance(prompt, str) else 4 * len(prompt)
 
 
@@ -39,7 +39,7 @@ def truncate(
     max_tokens: int | None,
     param: str = "truncate_prompt_tokens",
 ) -> list[int]:
-    """The last `limit` tokens; -1 stands for as many as fit beside the answer, of one token at least."""
+    """The last `limit` tokens. -1 = as many as fit with `max_tokens` of answer, or one token of it if that is None."""
     if limit is None:
         return token_ids
     if limit != -1 and not 1 <= limit <= max_model_len:
@@ -50,7 +50,7 @@ def truncate(
 
 
 def truncate_around(token_ids: list[int], bare: list[int], limit: int) -> list[int]:
-    """The first tokens of a text, and whole what the tokenizer put around it. bare: the text's without that."""
+    """Cuts a text at its end, but keeps all tokens that the tokenizer put around it. bare: the text without them."""
     num_added = len(token_ids) - len(bare)
     for start in range(num_added + 1):
         end = start + len(bare)
@@ -65,11 +65,11 @@ def check_not_empty(param: str, token_ids: list[int]) -> None:
 
 
 def check_prompt_logprobs(param: str, num_tokens: int, num_answered: int, top: int, limits: Limits) -> None:
-    """What a short request can ask for has no other bound. num_answered: how often the prompts' are told."""
+    """Nothing else bounds what a short request can ask for. num_answered: how often the response has the values."""
     count = num_tokens * num_answered * (top + 1)
     if count > limits.max_prompt_logprobs:
         raise invalid_value(
             param,
-            f"would be {count} for the tokens of the prompts; the limit is {limits.max_prompt_logprobs}. "
-            "Send fewer prompts at once, or ask for fewer choices or log-probabilities.",
+            f"would return {count} log-probabilities for the prompts' tokens; the limit is "
+            f"{limits.max_prompt_logprobs}. Send fewer prompts at once, or request fewer choices or log-probabilities.",
         )

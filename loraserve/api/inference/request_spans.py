@@ -1,7 +1,8 @@
-"""A span for each inference request, with its adapter's loading, its queueing, prefill and decode in it.
+"""One span per inference request, with child spans for adapter load, queue, prefill and decode.
 
-Made at the end, when all is known: a request in flight costs nothing. Attributes are named as OpenTelemetry's semantic
-conventions for GenAI and vLLM name them, or begin with `loraserve.`. None is a text, a key or a header of a client.
+Made at the end, when everything is known, so a request in flight costs nothing. Attributes have the names of
+OpenTelemetry's semantic conventions for GenAI or of vLLM, or begin with `loraserve.`. None contains a client's texts,
+keys or headers.
 """
 
 import time
@@ -26,7 +27,7 @@ from loraserve.serving.generation import Generation
 NAME = "loraserve"
 DIGEST_CHARACTERS = 12
 SHORTEST_WAIT_S = 0.001
-"""An adapter that was there is no phase."""
+"""A shorter wait means that the adapter was already loaded: no span."""
 OPERATIONS = {
     Route.CHAT: "chat",
     Route.CLASSIFY: "classify",
@@ -40,7 +41,7 @@ OPERATIONS = {
 }
 PARENT_HEADERS = (b"traceparent", b"tracestate")
 MAX_TRACESTATE_CHARS = 512
-"""Of all its headers, joined: as many as W3C's Trace Context asks to pass on. A longer one is left out."""
+"""Of all its headers, joined: the length that W3C's Trace Context asks to propagate. A longer one is left out."""
 
 Attributes = dict[str, str | int | float | list[str]]
 
@@ -53,7 +54,7 @@ class _Phase:
 
 
 class RequestSpans:
-    """Called on the event loop; 0.3 ms a request."""
+    """Called on the event loop; takes 0.3 ms per request."""
 
     def __init__(self, tracer: Tracer, base_name: str) -> None:
         self._tracer = tracer
@@ -61,8 +62,8 @@ class RequestSpans:
         self._propagator = TraceContextTextMapPropagator()
 
     def tell(self, scope: HTTPScope, notes: RequestNotes) -> None:
-        """Its `OnEnd`."""
-        # One offset for all of them, so that no clock that is set puts a child outside its parent.
+        """The `OnEnd` callback."""
+        # One offset for all spans: otherwise a clock adjustment could put a child outside its parent.
         offset_ns = time.time_ns() - time.monotonic_ns()
         span = self._tracer.start_span(
             f"{scope['method']} {scope['path_template']}",
@@ -177,7 +178,7 @@ def _error_code(notes: RequestNotes) -> str | None:
 
 
 def _set_status(span: Span, notes: RequestNotes) -> None:
-    """What the client did wrong, or did not wait for, is no error of a server: so OpenTelemetry has it."""
+    """Only server faults are errors: by OpenTelemetry's conventions, a client's mistake or disconnect is not."""
     error_code = _error_code(notes)
     if error_code in SERVER_FAULTS:
         span.set_status(Status(StatusCode.ERROR, error_code))

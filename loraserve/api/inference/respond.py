@@ -1,4 +1,4 @@
-"""Runs a generation for a client and writes it as one response or as a stream."""
+"""Runs a generation for a client and writes it as a single response or a stream."""
 
 import asyncio
 import contextlib
@@ -32,9 +32,9 @@ A = TypeVar("A")
 
 
 class Steps:
-    """Of a generation; the first is on its way.
+    """The steps of a generation, of which the first is already awaited.
 
-    No generator: it would be one more frame to go through for each token.
+    Not a generator, which would add a frame to the call stack of each token.
     """
 
     def __init__(self, first: asyncio.Future[list[ChoiceDelta]], later: AsyncGenerator[list[ChoiceDelta]]) -> None:
@@ -53,7 +53,7 @@ class Steps:
 
 
 class Writer(Protocol[T]):
-    """One API's shapes. `head` has the fields that all its stream chunks share."""
+    """The response formats of one API. `head` has the fields that all chunks of a stream share."""
 
     @property
     def head(self) -> ChunkHead: ...
@@ -63,15 +63,15 @@ class Writer(Protocol[T]):
         ...
 
     def opening(self, generation: Generation) -> list[msgspec.Struct]:
-        """What a stream's choices begin with, sent with the first output."""
+        """Chunks that open the choices of a stream, sent with the first output."""
         ...
 
     def prompt_fields(self, generation: Generation) -> dict[str, object]:
-        """What the first chunk of a stream tells of the prompt, beside its choice."""
+        """Fields about the prompt in the first chunk of a stream, next to `choices`."""
         ...
 
     def chunk_choices(self, delta: ChoiceDelta, generation: Generation) -> list[msgspec.Struct]:
-        """One chunk each; none where there is nothing to tell."""
+        """One chunk each; empty if there is nothing to send."""
         ...
 
 
@@ -83,7 +83,7 @@ async def respond(
     writer: Writer[T],
     asked: GenerationFields,
 ) -> Response[T] | EventStream:
-    """Raises `ServingError` for whatever goes wrong before the first byte; then the call is still to be closed."""
+    """Raises `ServingError` for any error before the first byte; the call must then still be closed."""
     if asked.stream:
         body = partial(_body, generation=generation, call=call, writer=writer, asked=asked, tokenizer=runtime.tokenizer)
         return await open_stream(request, runtime, call, generation, body)
@@ -106,12 +106,12 @@ async def respond_whole(
     more_headers: Callable[[], dict[str, str]] = dict,
     more_size: int = 0,
 ) -> Response[A]:
-    """One body, made by `write` of all choices, complete; closes the call. Raises `ServingError`; then it does not.
+    """One body, which `write` makes from all complete choices. Closes the call, unless it raises `ServingError`.
 
-    more_size: what there is to write besides tokens, in tokens.
+    more_size: size of what is written besides tokens, in tokens.
     """
     deltas = await while_connected(request, collect(generation.steps()))
-    # Echoes and prompt logprobs make responses as long as prompts.
+    # With echo or prompt logprobs, responses are as long as prompts.
     size = generation.usage().num_prompt_tokens + size_of(deltas) + more_size
     body = await runtime.tokenizer.run(size, lambda: msgspec.json.encode(write(deltas)))
     headers = call.headers | timing_headers(generation, call.adapter_load_ms) | more_headers()
@@ -126,10 +126,12 @@ async def open_stream(
     generation: Generation,
     body: Callable[[Steps], AsyncGenerator[bytes]],
 ) -> EventStream:
-    """A stream of what `body` makes of the steps, opened when there is something or it took long; closes the call.
+    """A stream of the bytes that `body` makes from the steps; closes the call at its end.
 
-    NOTE: `body` does too, before it gives the last bytes: whoever has them may send the next request at once, and this
-    one must not count as running then.
+    It opens with the first output, or without it after `first_output_wait_s`.
+
+    NOTE: `body` must close the call too, before it yields the last bytes: the client may send its next request as soon
+    as it has them, and this one must not count as running by then.
     """
     steps = generation.steps()
     first = asyncio.ensure_future(anext(steps))
@@ -158,18 +160,18 @@ async def _body(
     asked: GenerationFields,
     tokenizer: TextTokenizer,
 ) -> AsyncGenerator[bytes]:
-    """NOTE: raises nothing: after the first byte, an exception would only cut the connection."""
+    """NOTE: never raises: after the first byte, an exception would only cut the connection."""
     chunks = _Chunks(writer, generation, asked)
     try:
         async with contextlib.aclosing(steps):
             async for deltas in steps:
                 size = chunks.size_of(deltas)
-                if size <= INLINE_SIZE:  # As nearly all are: one coroutine less for each token.
+                if size <= INLINE_SIZE:  # Nearly always; saves a coroutine per token.
                     encoded = chunks.encode(deltas)
                 else:
                     encoded = await tokenizer.run(size, partial(chunks.encode, deltas))
                 if generation.finished:
-                    encoded.append(chunks.ending(call))  # in one write with the last token
+                    encoded.append(chunks.ending(call))  # in the same write as the last token
                     call.close()
                 if encoded:
                     yield b"".join(encoded)
@@ -178,7 +180,7 @@ async def _body(
 
 
 class _Chunks(Generic[T]):
-    """Of one stream."""
+    """The chunks of one stream."""
 
     def __init__(self, writer: Writer[T], generation: Generation, asked: GenerationFields) -> None:
         self._writer = writer
@@ -190,7 +192,7 @@ class _Chunks(Generic[T]):
         self._begun: set[tuple[int, int]] = set()
 
     def size_of(self, deltas: list[ChoiceDelta]) -> int:
-        """Of what is to be encoded: a choice begins with its prompt, if that is echoed."""
+        """Size of the encoding work. A choice's first delta counts its prompt too, because it may be echoed."""
         size = size_of(deltas)
         for delta in deltas:
             choice = delta.prompt_index, delta.index
@@ -212,7 +214,7 @@ class _Chunks(Generic[T]):
         ]
 
     def ending(self, call: InferenceCall) -> bytes:
-        """What follows the last choice."""
+        """The bytes after the last choice."""
         if not self._options.include_usage and not self._asked.include_metrics:
             return DONE
         usage = usage_of(self._generation.usage()) if self._options.include_usage else None
@@ -221,7 +223,7 @@ class _Chunks(Generic[T]):
 
 
 def size_of(deltas: list[ChoiceDelta]) -> int:
-    """Tokens and alternatives to them: what writing them down takes."""
+    """Number of tokens and of their listed alternatives, as a measure of the encoding work."""
     size = 0
     for delta in deltas:
         size += len(delta.token_ids)
@@ -231,7 +233,7 @@ def size_of(deltas: list[ChoiceDelta]) -> int:
 
 
 def told(error: Exception, call: InferenceCall) -> ServingError:
-    """What the client is told of an error in the middle of a stream."""
+    """The error to report to the client in the middle of a stream. Records and counts it."""
     call.note(error)
     if isinstance(error, ServingError):
         refusal = error

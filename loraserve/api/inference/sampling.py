@@ -1,4 +1,4 @@
-"""From a request's fields to the engine's sampling parameters, everything checked on the way."""
+"""Checks a request's fields and turns them into the engine's sampling parameters."""
 
 import secrets
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 1e-2
-"""As in vLLM: below the first it is greedy, below the second logits would overflow."""
+"""As in vLLM: below the first, sampling is greedy; below the second, which is used instead, logits could overflow."""
 INT64 = 2**63
 NUM_SEEDS = 2**62
-"""Seeds are folded into this range so that seed + choice stays a positive int64."""
+"""Seeds are reduced modulo this number so that seed + choice stays a positive int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What holds where a request says nothing: the model's generation_config, else OpenAI's defaults."""
+    """Values for fields that a request omits: from the model's generation_config, otherwise OpenAI's defaults."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -53,7 +53,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSampling:
-    """All that does not depend on the prompt. `params` has max_tokens and seed still to be set per prompt."""
+    """Everything that does not depend on the prompt. max_tokens and seed in `params` are still to be set per prompt."""
 
     params: SamplingParams
     text: TextOptions
@@ -83,7 +83,7 @@ class SamplingChecker:
         prompt_logprobs: int | None,
         tool_schema: dict[str, Any] | None = None,
     ) -> CheckedSampling:
-        """Of a completion or chat. Raises `ServingError`. max_tokens 0 means: nothing is to be generated."""
+        """For completions and chats. Raises `ServingError`. max_tokens: 0 = generate nothing."""
         check_stream_options(request.stream, request.stream_options)
         if request.prompt_logprobs is not None:
             if request.stream:
@@ -105,9 +105,9 @@ class SamplingChecker:
         formats: Sequence[AskedFormat],
         tool_schema: dict[str, Any] | None,
     ) -> CheckedSampling:
-        """What every API has. Raises `ServingError`."""
+        """Checks the fields that all APIs share. Raises `ServingError`."""
         if self._is_headless:
-            message = "The model was saved without an lm_head and has no text to answer with."
+            message = "The model was saved without an lm_head and cannot generate text."
             message += " POST /v1/embeddings or /v1/classify."
             raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param="model")
         self._check_without_effect(request)
@@ -117,7 +117,7 @@ class SamplingChecker:
         check_range("min_tokens", min_tokens, 0, self._max_model_len if max_tokens is None else max_tokens)
         stop_token_ids = self._stop_token_ids(request)
         grammar = grammar_of(request, self._limits, formats, tool_schema)
-        # The engine takes them for ends of all that a grammar holds, whoever's template has them.
+        # With a grammar, the engine accepts them as ends of the output, whichever adapter's template they are from.
         turn_end_ids = self._turn_end_ids if grammar is not None else ()
         seed = request.seed
         if seed is not None:
@@ -153,7 +153,7 @@ class SamplingChecker:
         return CheckedSampling(params, text, max_tokens, seed, checked_salt(request.cache_salt))
 
     def default_max_tokens(self, room: int) -> int:
-        """For a request without max_tokens: what the model's generation_config says, else the rest of the context."""
+        """For a request without max_tokens: `room`, or the generation_config's max_new_tokens if that is less."""
         if self._defaults.max_new_tokens is None:
             return room
         return min(room, self._defaults.max_new_tokens)
@@ -228,7 +228,7 @@ def check_stream_options(stream: bool | None, options: object) -> None:
 
 
 def prompt_sampling(checked: CheckedSampling, max_tokens: int) -> SamplingParams:
-    """With its own random seed, if the request gave none. vLLM's -1 asks for a random one too."""
+    """Each prompt has its own random seed if the request gives none, or -1, as in vLLM."""
     check_range("min_tokens", checked.params.min_tokens, 0, max_tokens)
     seed = secrets.randbelow(NUM_SEEDS) if checked.seed in (None, -1) else checked.seed % NUM_SEEDS
     return replace(checked.params, max_tokens=max_tokens, seed=seed)
@@ -237,9 +237,9 @@ def prompt_sampling(checked: CheckedSampling, max_tokens: int) -> SamplingParams
 def check_context(
     num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, prompt_param: str, max_tokens_param: str
 ) -> None:
-    """The prompt must fit the model, with its answer, or one token of it. Raises `ServingError`.
+    """Raises `ServingError` unless the prompt fits the context with `max_tokens` of answer, or one token if None or 0.
 
-    prompt_param, max_tokens_param: what the API calls the prompt and the answer's limit.
+    prompt_param, max_tokens_param: the API's names for the prompt and the answer's limit.
     """
     if num_prompt_tokens + (max_tokens or 1) <= max_model_len:
         return
@@ -248,7 +248,7 @@ def check_context(
         param, message = prompt_param, f"{message}, which leaves no room for an answer. Shorten the prompt."
     else:
         param = max_tokens_param
-        message = f"{message} and up to {max_tokens} were asked for. Shorten the prompt or lower {param}."
+        message = f"{message} and up to {max_tokens} were requested. Shorten the prompt or lower {param}."
     raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
 

@@ -1,4 +1,4 @@
-"""What of a JSON schema costs more than its length says, and llguidance's own limits do not bound."""
+"""Bounds parts of a JSON schema that cost more than their length suggests and that llguidance does not limit."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from loraserve.api.http.ranges import check_at_most
 from loraserve.serving.settings import Limits
 
 MOST_REMAINDERS = 2**63 - 1
-"""More are counted as these: integers may be of thousands of digits."""
+"""Higher numbers count as this one: an integer may have thousands of digits."""
 
 
 def check_cost(param: str, schema: dict[str, Any], limits: Limits) -> None:
-    """Of one whose length was checked. Raises `ServingError`."""
+    """For a schema whose length was checked. Raises `ServingError`."""
     num_remainders = 0
     left: list[Any] = [schema]
     while left:
@@ -21,13 +21,13 @@ def check_cost(param: str, schema: dict[str, Any], limits: Limits) -> None:
             case list() as nodes:
                 left += nodes
             case str() as text:
-                # A text that can only come next is tokenised at once: 2 µs a character.
-                check_at_most(param, len(text), limits.max_grammar_chars, "characters in one text")
-    check_at_most(param, num_remainders, limits.max_multiple_of, "remainders of 'multipleOf'")
+                # If only this text can come next, it is tokenized at once, which takes 2 µs per character.
+                check_at_most(param, len(text), limits.max_grammar_chars, "characters in one string")
+    check_at_most(param, num_remainders, limits.max_multiple_of, "possible remainders of 'multipleOf'")
 
 
 def _num_remainders(multiple: Any) -> int:
-    """As many states are made: a million take 7 s. Fractions and zeros at the end cost nothing."""
+    """Number of states that llguidance creates; a million take 7 s. Fractions and trailing zeros cost nothing."""
     if not isinstance(multiple, int | float) or multiple != multiple // 1:
         return 0
     remainders = min(abs(int(multiple)), MOST_REMAINDERS)

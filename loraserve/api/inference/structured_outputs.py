@@ -1,4 +1,4 @@
-"""From the fields that say what an answer must look like to a grammar."""
+"""Turns the fields that constrain an answer's format into a grammar."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ from loraserve.serving.settings import Limits
 
 ANY_OBJECT = {"type": "object"}
 WHITESPACE = r" |\r?\n[ \t]{0,40}"
-"""Between JSON's tokens, where there is any: a space, or a line break with indentation. Where JSON allows whitespace
-without end, so do others, and small models write it until they have no tokens left."""
+"""Optional whitespace between JSON's tokens: a space, or a line break with indentation. JSON allows unlimited
+whitespace, as do other servers, and small models write it until they run out of tokens."""
 
 
 class AskedFormat(NamedTuple):
-    """What an answer shall look like."""
+    """The format that a request asks of its answer."""
 
     param: str
-    """The field that asks."""
+    """The field that asks for it."""
     kind: GrammarKind
     value: Any
 
@@ -36,10 +36,10 @@ def grammar_of(
     formats: Sequence[AskedFormat],
     tool_schema: dict[str, Any] | None = None,
 ) -> Grammar | None:
-    """None where nothing is asked for. Raises `ServingError`; the engine finds out whether the grammar is valid.
+    """None if the answer is not constrained. Raises `ServingError`; whether the grammar is valid is left to the engine.
 
-    formats: what fields of the request's own API ask for.
-    tool_schema: what `tool_choice` holds the answer to.
+    formats: from fields that are specific to the request's API.
+    tool_schema: the constraint of `tool_choice`.
     """
     asked = [*formats, *_structured_outputs(request)]
     if tool_schema is not None:
@@ -48,7 +48,7 @@ def grammar_of(
         return None
     (param, kind, value), *others = asked
     if others:
-        raise invalid_value(others[0].param, f"cannot be combined with '{param}': an answer follows one of them.")
+        raise invalid_value(others[0].param, f"cannot be combined with '{param}': an answer follows only one of them.")
     for other in ("allowed_token_ids", "ignore_eos"):
         if getattr(request, other):
             raise invalid_value(other, f"cannot be combined with '{param}'.")
@@ -64,7 +64,7 @@ def grammar_of(
 
 
 def formats_of(request: GenerationFields) -> list[AskedFormat]:
-    """By `response_format` and vLLM's older names. Raises `ServingError`."""
+    """Formats from `response_format` and from fields with vLLM's older names. Raises `ServingError`."""
     asked: list[AskedFormat] = []
     match request.response_format:
         case JsonObjectFormat(schema):
@@ -115,7 +115,7 @@ def _check_whitespace(outputs: StructuredOutputs, prefix: str) -> None:
 
 
 def _laid_out(schema: dict[str, Any], whitespace: str | None = WHITESPACE) -> dict[str, Any]:
-    """With options for llguidance, unless it comes with its own. whitespace: a regular expression; None = none."""
+    """Adds options for llguidance unless the schema has its own. whitespace: a regular expression; None = forbidden."""
     options = {"whitespace_flexible": False} if whitespace is None else {"whitespace_pattern": whitespace}
     return {"x-guidance": options} | without_neutral_keywords(schema)
 

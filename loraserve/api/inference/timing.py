@@ -1,11 +1,11 @@
-"""What a response says of how it was made: headers, and the `metrics` object for whoever asks."""
+"""A response's timings: headers, and the `metrics` object for requests with `include_metrics`."""
 
 from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.serving.generation import Generation
 
 
 def timing_headers(generation: Generation, adapter_load_ms: float | None) -> dict[str, str]:
-    """Empty while nothing was generated: a header cannot be corrected later."""
+    """Empty if nothing was generated yet: headers cannot be changed later."""
     times = generation.times()
     if times.queue_ms is None or times.ttft_ms is None:
         return {}

@@ -1,10 +1,10 @@
-"""How tokens are written in logprobs."""
+"""Names of tokens in logprobs."""
 
 from loraserve.engine.request import TokenLogprob
 from loraserve.serving.text.token_text import TokenText
 
 LOWEST_LOGPROB = -9999.0
-"""JSON has no infinity; vLLM's stand-in for it."""
+"""vLLM's substitute for minus infinity, which JSON lacks."""
 
 
 def finite(logprob: float) -> float:
@@ -12,7 +12,7 @@ def finite(logprob: float) -> float:
 
 
 class TokenNames:
-    """as_ids: tokens read "token_id:<id>", for clients that need exact ids."""
+    """as_ids: tokens are named "token_id:<id>", for clients that need exact ids."""
 
     def __init__(self, token_text: TokenText, as_ids: bool) -> None:
         self._token_text = token_text
@@ -25,6 +25,6 @@ class TokenNames:
         return [*self._token_text.bytes_of(token_id)]
 
     def top(self, token: TokenLogprob, count: int) -> dict[str, float]:
-        """The `count` most likely tokens and the sampled one, as completions list them."""
+        """The `count` most likely tokens and the sampled one, in the format of completions."""
         top = {self.name(token_id): finite(logprob) for token_id, logprob in token.top[:count]}
         return top | {self.name(token.token_id): finite(token.logprob)}

@@ -1,4 +1,4 @@
-"""Errors as LoRAX and TGI answer them: their statuses, and `{error, error_type}`."""
+"""Errors in the format of LoRAX and TGI: their status codes and `{error, error_type}`."""
 
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
@@ -13,7 +13,7 @@ CUT_SHORT = (ErrorCode.ENGINE_DEAD, ErrorCode.SERVER_DRAINING, ErrorCode.INTERNA
 
 
 def lorax_error(error: ServingError) -> tuple[int, LoraxError]:
-    """Its status and its body."""
+    """Status and body."""
     status, kind = ERROR_TABLE[error.code]
     if status == 429:
         return status, LoraxError(error.message, OVERLOADED)
@@ -25,7 +25,7 @@ def lorax_error(error: ServingError) -> tuple[int, LoraxError]:
         return status, LoraxError(error.message, OVERLOADED)
     if error.code in CUT_SHORT:
         return 500, LoraxError(error.message, INCOMPLETE)
-    # Also an adapter that does not exist, which LoRAX finds out while it generates.
+    # Includes an adapter that does not exist, which LoRAX discovers only during generation.
     return 424, LoraxError(error.message, GENERATION)
 
 
@@ -36,4 +36,4 @@ def handle_as_lorax(request: Request, error: Exception) -> Response[LoraxError]:
 
 
 LORAX_ERRORS = {ServingError: handle_as_lorax, HTTPException: handle_as_lorax, Exception: handle_as_lorax}
-"""`exception_handlers` of LoRAX's routes."""
+"""`exception_handlers` of the LoRAX routes."""

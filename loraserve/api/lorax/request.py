@@ -1,4 +1,4 @@
-"""From a LoRAX request to the fields and checks that completions have."""
+"""Converts a LoRAX request into a completion request, which is then checked like any other."""
 
 from loraserve.api.http.ranges import check_range, unsupported
 from loraserve.api.schemas.completions import CompletionRequest
@@ -8,11 +8,11 @@ from loraserve.serving.errors import invalid_value
 
 MAX_SEED = 2**63 - 1
 FOUND_HERE = "local"
-"""The only adapter source there is."""
+"""The only adapter source."""
 
 
 def completion_of(asked: LoraxRequest) -> tuple[CompletionRequest, LoraxParameters]:
-    """Raises `ServingError` naming what is not supported."""
+    """Raises `ServingError` naming an unsupported field."""
     parameters = asked.parameters or LoraxParameters()
     refuse_unsupported(parameters, "parameters.")
     _check(parameters)
@@ -25,7 +25,7 @@ def completion_of(asked: LoraxRequest) -> tuple[CompletionRequest, LoraxParamete
         prompt=asked.inputs,
         model=parameters.adapter_id,
         max_tokens=parameters.max_new_tokens,
-        # LoRAX's defaults, whatever the model's generation_config says.
+        # LoRAX's defaults, not those of the model's generation_config.
         temperature=(1.0 if parameters.temperature is None else parameters.temperature) if samples else 0.0,
         top_k=parameters.top_k or 0,
         top_p=1.0 if parameters.top_p is None else parameters.top_p,
@@ -49,7 +49,7 @@ def _check(parameters: LoraxParameters) -> None:
         message = "is not supported: adapters are uploaded to this server and found by name. Leave it out."
         raise unsupported("parameters.adapter_source", message)
     if parameters.api_token is not None:
-        raise unsupported("parameters.api_token", "is not read: the Authorization header says who asks.")
+        raise unsupported("parameters.api_token", "is not supported: send the key in the Authorization header.")
     if parameters.adapter_id == "":
         raise invalid_value("parameters.adapter_id", "is empty; leave it out for the base model.")
     if parameters.max_new_tokens is not None and parameters.max_new_tokens < 1:

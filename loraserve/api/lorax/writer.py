@@ -1,4 +1,4 @@
-"""The shapes of LoRAX's answers."""
+"""Writes answers in LoRAX's format."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -31,14 +31,14 @@ class LoraxWriter:
     """One per request."""
 
     def __init__(self, tokenizer: TextTokenizer, prompt: str, parameters: LoraxParameters, seed: int | None) -> None:
-        """seed: shown in details; None where nothing is drawn."""
+        """seed: shown in details; None for greedy decoding."""
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._parameters = parameters
         self._seed = seed
 
     def response(self, delta: ChoiceDelta, generation: Generation) -> LoraxResponse:
-        """delta: all of it. Raises `ServingError` for what was cut short."""
+        """delta: the whole answer. Raises `ServingError` if it was cut short."""
         prompt_ids = generation.prompts[0].engine_request.prompt_token_ids
         details = LoraxDetails(
             finish_reason=_finish_reason(delta),
@@ -51,7 +51,7 @@ class LoraxWriter:
         return LoraxResponse(self._full(delta.text), details if self._parameters.details else UNSET)
 
     async def events(self, steps: Steps, generation: Generation, call: InferenceCall) -> AsyncGenerator[bytes]:
-        """One event per token. NOTE: raises nothing: an exception would only cut the connection."""
+        """One event per token. NOTE: raises nothing, because an exception would only break the connection."""
         encoder = msgspec.json.Encoder()
         try:
             async with aclosing(steps):

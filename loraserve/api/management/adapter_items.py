@@ -1,4 +1,4 @@
-"""From documents to what /v1/adapters shows."""
+"""Converts adapter documents into the items of /v1/adapters."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ class AdapterItems:
     adapters: AdapterService
     residency: Residency
     text_of: Callable[[Sequence[int]], str]
-    """Of token ids of the served base."""
+    """Decodes token ids of the served base model."""
     clock: Callable[[], float] = time.time
 
     def item(
         self, viewer: Principal, document: Document[AdapterDoc], traffic: AdapterTraffic | None = None
     ) -> AdapterItem:
-        """traffic: of its last 24 hours; None = not known."""
+        """traffic: its use in the last 24 hours; None = unknown."""
         adapter = document.doc
         alias = adapter.aliases.get(LIVE_ALIAS)
         live = live_version(adapter)
@@ -96,7 +96,8 @@ class AdapterItems:
         )
 
     def _resident(self, viewer: Principal, adapter: AdapterDoc, version: VersionRecord) -> DigestResidency:
-        """NOTE: another tenant may have the same content, and a tenant must not see that by its being in use."""
+        """NOTE: another tenant may have the same content; a tenant must not learn that from the content being in
+        use."""
         if viewer.is_any_tenant:
             return self.residency.of(version.digest)
         is_pinned = pin_at(adapter, self.clock()) is not None and version.n in live_numbers(adapter)

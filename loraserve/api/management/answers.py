@@ -1,4 +1,4 @@
-"""Answers with a revision."""
+"""Responses with a document's revision as their ETag."""
 
 from typing import Any, TypeVar, cast
 
@@ -9,12 +9,12 @@ from loraserve.api.management.etags import etag_header, has_seen, shown_etag
 T = TypeVar("T")
 
 NOT_CACHED = {"cache-control": "no-store"}
-"""Of what has an ETag, or says when it was made. Browsers go by these and the URL, and so show what they had, such as
-another tenant's adapter of that name."""
+"""For responses with an ETag or a Last-Modified header. Browsers would cache them by URL alone and could then show, for
+example, another tenant's adapter of the same name."""
 
 
 def shown(request: Request, rev: int, item: T) -> Response[T]:
-    """304 without a body if the client has this."""
+    """304 without a body if the client already has this."""
     tag = shown_etag(rev, item)
     headers = {"etag": tag} | NOT_CACHED
     if has_seen(request, tag):

@@ -1,4 +1,4 @@
-"""Revisions in ETags: 304 for what the client has already, 412 for a change of what it has not seen."""
+"""Revisions as ETags: 304 for what the client already has, 412 for a change to a revision that it has not seen."""
 
 import hashlib
 import re
@@ -18,7 +18,8 @@ def etag(rev: int) -> str:
 
 
 def shown_etag(rev: int, item: Any) -> str:
-    """Of all that is shown, also of what changes without a revision; for If-Match its revision alone counts."""
+    """Covers everything shown, including values that change without a new revision. If-Match compares only the
+    revision."""
     return f'"{rev}-{hashlib.sha256(msgspec.json.encode(item)).hexdigest()[:16]}"'
 
 
@@ -27,27 +28,27 @@ def etag_header(rev: int) -> dict[str, str]:
 
 
 def has_seen(request: Request, tag: str) -> bool:
-    """Whether If-None-Match names this ETag."""
+    """Whether If-None-Match contains this ETag."""
     given = request.headers.get("if-none-match")
     return given is not None and (given.strip() == ANY or tag in _tags(given))
 
 
 def expected_rev(request: Request) -> int | None:
-    """What If-Match names; None = any. Raises `ServingError`."""
+    """The revision in If-Match; None = any. Raises `ServingError`."""
     given = request.headers.get("if-match")
     if given is None or given.strip() == ANY:
         return None
     found = ETAG.fullmatch(given.strip())
     if found is None:
-        raise precondition_failed(f"If-Match is {given[:64]}; it must be one ETag as this server gave it.")
+        raise precondition_failed(f"If-Match is {given[:64]}; it must be one ETag that this server returned.")
     return int(found["rev"])
 
 
 def must_not_exist(request: Request) -> bool:
-    """Whether a PUT is only to create."""
+    """Whether a PUT may only create, as If-None-Match: * requests. Raises `ServingError`."""
     given = request.headers.get("if-none-match")
     if given is not None and given.strip() != ANY:
-        raise precondition_failed('If-None-Match of a PUT can only be "*": create it, but change nothing.')
+        raise precondition_failed('If-None-Match of a PUT can only be "*": create, but do not change.')
     return given is not None
 
 

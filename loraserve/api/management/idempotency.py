@@ -1,4 +1,4 @@
-"""Requests that a client may send twice without two effects, by their Idempotency-Key."""
+"""Requests that a client may repeat without a second effect, identified by their Idempotency-Key."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -28,10 +28,11 @@ async def once(
     *,
     kept: Callable[[T], T] = lambda given: given,
 ) -> T:
-    """What `work` gives; without a second run for 24 h where the client names the request.
+    """The result of `work`; for 24 hours, a repetition with the same Idempotency-Key gets that result without running
+    `work` again.
 
-    kept: what of the answer is kept for a repetition. Raises `ServingError`: 409 for the same key with another body, or
-    while the first request is still being worked on.
+    kept: the part of the result that is stored for repetitions. Raises `ServingError`: 409 for the same key with
+    another body, or while the first request is still running.
     """
     given = request.headers.get(HEADER)
     if given is None:
@@ -61,7 +62,7 @@ def _replayed(known: IdempotencyRecord, record: IdempotencyRecord, answer: type[
         message = "This Idempotency-Key was used for another request within the last 24 hours. Choose another."
         raise ServingError(ErrorCode.IDEMPOTENCY_CONFLICT, message)
     if not known.is_done:
-        message = "The first request with this Idempotency-Key is still being worked on. Retry."
+        message = "The first request with this Idempotency-Key is still being processed. Retry."
         raise ServingError(ErrorCode.IDEMPOTENCY_CONFLICT, message, retry_after_s=RETRY_AFTER_S)
     return msgspec.json.decode(known.response, type=answer)
 
@@ -70,14 +71,14 @@ async def _keep(sessions: LiveSessions, record: IdempotencyRecord) -> None:
     try:
         await sessions.end_idempotent(record)
     except LiveUnavailableError:
-        return  # It is done, and its answer may hold what is shown only once. A repetition is as one after a crash.
+        return  # The work is done, and its result may have a secret. A repetition is treated as after a crash.
 
 
 async def _forget(sessions: LiveSessions, record: IdempotencyRecord) -> None:
     try:
         await sessions.cancel_idempotent(record.tenant, record.client_key)
     except LiveUnavailableError:
-        return  # It expires by itself; until then a repetition is told to wait.
+        return  # The record expires by itself; until then, a repetition gets a 409.
 
 
 def _hash(*parts: bytes) -> str:

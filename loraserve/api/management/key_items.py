@@ -1,4 +1,4 @@
-"""From documents to what /v1/keys shows."""
+"""Converts key documents into the items of /v1/keys."""
 
 import time
 

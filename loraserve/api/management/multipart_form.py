@@ -1,4 +1,4 @@
-"""A multipart form with an adapter's two files, written to disk as it comes."""
+"""A multipart form with an adapter's two files, written to disk as it arrives."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 from loraserve.store.uploads import SPOOL
 
 FILES = {CONFIG_FILE: DEFAULT_LIMITS.max_config_bytes, WEIGHTS_FILE: DEFAULT_LIMITS.max_weights_bytes}
-"""Largest sizes in bytes."""
+"""Largest size of each file, in bytes."""
 FIELDS = ("name", "activate")
 MAX_FIELD_BYTES = 1024
 MAX_PARTS = 8
 MAX_OVERHEAD_BYTES = 64 * 1024
-"""More than any client sends beside the files: fields, and a few lines before each part."""
+"""Larger than anything that clients send besides the files: fields, and a few header lines per part."""
 TRUTH = {"true": True, "false": False}
 
 
@@ -33,7 +33,7 @@ TRUTH = {"true": True, "false": False}
 class AdapterForm:
     name: str
     folder: Path
-    """With both files; gone when the form is left."""
+    """Contains both files; removed on leaving `receive_adapter`."""
     activate: bool
 
 
@@ -52,7 +52,7 @@ class _Parts:
         if segment.filename:
             name = PurePosixPath(segment.filename.replace("\\", "/")).name
             if name not in FILES:
-                raise invalid_value("files", f"has a file {name[:64]!r}; wanted are {' and '.join(FILES)}.")
+                raise invalid_value("files", f"has a file {name[:64]!r}; only {' and '.join(FILES)} are accepted.")
             if name in self.files:
                 raise invalid_value("files", f"has {name} twice.")
             self._file = self.files[name] = (self.folder / name).open("xb")
@@ -88,22 +88,22 @@ class _Parts:
 
 
 def least_size_bytes(request: Request) -> int | None:
-    """What the files of a form have together, at least; None = it does not say how long it is.
+    """Lower bound on the total size of the form's files; None = the request has no Content-Length.
 
-    Raises `ServingError` (413) where that is more than any adapter has, before the client sends it all.
+    Raises `ServingError` (413) if no adapter can be that large, before the client sends it all.
     """
     length = request.content_length
     if length is None:
         return None
     if length - MAX_OVERHEAD_BYTES > sum(FILES.values()):
-        message = f"The form has {length} bytes; the files of an adapter have at most {sum(FILES.values())}."
+        message = f"The form has {length} bytes; an adapter's files may have at most {sum(FILES.values())}."
         raise ServingError(ErrorCode.REQUEST_TOO_LARGE, message)
     return max(0, length - MAX_OVERHEAD_BYTES)
 
 
 @contextlib.asynccontextmanager
 async def receive_adapter(request: Request, data_dir: Path, max_bytes: int | None) -> AsyncGenerator[AdapterForm]:
-    """Memory stays flat, whatever the size. max_bytes: of all files. Raises `ServingError`."""
+    """Uses little memory, whatever the form's size. max_bytes: for all files together. Raises `ServingError`."""
     boundary = _boundary(request)
     spool = data_dir / SPOOL
     spool.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Answers for other programs than the console, which browsers save as files."""
+"""Responses for programs other than the console, which browsers save as files."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -15,8 +15,9 @@ def as_attachment(text: str, media_type: str, filename: str) -> Response[Any]:
 
 
 def streamed_attachment(lines: Iterator[bytes], media_type: str, filename: str) -> Response[Any]:
-    """Made as it is sent, on threads. An error in the middle breaks the connection, so none takes a part for all."""
-    # NOTE: no iterator of Litestar's own, which takes a ValueError in the middle for the end.
+    """Generated on threads while it is sent. An error in the middle breaks the connection, so that no client takes a
+    part for the whole."""
+    # NOTE: not Litestar's own iterator, which treats a ValueError in the middle as the end.
     return Stream(_pieces(lines), media_type=media_type, headers=_headers(filename))
 
 
@@ -30,7 +31,7 @@ async def _pieces(lines: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _piece(lines: Iterator[bytes]) -> bytes:
-    """Whole lines that make `PIECE_BYTES`; empty at the end."""
+    """Whole lines of at least `PIECE_BYTES` in total, or the last ones; empty at the end."""
     piece = bytearray()
     for line in lines:
         piece += line

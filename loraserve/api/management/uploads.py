@@ -1,4 +1,4 @@
-"""From upload sessions and reports to what the API shows; and where a chunk of an upload belongs."""
+"""Converts upload sessions and reports into the API's items; finds the position of an uploaded chunk."""
 
 import re
 from collections.abc import AsyncIterator
@@ -38,11 +38,11 @@ def upload_item(session: UploadSession) -> UploadItem:
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     start: int
-    """Of the body in its file, in bytes."""
+    """Position of the body in its file, in bytes."""
     body: AsyncIterator[bytes]
-    """As it comes. Raises `ServingError` if it is longer or shorter than Content-Range says."""
+    """As it arrives. Raises `ServingError` if its length is not the one in Content-Range."""
     file_bytes: int | None
-    """As Content-Range says; None: it does not."""
+    """Size of the file according to Content-Range; None: not given."""
 
 
 def chunk_of(request: Request) -> Chunk:
@@ -52,7 +52,7 @@ def chunk_of(request: Request) -> Chunk:
         return Chunk(0, stream_body(request), None)
     found = CONTENT_RANGE.fullmatch(given.strip())
     if found is None or int(found["end"]) < int(found["start"]):
-        raise invalid_value("Content-Range", "must read 'bytes <first>-<last>/<size of the file>'.")
+        raise invalid_value("Content-Range", "must have the form 'bytes <first>-<last>/<size of the file>'.")
     start, length = int(found["start"]), int(found["end"]) - int(found["start"]) + 1
     file_bytes = None if found["total"] == "*" else int(found["total"])
     return Chunk(start, _exactly(stream_body(request), length), file_bytes)
@@ -70,5 +70,5 @@ async def _exactly(body: AsyncIterator[bytes], length: int) -> AsyncIterator[byt
 
 
 def _wrong_length(more_or_fewer: str, length: int) -> ServingError:
-    message = f"The body has {more_or_fewer} bytes than the {length} that Content-Range says."
+    message = f"The body has {more_or_fewer} bytes than the {length} in Content-Range."
     return ServingError(ErrorCode.INVALID_REQUEST, message)

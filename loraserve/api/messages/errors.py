@@ -1,4 +1,4 @@
-"""Errors as Anthropic's API answers them: `{type: "error", error: {type, message}, request_id}`."""
+"""Errors in the format of Anthropic's API: `{type: "error", error: {type, message}, request_id}`."""
 
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
@@ -11,7 +11,7 @@ from loraserve.api.schemas.message_answer import MessageError, MessageErrorDetai
 from loraserve.serving.errors import ServingError
 
 TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
-"""By status, where they are not those of `ERROR_TABLE`."""
+"""By status; for other statuses, those of `ERROR_TABLE`."""
 REQUEST_ID = "request-id"
 """The header that Anthropic's clients read."""
 

@@ -1,4 +1,4 @@
-"""From the blocks of /v1/messages to what a chat template is given."""
+"""Turns the blocks of /v1/messages into the input of a chat template."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -31,11 +31,11 @@ OF_ROLES: dict[str, tuple[type, ...]] = {
     SYSTEM: (TextBlock,),
     USER: (TextBlock, ToolResultBlock),
 }
-"""Their blocks; the assistant has all others."""
+"""Blocks allowed per role; the assistant may have all except tool results."""
 CALL_ID_PREFIX = "toolu_"
-"""Of the ids of calls as clients see them. Templates get them without it: Mistral's refuse ids of another length."""
+"""Prefix of call ids that clients see. Templates get ids without it: Mistral's reject ids of any other length."""
 FAILED = "Error"
-"""Before the result of a call that failed: templates have no other word for it."""
+"""Precedes the result of a failed call: templates have no other way to mark it."""
 
 
 class _Block(NamedTuple):
@@ -46,7 +46,8 @@ class _Block(NamedTuple):
 def message_conversation(
     asked: MessagesRequest | CountTokensRequest, tools: Sequence[JsonObject], limits: Limits
 ) -> Conversation:
-    """What follows in the same role is one turn, as Anthropic has it. Raises `ServingError` naming what is at fault."""
+    """Consecutive blocks of the same role are one turn, as in Anthropic's API. Raises `ServingError` naming the invalid
+    field."""
     if not asked.messages:
         raise invalid_value("messages", "is empty.")
     _check_size(asked, limits)
@@ -65,7 +66,7 @@ def message_conversation(
 
 
 def _check_size(asked: MessagesRequest | CountTokensRequest, limits: Limits) -> None:
-    """A body of 2 MB has room for 80,000 blocks, which take 0.2 s."""
+    """Needed because a body of 2 MB has room for 80,000 blocks, which take 0.2 s."""
     if isinstance(asked.system, list):
         check_at_most("system", len(asked.system), limits.max_messages, "blocks")
     check_at_most("messages", len(asked.messages), limits.max_messages, "messages")
@@ -73,11 +74,11 @@ def _check_size(asked: MessagesRequest | CountTokensRequest, limits: Limits) -> 
     check_at_most("messages", len(blocks), limits.max_messages, "blocks")
     results = (block.content for block in blocks if isinstance(block, ToolResultBlock))
     num_parts = sum(len(content) for content in results if isinstance(content, list))
-    check_at_most("messages", num_parts, limits.max_messages, "blocks in results of calls")
+    check_at_most("messages", num_parts, limits.max_messages, "blocks in tool results")
 
 
 def _numbered(asked: MessagesRequest | CountTokensRequest) -> Iterator[tuple[str, _Block]]:
-    """Every block with its role; of an empty content, an empty text."""
+    """Every block with its role; empty content gives an empty text block."""
     if asked.system:
         for block in _blocks("system", asked.system):
             yield SYSTEM, block
@@ -111,7 +112,7 @@ def _turn(role: str, blocks: Sequence[_Block]) -> Iterator[ChatMessage]:
 
 
 def _assistants(blocks: Sequence[_Block]) -> ChatMessage:
-    """Templates show what the assistant thought, said and called in one turn as one message."""
+    """Templates show the assistant's reasoning, text and calls in one turn as one message."""
     thoughts = [block.thinking for _, block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
     calls = tuple(_call(param, block) for param, block in blocks if isinstance(block, ToolUseBlock))
     has_text = any(isinstance(block, TextBlock) for _, block in blocks)
@@ -147,7 +148,7 @@ def _check_block(param: str, role: str, block: ContentBlock) -> None:
     is_of_role = isinstance(block, OF_ROLES[role]) if role in OF_ROLES else not isinstance(block, ToolResultBlock)
     if not is_of_role:
         raise invalid_value(
-            f"{param}.type", f"is {type(block).__struct_config__.tag!r}, which is not for role {role!r}."
+            f"{param}.type", f"is {type(block).__struct_config__.tag!r}, which is not allowed for role {role!r}."
         )
     refuse_unsupported(block, f"{param}.")
     if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
@@ -156,7 +157,7 @@ def _check_block(param: str, role: str, block: ContentBlock) -> None:
 
 
 def _goes_on(messages: Sequence[ChatMessage], last_index: int) -> bool:
-    """Whether the answer goes on with what the assistant has begun to say."""
+    """Whether the answer continues a message that the assistant has begun."""
     last = messages[-1]
     if last.role != ASSISTANT:
         return False
@@ -164,5 +165,5 @@ def _goes_on(messages: Sequence[ChatMessage], last_index: int) -> bool:
     if last.tool_calls:
         raise invalid_value(param, "has calls whose results do not follow. Send them as 'tool_result' blocks.")
     if not last.content:
-        raise invalid_value(param, "has no text that the answer could go on with. Leave the message out.")
+        raise invalid_value(param, "has no text that the answer could continue. Leave the message out.")
     return True

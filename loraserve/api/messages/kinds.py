@@ -1,4 +1,4 @@
-"""Which blocks, tools and the like there are in /v1/messages. The others are refused by their type."""
+"""Supported types of blocks, tools and similar objects in /v1/messages. Others are refused by type."""
 
 import msgspec
 from msgspec import Raw
@@ -49,7 +49,7 @@ class _Output(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """The types alone, whatever other fields there are."""
+    """Decodes only types and ignores all other fields."""
 
     messages: list[_Message] = []
     system: str | list[_Part] | None = None
@@ -61,13 +61,14 @@ class _Body(msgspec.Struct):
 
 DECODER = msgspec.json.Decoder(_Body)
 MAX_EXPLAINED = 1024
-"""Messages, and blocks of one, that are looked at: a body of 2 MB has room for 200,000, which take 0.1 s."""
+"""Maximum numbers of messages, and of blocks per message, examined: a body of 2 MB has room for 200,000, which take
+0.1 s."""
 
 
 def refuse_kinds(body: bytes) -> None:
-    """Of a body that could not be decoded: an unknown type says more than the unknown fields that come with it.
+    """For a body that could not be decoded: raises `ServingError` if it contains an unsupported type.
 
-    Raises `ServingError`, if there is one.
+    That explains the failure better than the unknown fields which such an object has.
     """
     try:
         kinds = DECODER.decode(body)

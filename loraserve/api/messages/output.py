@@ -1,4 +1,4 @@
-"""A message's blocks as they grow, each step told as events."""
+"""Builds a message's blocks and emits events for each step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,9 +31,9 @@ from loraserve.serving.text.choice import ChoiceDelta
 END_TURN, STOP_SEQUENCE, TOOL_USE = "end_turn", "stop_sequence", "tool_use"
 MAX_TOKENS, CONTEXT_EXCEEDED = "max_tokens", "model_context_window_exceeded"
 INVALID_JSON = "INVALID_JSON"
-"""The one member of a call's input where the model wrote no JSON object. The name is of Anthropic's documentation."""
+"""The only member of a call's input if the model wrote no JSON object. Named as in Anthropic's documentation."""
 DEPTH_OF_INPUT = 5
-"""How deep a call's input is nested in the body of a request that sends it back."""
+"""Nesting depth of a call's input in the body of a request that sends it back."""
 
 
 @dataclass(slots=True)
@@ -55,15 +55,15 @@ class _OpenCall:
 
 
 class MessageOutput:
-    """A call's input is told once it is there: what is no JSON object would break clients, and must not be mistaken for
-    a call with less in it. Eager tools ask for it as it comes."""
+    """Sends a call's input once it is complete: anything but a JSON object would break clients, and partial input must
+    not be mistaken for complete input. For eager tools, clients request it as it is written."""
 
     def __init__(self, use: ToolUse, eager_tools: frozenset[str], max_json_depth: int, *, fills_context: bool) -> None:
-        """max_json_depth: of a request's body. fills_context: whether the answer's limit is the model's context."""
+        """max_json_depth: limit of request bodies. fills_context: whether the model's context limits the answer."""
         self.blocks: list[AnswerBlock] = []
-        """Those that are complete."""
+        """The complete ones."""
         self.stop: StopDetails | None = None
-        """Once it ended."""
+        """Set at the end."""
         self._answer = chat_answer(use)
         self._eager_tools = eager_tools
         self._max_input_depth = max_json_depth - DEPTH_OF_INPUT
@@ -71,7 +71,7 @@ class MessageOutput:
         self._open: _OpenText | _OpenThinking | _OpenCall | None = None
 
     def feed(self, delta: ChoiceDelta) -> Iterator[BlockEvent]:
-        """To be exhausted. Raises `ServingError` for what was cut short."""
+        """The caller must exhaust it. Raises `ServingError` if the answer was cut short."""
         if delta.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
             raise cut_short()
         if delta.reasoning:
@@ -119,7 +119,7 @@ class MessageOutput:
         return BlockDelta(len(self.blocks), piece)
 
     def _close(self) -> Iterator[BlockEvent]:
-        """What is open, if anything is."""
+        """Closes the open block, if there is one."""
         index, is_open = len(self.blocks), self._open
         self._open = None
         match is_open:
@@ -152,10 +152,10 @@ def _has_called(answer: ChatAnswer | None) -> bool:
 
 
 def _input(written: str, max_depth: int) -> dict[str, Raw]:
-    """As it was written, if it can be sent back: an agent whose conversation is refused from then on is stuck."""
+    """As written, if a later request can send it back: an agent whose conversation is refused from then on is stuck."""
     try:
         if nesting_depth(written.encode(), max_depth) <= max_depth:
-            msgspec.json.decode(written or "{}")  # Also what `Raw` passes over, such as 1e999.
+            msgspec.json.decode(written or "{}")  # Also decodes what `Raw` skips, such as 1e999.
             return JSON_OBJECT.decode(written or "{}")
     except (msgspec.DecodeError, RecursionError):
         pass

@@ -1,4 +1,4 @@
-"""The prompt of a message, and how long its answer may be."""
+"""The prompt of a message, and the maximum length of its answer."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from loraserve.serving.text.conversation import Conversation
 class MessagePrompt:
     prompt: Prompt
     fills_context: bool
-    """Whether the model's context, and not the request, says where the answer ends at the latest."""
+    """Whether the model's context limits the answer rather than the request's `max_tokens`."""
 
 
 async def prompt_tokens(
@@ -27,7 +27,7 @@ async def prompt_tokens(
     conversation: Conversation,
     adapter: ResolvedAdapter | None,
 ) -> list[int]:
-    """adapter: whose chat template counts. Raises `ServingError` where there are none."""
+    """adapter: the one whose chat template applies. Raises `ServingError` if the prompt has no tokens."""
     token_ids = await context.runtime.tokenizer.encode_chat(
         conversation, add_special_tokens=bool(asked.add_special_tokens), template_name=template_of(adapter)
     )
@@ -42,9 +42,9 @@ async def message_prompt(
     conversation: Conversation,
     adapter: ResolvedAdapter | None,
 ) -> MessagePrompt:
-    """Raises `ServingError` where it leaves no room for an answer.
+    """Raises `ServingError` if the prompt leaves no room for an answer.
 
-    More room for the answer is not asked for: Anthropic's clients send the most that a model can say as `max_tokens`.
+    One token of room is enough: Anthropic's clients send the model's maximum output as `max_tokens`.
     """
     max_model_len = context.runtime.engine.model.max_model_len
     token_ids = await prompt_tokens(context, asked, conversation, adapter)
@@ -58,7 +58,7 @@ async def message_prompt(
 
 
 def _too_long(num_tokens: int, max_model_len: int, param: str) -> ServingError:
-    """In words that Claude Code knows: it sums up the conversation then, and goes on."""
+    """Begins with words that Claude Code recognizes: it then summarizes the conversation and continues."""
     message = f"prompt is too long: {num_tokens} tokens > {max_model_len - 1} maximum. "
-    message += f"The model's context has {max_model_len}, one of them for the answer. Shorten '{param}'."
+    message += f"The model's context has {max_model_len}, one of which is reserved for the answer. Shorten '{param}'."
     return ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)

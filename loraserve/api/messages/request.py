@@ -1,4 +1,4 @@
-"""From the fields of /v1/messages to what the model is shown and held to, everything checked on the way."""
+"""Checks the fields of /v1/messages and turns them into a conversation and its constraints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from loraserve.serving.text.conversation import Conversation, JsonObject
 
 SERVICE_TIERS = ("auto", "standard_only")
 WORDS = {AUTO: "auto", ANY: "required", NONE: "none"}
-"""Of choices, in OpenAI's API."""
+"""OpenAI's names of these choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class CheckedMessage:
     conversation: Conversation
     use: ToolUse
     eager_tools: frozenset[str]
-    """Whose input is streamed as it is written."""
+    """Tools whose input is streamed as it is written."""
 
 
 def checked_message(asked: MessagesRequest, checker: SamplingChecker, settings: ServingSettings) -> CheckedMessage:
-    """Raises `ServingError` naming what is at fault."""
+    """Raises `ServingError` naming the invalid field."""
     check_range("max_tokens", asked.max_tokens, 1, INT64 - 1)
     if asked.service_tier not in (None, *SERVICE_TIERS):
         raise unsupported("service_tier", "must be 'auto' or 'standard_only'.")
@@ -65,7 +65,7 @@ def checked_message(asked: MessagesRequest, checker: SamplingChecker, settings: 
 
 
 def counted_conversation(asked: CountTokensRequest, settings: ServingSettings) -> Conversation:
-    """That of a message with these fields. Raises `ServingError` naming what is at fault."""
+    """The conversation of a message with these fields. Raises `ServingError` naming the invalid field."""
     check_thinking(asked.thinking, 0, is_told_apart=False)
     return _shown(asked, settings)[1]
 

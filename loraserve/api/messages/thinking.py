@@ -1,4 +1,4 @@
-"""What `thinking` and `output_config.effort` ask for, in the words that chat templates have for it."""
+"""Translates `thinking` and `output_config.effort` into the terms of chat templates."""
 
 from loraserve.api.http.ranges import check_range, unsupported
 from loraserve.api.messages.kinds import DISABLED, ENABLED, THINKINGS
@@ -8,19 +8,19 @@ from loraserve.serving.text.conversation import ReasoningEffort
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 DEFAULT_EFFORT = "high"
-"""In Anthropic's API, the same as to send none."""
+"""In Anthropic's API, this is the same as not sending an effort."""
 SUMMARIZED = "summarized"
 
 
 def check_thinking(thinking: Thinking | None, max_tokens: int, *, is_told_apart: bool) -> None:
-    """Raises `ServingError`. is_told_apart: whether there may be thinking, of a server with --reasoning-parser."""
+    """Raises `ServingError`. is_told_apart: whether the server separates thinking from text (--reasoning-parser)."""
     if thinking is None:
         return
     if thinking.type not in THINKINGS:
         message = f"is {thinking.type[:32]!r}; only {', '.join(map(repr, THINKINGS))} are supported."
         raise unsupported("thinking.type", message)
     if thinking.display not in (None, SUMMARIZED):
-        message = f"is {thinking.display[:32]!r}; thinking is told, and as it is. Leave it out."
+        message = f"is {thinking.display[:32]!r}; thinking is always returned in full. Leave it out."
         raise unsupported("thinking.display", message)
     budget = thinking.budget_tokens
     if thinking.type != ENABLED:
@@ -31,14 +31,12 @@ def check_thinking(thinking: Thinking | None, max_tokens: int, *, is_told_apart:
         raise missing("thinking.budget_tokens")
     check_range("thinking.budget_tokens", budget, 1, 2**63 - 1)
     if is_told_apart and budget < max_tokens - 1:
-        message = (
-            f"is {budget}; thinking is ended by 'max_tokens' alone. Send {max_tokens - 1}, or the type 'adaptive'."
-        )
+        message = f"is {budget}; only 'max_tokens' ends thinking. Send {max_tokens - 1}, or the type 'adaptive'."
         raise unsupported("thinking.budget_tokens", message)
 
 
 def reasoning_effort(thinking: Thinking | None, output: OutputConfig | None) -> ReasoningEffort | None:
-    """Raises `ServingError`. Where the model is not to think, there is nothing that effort could be put into."""
+    """Raises `ServingError`. If thinking is disabled, the effort has nothing to apply to."""
     effort = None if output is None else output.effort
     if effort is not None and effort not in EFFORTS:
         raise invalid_value("output_config.effort", f"is {effort[:32]!r}; it must be one of {', '.join(EFFORTS)}.")
@@ -50,5 +48,5 @@ def reasoning_effort(thinking: Thinking | None, output: OutputConfig | None) -> 
 
 
 def thinking_kwargs(thinking: Thinking | None) -> dict[str, bool]:
-    """Variables of chat templates, which pass over those that they do not know."""
+    """Variables for chat templates, which ignore unknown ones."""
     return {"enable_thinking": True} if thinking is not None and thinking.type == ENABLED else {}

@@ -1,4 +1,4 @@
-"""The shapes of /v1/messages."""
+"""The response formats of /v1/messages."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
@@ -22,14 +22,14 @@ class MessageWriter:
     """One per request."""
 
     def __init__(self, message_id: str, model: str, output: MessageOutput) -> None:
-        """model: the name of the one that answers."""
+        """model: name of the answering model."""
         self._id = message_id
         self._model = model
         self._output = output
         self._encoder = msgspec.json.Encoder()
 
     def message(self, deltas: list[ChoiceDelta], generation: Generation) -> Message:
-        """deltas: the one choice, complete. Raises `ServingError` for what was cut short."""
+        """deltas: the only choice, complete. Raises `ServingError` if it was cut short."""
         for _ in self._output.feed(deltas[0]):
             pass
         stop = self._output.stop
@@ -46,7 +46,7 @@ class MessageWriter:
     async def events(
         self, steps: Steps, generation: Generation, call: InferenceCall, tokenizer: TextTokenizer, scope: Scope
     ) -> AsyncGenerator[bytes]:
-        """NOTE: raises nothing: after the first byte, an exception would only cut the connection."""
+        """NOTE: never raises: after the first byte, an exception would only cut the connection."""
         size = 0
         try:
             async with aclosing(steps):
@@ -57,14 +57,14 @@ class MessageWriter:
                     if generation.finished:
                         call.close()
                     if encoded:
-                        size = 0  # Else it is held, and comes with what follows.
+                        size = 0  # Otherwise the output is held back until a later step.
                         yield encoded
         except Exception as error:
             yield self._encoded([message_error(told(error, call), scope)])
 
     def _begun(self, generation: Generation) -> Message:
         usage = message_usage(generation.usage())
-        if not usage.input_tokens and not usage.cache_read_input_tokens:  # The engine has not begun it.
+        if not usage.input_tokens and not usage.cache_read_input_tokens:  # The engine has not started the prompt.
             usage = MessageUsage(generation.num_sent_prompt_tokens, 0, 0)
         return Message(id=self._id, model=self._model, usage=msgspec.structs.replace(usage, output_tokens=0))
 

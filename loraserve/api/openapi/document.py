@@ -1,4 +1,5 @@
-"""The OpenAPI document. Bodies are decoded by hand (strictly), so they are described here, from the same structs."""
+"""The OpenAPI document. Handlers decode bodies themselves (strictly), so bodies are described here, from the same
+structs."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,16 +31,16 @@ from loraserve.api.schemas.message_answer import MessageError
 REF_TEMPLATE = "#/components/schemas/{name}"
 
 _ERRORS = {
-    400: "The request is refused; `param` names the field.",
+    400: "The request is invalid; `param` names the field.",
     401: "The API key is missing or wrong.",
     403: "The key's role, the tenant's state, the origin or the host does not allow it.",
-    404: "It does not exist, or it is another tenant's.",
+    404: "It does not exist, or it belongs to another tenant.",
     405: "The method is not allowed here.",
-    409: "It is in another state than this needs, or others changed it at the same time.",
-    412: "It is not at the revision that If-Match names.",
+    409: "Its state does not allow this, or it was changed at the same time.",
+    412: "A condition in If-Match or If-None-Match is not met.",
     413: "The body is too large.",
     415: "The body is not application/json.",
-    429: "A limit is reached. `retry-after` says when to try again.",
+    429: "A limit is reached. The header `retry-after` says when to retry.",
     431: "The URL and headers are too large.",
     500: "The server failed.",
     503: "The engine or Redis is not running, or the server is shutting down.",
@@ -48,14 +49,15 @@ _ERRORS = {
 ERROR_RESPONSES = {
     status: ResponseSpec(ErrorResponse, description=text, generate_examples=False) for status, text in _ERRORS.items()
 }
-"""Of every route that runs something."""
+"""Error responses of every route with errors in OpenAI's format, except the health checks."""
 
 
 def answered_with(
     answer: Any, errors: dict[int, ResponseSpec] = ERROR_RESPONSES, *, may_stream: bool = True
 ) -> dict[int, ResponseSpec]:
-    """Of a route whose annotation does not say, because its answer may also be a stream. answer: its type."""
-    text = "The answer; with `stream`, server-sent events of its chunks." if may_stream else "The answer."
+    """Responses of a route whose return annotation does not give the type, because it may also return a stream. answer:
+    the type."""
+    text = "The answer or, with `stream`, its chunks as server-sent events." if may_stream else "The answer."
     return {200: ResponseSpec(answer, description=text, generate_examples=False), **errors}
 
 
@@ -65,7 +67,7 @@ def lorax_error_responses() -> dict[int, ResponseSpec]:
         403: _ERRORS[403],
         413: _ERRORS[413],
         415: _ERRORS[415],
-        422: "The request is refused.",
+        422: "The request is invalid.",
         424: "The generation failed, or there is no such adapter.",
         429: _ERRORS[429],
         431: _ERRORS[431],
@@ -78,15 +80,15 @@ def lorax_error_responses() -> dict[int, ResponseSpec]:
 
 
 def message_error_responses() -> dict[int, ResponseSpec]:
-    """As Anthropic's routes answer them."""
+    """In the format of Anthropic's API."""
     return {
         status: ResponseSpec(MessageError, description=text, generate_examples=False)
-        for status, text in (_ERRORS | {400: "The request is refused; the message names the field."}).items()
+        for status, text in (_ERRORS | {400: "The request is invalid; the message names the field."}).items()
     }
 
 
 def json_body(body: type[msgspec.Struct], *, required: bool = True) -> type[Operation]:
-    """An operation whose body is `body`."""
+    """An operation with `body` as its JSON body."""
 
     @dataclass
     class JsonBodyOperation(Operation):
@@ -98,17 +100,17 @@ def json_body(body: type[msgspec.Struct], *, required: bool = True) -> type[Oper
 
 
 def binary_body() -> type[Operation]:
-    """An operation whose body is part of a file."""
+    """An operation whose body is a file or a part of one."""
     return _body_of("application/octet-stream", Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY))
 
 
 def multipart_body() -> type[Operation]:
-    """An operation whose body is a form with an adapter."""
+    """An operation whose body is a form with an adapter's files."""
     file = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
     form = Schema(
         type=OpenAPIType.OBJECT,
         properties={
-            "name": Schema(type=OpenAPIType.STRING, description="Of the adapter."),
+            "name": Schema(type=OpenAPIType.STRING, description="Name of the adapter."),
             "activate": Schema(type=OpenAPIType.BOOLEAN, default=True),
             "files": Schema(
                 type=OpenAPIType.ARRAY,
@@ -131,7 +133,7 @@ def _body_of(media_type: str, schema: Schema) -> type[Operation]:
 
 
 class _CompletePlugin(JsonRenderPlugin):
-    """Serves the document complete; it is put together when somebody asks for it."""
+    """Serves the complete document, built on request."""
 
     def __init__(self, render: Callable[[dict[str, Any]], bytes]) -> None:
         super().__init__()
@@ -160,19 +162,19 @@ def openapi_config(router: Router, render: Callable[[dict[str, Any]], bytes]) ->
 def render_document(
     document: dict[str, Any], bodies: Iterable[type[msgspec.Struct]], routes: Iterable[HTTPRouteHandler]
 ) -> bytes:
-    """Litestar builds the schemas of answers itself, from the handlers' annotations; the rest is added here.
+    """Completes Litestar's document, which describes only the answers, from the handlers' annotations.
 
-    bodies: what `json_body` was given.
+    bodies: the types given to `json_body`.
     """
     _, schemas = msgspec.json.schema_components(bodies, ref_template=REF_TEMPLATE)
     components = document["components"]["schemas"] | schemas
     document_schemas(components)
-    # Litestar keeps the paths of one handler in a set, whose order differs from process to process.
+    # Litestar keeps a handler's paths in a set, whose order differs between processes.
     paths = dict(sorted(document["paths"].items()))
     document = {**document, "paths": paths, "components": {**document["components"], "schemas": components}}
     for operations in document["paths"].values():
         for operation in operations.values():
-            # Of a handler that returns a `Response` with cookies Litestar says that its 204 has a body.
+            # For a handler that returns a `Response` with cookies, Litestar describes a body for status 204.
             operation["responses"].get("204", {}).pop("content", None)
     document_operations(document, routes)
     return msgspec.json.encode(document)

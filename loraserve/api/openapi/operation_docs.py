@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of operations besides their bodies: who may call them, and the headers they heed."""
+"""Documents operations beyond their bodies: the key that they require and the headers that they read."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,34 +12,41 @@ from loraserve.control.tenancy.principal import Action, roles_for
 Json = dict[str, Any]
 PATH_PARAMETER = re.compile(r"\{(\w+):\w+\}")
 HEEDS = "heeds"
-"""Of a route's `opt`: the names of the headers below."""
+"""Key in a route's `opt`: the names of the headers, from the constants below."""
 
 IF_NONE_MATCH, CREATE_ONLY, IF_MATCH = "if-none-match", "create-only", "if-match"
 IDEMPOTENCY_KEY, CONTENT_RANGE = "idempotency-key", "content-range"
 HEADERS: dict[str, tuple[str, str]] = {
-    IF_NONE_MATCH: ("If-None-Match", "ETags that the client has: 304 where one of them is still right."),
-    CREATE_ONLY: ("If-None-Match", '"*": make it, but change nothing (412 where it exists).'),
-    IF_MATCH: ("If-Match", "The ETag that the change was decided on: 412 where it is not the newest."),
-    IDEMPOTENCY_KEY: ("Idempotency-Key", "Any text: a second request with it, within 24 hours, does nothing again."),
-    CONTENT_RANGE: ("Content-Range", 'Where a chunk belongs: "bytes 0-8388607/20971520". Without: the whole file.'),
+    IF_NONE_MATCH: ("If-None-Match", "ETags of the copies that the client has: 304 if one of them is current."),
+    CREATE_ONLY: ("If-None-Match", '"*": create only; 412 if it exists.'),
+    IF_MATCH: ("If-Match", "ETag of the revision to be changed: 412 if it is not the newest."),
+    IDEMPOTENCY_KEY: (
+        "Idempotency-Key",
+        "1 to 255 characters. Repeating a request with the same key within 24 hours returns the first answer again, "
+        "without a second effect.",
+    ),
+    CONTENT_RANGE: (
+        "Content-Range",
+        'Position of the chunk in its file: "bytes 0-8388607/20971520". Left out: the whole file.',
+    ),
 }
 SECURITY_SCHEMES: Json = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "An API key, `ls-<id>_<secret>`; also taken from `x-api-key`. With a key for all tenants (`*`), "
-        "`X-Tenant` says for which one it acts. A server without any key asks for none.",
+        "description": "An API key, `ls-<id>_<secret>`; also accepted in the header `x-api-key`. With a key for all "
+        "tenants (`*`), the header `X-Tenant` selects the one to act for. A server without any key requires none.",
     },
 }
 
 
 def heeds(*names: str) -> Json:
-    """For a route's `opt`."""
+    """For a route's `opt`: the headers that it reads."""
     return {HEEDS: names}
 
 
 def document_operations(document: Json, routes: Iterable[HTTPRouteHandler]) -> None:
-    """In place."""
+    """Modifies the document in place."""
     document["components"]["securitySchemes"] = SECURITY_SCHEMES
     for route in routes:
         for operation in _operations_of(document, route):
@@ -51,7 +58,7 @@ def document_operations(document: Json, routes: Iterable[HTTPRouteHandler]) -> N
             for name in cast(tuple[str, ...], route.opt.get(HEEDS, ())):
                 _add_header(operation, *HEADERS[name])
                 if name == IF_NONE_MATCH:
-                    operation["responses"]["304"] = {"description": "The client has it already."}
+                    operation["responses"]["304"] = {"description": "The client's copy is current."}
 
 
 def _operations_of(document: Json, route: HTTPRouteHandler) -> Iterator[Json]:

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of schemas and their fields: the docstrings that stand beside them in the code."""
+"""Documents schemas and their fields in the OpenAPI document with the docstrings in the code."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from loraserve.api.schemas.inference_examples import INFERENCE_EXAMPLES
 
 Json = dict[str, Any]
 DESCRIBED = ("loraserve.api.", "loraserve.store.records")
-"""Modules whose structs cross HTTP."""
+"""Modules whose structs are sent over HTTP."""
 
 
 def document_schemas(schemas: Json) -> None:
@@ -51,7 +51,7 @@ def _describe_fields(properties: Json, struct: type) -> None:
 
 
 def _field_docs(struct: type) -> Iterator[tuple[str, str]]:
-    """(field, docstring) of the fields that a class adds."""
+    """(field, docstring) of each documented field that the class itself defines."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(struct))).body
     assert isinstance(definition, ast.ClassDef)
     field: str | None = None

@@ -1,4 +1,4 @@
-"""A response before there is any output: what it tells again of its request."""
+"""A response before it has any output: it repeats fields of its request."""
 
 import time
 
@@ -11,7 +11,7 @@ from loraserve.api.schemas.structured_outputs import TextFormat
 
 
 def begun_response(asked: ResponsesRequest, checked: CheckedResponse, name: str, request_id: str) -> ResponseObject:
-    """name: of the model that answers."""
+    """name: the answering model's."""
     params = checked.sampling.params
     text_format = (asked.text and asked.text.format) or TextFormat()
     return ResponseObject(

@@ -1,4 +1,4 @@
-"""From the items of a response's `input` to what a chat template is given."""
+"""Turns the items of a response's `input` into the input of a chat template."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -36,13 +36,13 @@ FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     CALL: (("call_id", "name", "arguments"), ()),
     CALL_OUTPUT: (("call_id", "output"), ("name",)),
 }
-"""Of each type of item: what it must have, and what it may have."""
+"""By type of item: required fields, and optional ones."""
 OF_ALL_ITEMS = frozenset({"type", "id", "status"})
 ROLES = ("system", "developer", "user", "assistant")
 
 
 def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], limits: Limits) -> Conversation:
-    """Raises `ServingError` naming what is at fault."""
+    """Raises `ServingError` naming the invalid field."""
     items = [InputItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
     if not items:
         raise invalid_value("input", "is empty.")
@@ -77,27 +77,27 @@ def _message(param: str, item: InputItem) -> ChatMessage:
 
 
 def _thoughts(messages: Sequence[ChatMessage]) -> ChatMessage:
-    """Of items of reasoning that follow each other; joined at once: one by one, 4000 of 450 characters took 0.2 s."""
+    """Joins consecutive reasoning items, all at once: one by one, 4000 of 450 characters took 0.2 s."""
     texts = [each.reasoning for each in messages if each.reasoning]
     return ChatMessage("assistant", None, reasoning=SPLIT_TEXT.join(texts))
 
 
 def _is_reasoning(message: ChatMessage) -> bool:
-    """Of a turn of which nothing else was told yet."""
+    """Whether it is a turn with nothing but reasoning so far."""
     return message.reasoning is not None and message.content is None and not message.tool_calls
 
 
 def _add(messages: list[ChatMessage], message: ChatMessage) -> None:
-    """Templates show what the assistant thought, said and called in one turn as one message."""
+    """Joins text to the reasoning before it: templates show one turn's reasoning, text and calls as one message."""
     if message.reasoning == "":
-        return  # Some clients leave out the text of reasoning, or had it from where nobody may read it.
+        return  # Some clients leave out the text of reasoning, or got it from a provider that hides it.
     if messages and _is_reasoning(messages[-1]) and message.role == "assistant":
         message = replace(message, reasoning=messages.pop().reasoning)
     messages.append(message)
 
 
 def _add_calls(messages: list[ChatMessage], numbered: Iterable[tuple[int, InputItem]], limits: Limits) -> None:
-    """See `_add`."""
+    """Adds calls to the turn that they belong to, for the same reason as `_add`."""
     calls = tuple(_call(f"input[{index}]", item, limits) for index, item in numbered)
     last = messages.pop() if messages and messages[-1].role == "assistant" else ChatMessage("assistant", None)
     messages.append(replace(last, tool_calls=last.tool_calls + calls))
@@ -117,7 +117,7 @@ def _check_fields(param: str, item: InputItem) -> None:
         if value is None and field in needed:
             raise missing(f"{param}.{field}")
         if value is not None and not isinstance(value, Raw) and field not in {*OF_ALL_ITEMS, *needed, *allowed}:
-            raise invalid_value(f"{param}.{field}", f"is not for an item of type {item.type!r}.")
+            raise invalid_value(f"{param}.{field}", f"is not allowed in an item of type {item.type!r}.")
 
 
 def _text(param: str, content: str | list[InputPart] | None, kinds: tuple[str, ...] = TEXT_PARTS) -> str:

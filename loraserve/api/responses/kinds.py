@@ -1,4 +1,4 @@
-"""Which items, parts and tools there are in /v1/responses. The others are refused by their type."""
+"""Supported types of items, parts and tools in /v1/responses. Others are refused by type."""
 
 import msgspec
 from msgspec import Raw
@@ -30,7 +30,7 @@ class _Tool(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """The types alone, whatever other fields there are."""
+    """Decodes only types and ignores all other fields."""
 
     input: str | list[_Item] = ""
     tools: list[_Tool] | None = None
@@ -39,13 +39,13 @@ class _Body(msgspec.Struct):
 
 DECODER = msgspec.json.Decoder(_Body)
 MAX_EXPLAINED = 1024
-"""Items that are looked at: a body of 2 MB has room for 200,000, which take 0.1 s."""
+"""Maximum number of items examined: a body of 2 MB has room for 200,000, which take 0.1 s."""
 
 
 def refuse_kinds(body: bytes) -> None:
-    """Of a body that could not be decoded: an unknown type says more than the unknown fields that come with it.
+    """For a body that could not be decoded: raises `ServingError` if it contains an unsupported type.
 
-    Raises `ServingError`, if there is one.
+    That explains the failure better than the unknown fields which such an item has.
     """
     try:
         kinds = DECODER.decode(body)

@@ -1,4 +1,4 @@
-"""A response's output items as they grow, each step told as events."""
+"""Builds a response's output items and emits an event for each step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ from loraserve.engine.request import FinishReason
 from loraserve.serving.text.choice import ChoiceDelta
 
 CONTENT_INDEX = 0
-"""Messages and reasoning have one part."""
+"""Messages and reasoning have a single part."""
 
 
 @dataclass(slots=True)
@@ -62,11 +62,11 @@ class _OpenCall:
 
 class ResponseOutput:
     def __init__(self, request_id: str, use: ToolUse, names: TokenNames, top_logprobs: int | None) -> None:
-        """top_logprobs: None = no logprobs, as where tools may be called or reasoning is told apart."""
+        """top_logprobs: None = no logprobs, as always if tools may be called or reasoning is separated."""
         self.items: list[OutputItem] = []
-        """Those that are complete."""
+        """The complete ones."""
         self.is_cut_off = False
-        """Once it ended: whether that was at the limit, or within a call."""
+        """Set at the end: whether the answer ended at its limit or within a call."""
         self._request_id = request_id
         self._answer = chat_answer(use)
         self._names = names
@@ -74,7 +74,7 @@ class ResponseOutput:
         self._open: _OpenMessage | _OpenReasoning | _OpenCall | None = None
 
     def feed(self, delta: ChoiceDelta) -> Iterator[ResponseEvent]:
-        """To be exhausted. Raises `ServingError` for what was cut short."""
+        """The caller must exhaust it. Raises `ServingError` if the answer was cut short."""
         if delta.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
             raise cut_short()
         if delta.reasoning:
@@ -83,13 +83,13 @@ class ResponseOutput:
         for part in [delta.text] if self._answer is None else self._answer.read(delta):
             if not isinstance(part, str):
                 yield from self._call(part)
-            elif part or logprobs:  # Some tokens have no text of their own.
+            elif part or logprobs:  # Some tokens have no text, but logprobs.
                 yield from self._say(part, logprobs)
         if delta.finish_reason is not None:
             yield from self._finish(delta.finish_reason)
 
     def _finish(self, reason: FinishReason) -> Iterator[ResponseEvent]:
-        """An answer of nothing is an empty message."""
+        """An empty answer becomes an empty message."""
         if not self.items and self._open is None:
             yield from self._say("", [])
         is_call_cut_off = self._answer is not None and self._answer.is_cut_off
@@ -146,7 +146,7 @@ class ResponseOutput:
             yield ArgumentsDelta("response.function_call_arguments.delta", index, call.id, arguments)
 
     def _close(self, status: str) -> Iterator[ResponseEvent]:
-        """What is open, if anything is."""
+        """Closes the open item, if there is one."""
         index, is_open = len(self.items), self._open
         self._open = None
         match is_open:

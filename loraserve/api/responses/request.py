@@ -1,4 +1,4 @@
-"""From the fields of /v1/responses to what the model is shown and held to, everything checked on the way."""
+"""Checks the fields of /v1/responses and turns them into a conversation and its constraints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ from loraserve.serving.text.conversation import Conversation, JsonObject
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
-"""The second one is of reasoning that nobody else may read: those who keep no state always ask for it."""
+"""The second is accepted without effect: it is for reasoning that only the provider can read, and stateless clients
+always request it."""
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
-"""Of `metadata`, as in OpenAI's API."""
+"""Limits of `metadata`, as in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,12 @@ class CheckedResponse:
     sampling: CheckedSampling
     conversation: Conversation
     tools: Sequence[JsonObject]
-    """All that were sent, whatever `use` makes of them."""
+    """All tools of the request, including those that `use` leaves out."""
     use: ToolUse
 
 
 def checked_response(asked: ResponsesRequest, checker: SamplingChecker, settings: ServingSettings) -> CheckedResponse:
-    """Raises `ServingError` naming what is at fault."""
+    """Raises `ServingError` naming the invalid field."""
     for name, part in (("reasoning", asked.reasoning), ("text", asked.text)):
         if part is not None:
             refuse_unsupported(part, f"{name}.")
@@ -96,10 +97,10 @@ def _logprobs(checker: SamplingChecker, asked: ResponsesRequest, use: ToolUse, s
     if LOGPROBS not in include:
         return None
     if settings.reasoning_parser is not None:
-        message = f"has {LOGPROBS!r}, which cannot be told where reasoning is told apart (--reasoning-parser)."
+        message = f"has {LOGPROBS!r}, which is not available on a server with --reasoning-parser."
         raise unsupported("include", message)
     if use.schema is not None or use.call_format is not None:
-        message = f"has {LOGPROBS!r}, which cannot be told where the answer may call tools. Send 'tool_choice': 'none'."
+        message = f"has {LOGPROBS!r}, which is not available if the answer may call tools. Send 'tool_choice': 'none'."
         raise unsupported("include", message)
     return asked.top_logprobs or 0
 

@@ -1,4 +1,4 @@
-"""The shapes of /v1/responses."""
+"""The response formats of /v1/responses."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
@@ -28,20 +28,20 @@ from loraserve.serving.text.tokenizer import TextTokenizer
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 FAILURE_CODE = "server_error"
-"""Of the few codes that OpenAI's clients know; the `error` event has the exact one."""
+"""One of the few codes that OpenAI's clients know; the `error` event has the exact code."""
 
 
 class ResponseWriter:
     """One per request."""
 
     def __init__(self, begun: ResponseObject, output: ResponseOutput) -> None:
-        """begun: the response as it is before there is any output."""
+        """begun: the response before it has any output."""
         self._begun = begun
         self._output = output
         self._encoder = EventEncoder()
 
     def response(self, deltas: list[ChoiceDelta], generation: Generation) -> ResponseObject:
-        """deltas: the one choice, complete. Raises `ServingError` for what was cut short."""
+        """deltas: the only choice, complete. Raises `ServingError` if it was cut short."""
         for _ in self._output.feed(deltas[0]):
             pass
         return self._ended(deltas[0].finish_reason, generation)
@@ -49,17 +49,17 @@ class ResponseWriter:
     async def events(
         self, steps: Steps, generation: Generation, call: InferenceCall, tokenizer: TextTokenizer
     ) -> AsyncGenerator[bytes]:
-        """NOTE: raises nothing: after the first byte, an exception would only cut the connection."""
+        """NOTE: never raises: after the first byte, an exception would only cut the connection."""
         num_prompt_tokens = generation.num_sent_prompt_tokens
         size = 0
         try:
             async with aclosing(steps):
-                # These events, and the last one, have the instructions and tools.
+                # These events and the last one contain the instructions and tools.
                 yield await tokenizer.run(num_prompt_tokens, self._opening)
                 async for deltas in steps:
                     step_size = size_of(deltas)
                     size += step_size
-                    if generation.finished:  # The last events tell all of it again.
+                    if generation.finished:  # The last events repeat the whole output.
                         step_size = num_prompt_tokens + size
                     encoded = await tokenizer.run(step_size, partial(self._step, deltas, generation))
                     if generation.finished:
@@ -84,7 +84,7 @@ class ResponseWriter:
                 yield LifecycleEvent(f"response.{response.status}", response)
 
     def _ended(self, reason: FinishReason | None, generation: Generation) -> ResponseObject:
-        """A stop string that cuts off a call is no reason that OpenAI's clients know."""
+        """Without `incomplete_details` if a stop string cut off a call: OpenAI's clients know no reason for that."""
         is_too_long = reason is FinishReason.LENGTH
         return msgspec.structs.replace(
             self._begun,
@@ -95,7 +95,7 @@ class ResponseWriter:
         )
 
     def _failure(self, error: ServingError, generation: Generation) -> Iterable[ResponseEvent]:
-        """Some clients heed the one, some the other."""
+        """Two events, because some clients handle only one of them."""
         response = msgspec.structs.replace(
             self._begun,
             status=FAILED,

@@ -1,4 +1,4 @@
-"""/v1/adapters: listed, shown, changed, deleted and restored."""
+"""/v1/adapters: list, read, change, delete and restore adapters."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -28,7 +28,9 @@ from loraserve.control.usage.traffic import NO_TRAFFIC, AdapterTraffic
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.store.records import AdapterDoc, Document
 
-DRAINING = ResponseSpec(AdapterItem, description="Some engine has not let go yet.", generate_examples=False)
+DRAINING = ResponseSpec(
+    AdapterItem, description="Deleted, but still in use by a request or an engine.", generate_examples=False
+)
 PATCH_DECODER = msgspec.json.Decoder(PatchAdapterRequest, strict=True)
 
 
@@ -43,7 +45,11 @@ async def list_adapters(
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> AdapterList:
-    """The tenant's adapters and the shared ones; deleted ones only with `state`."""
+    """The tenant's adapters and the shared ones.
+
+    `q`: part of the name or the description, ignoring case. `tag`: only adapters with this tag. `state`: only adapters
+    in this state; left out, all except deleted ones. `limit`: items per page, 1 to 500.
+    """
     query = AdapterQuery(q=q, tag=tag, state=wanted_state, sort=sort, limit=limit, cursor=cursor)
     traffic = await _traffic(request, context)
     page = context.control.adapters.list(principal_of(request), query, traffic or NOTHING_USED)
@@ -65,7 +71,7 @@ async def list_adapters(
 async def get_adapter(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str]
 ) -> Response[AdapterDetail]:
-    """With its aliases and versions."""
+    """One adapter with its aliases and versions; also a deleted one."""
     document = await context.control.adapters.read(principal_of(request), name, with_deleted=True)
     traffic = await _traffic(request, context)
     return shown(
@@ -85,7 +91,7 @@ async def get_adapter(
 async def patch_adapter(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str]
 ) -> Response[AdapterDetail]:
-    """Change its description, its tags or whether it can be used."""
+    """Change its description or tags, or enable or disable it."""
     asked = await decode_body(request, PATCH_DECODER)
     document = await context.control.adapters.patch(
         principal_of(request),
@@ -107,7 +113,11 @@ async def patch_adapter(
 async def delete_adapter(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], drain_s: FromQuery[float] = 30.0
 ) -> Response[AdapterItem]:
-    """Invisible at once. 200 when nothing runs with it any more, 202 while requests do, for at most `drain_s`."""
+    """Delete an adapter. New requests no longer find it; running ones are aborted after `drain_s` seconds (0 to 600).
+
+    200 once no request and no engine uses it; 202 if some still do shortly after `drain_s`. It can be restored for 24
+    hours.
+    """
     deletion = await context.control.adapters.delete(
         principal_of(request), request_id_of(request.scope), name, drain_s=drain_s, expected_rev=expected_rev(request)
     )
@@ -127,7 +137,7 @@ async def delete_adapter(
 async def restore_adapter(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str]
 ) -> Response[AdapterDetail]:
-    """Within 24 hours after its deletion."""
+    """Restore a deleted adapter, within 24 hours of its deletion."""
     document = await context.control.adapters.restore(
         principal_of(request), request_id_of(request.scope), name, expected_rev=expected_rev(request)
     )
@@ -135,7 +145,7 @@ async def restore_adapter(
 
 
 async def _traffic(request: Request, context: AppContext) -> Mapping[AdapterKey, AdapterTraffic] | None:
-    """None while Redis is gone: the adapters can still be looked at."""
+    """None while Redis is unreachable, so that adapters can still be listed."""
     try:
         return await context.control.observer.traffic.of(principal_of(request))
     except LiveUnavailableError:

@@ -1,4 +1,4 @@
-"""Aliases of adapters, rollback, and where an adapter's bytes are kept."""
+"""Aliases of adapters, rollback, and pins in a memory tier."""
 
 import msgspec
 from litestar import Request, Response, delete, post, put
@@ -37,7 +37,8 @@ PIN_DECODER = msgspec.json.Decoder(PinRequest, strict=True)
 async def put_alias(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], alias: FromPath[str]
 ) -> Response[AliasItem]:
-    """Make it or move it, from the next request on; requests that run keep their version."""
+    """Create or move an alias. It takes effect with the next request; running requests keep their version. At most 64
+    aliases per adapter."""
     asked = await decode_body(request, PUT_DECODER)
     document = await context.control.aliases.put(
         principal_of(request),
@@ -61,7 +62,7 @@ async def put_alias(
 async def delete_alias(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], alias: FromPath[str]
 ) -> None:
-    """Not "live"."""
+    """Delete an alias other than "live", which cannot be deleted (409)."""
     await context.control.aliases.delete(
         principal_of(request), request_id_of(request.scope), name, alias, expected_rev=expected_rev(request)
     )
@@ -76,7 +77,7 @@ async def delete_alias(
     tags=["adapters"],
 )
 async def roll_back(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> Response[AliasItem]:
-    """Back to the version before the last move; a second call undoes it."""
+    """Move an alias back to the version before its last move, and end its canary. A second call undoes the first."""
     asked = await decode_optional(request, ROLLBACK_DECODER, RollbackRequest())
     document = await context.control.aliases.rollback(
         principal_of(request), request_id_of(request.scope), name, asked.alias, expected_rev=expected_rev(request)
@@ -93,7 +94,7 @@ async def roll_back(request: Request, context: NamedDependency[AppContext], name
     tags=["adapters"],
 )
 async def pin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> PinItem:
-    """Load its live version now and keep it in memory, for a while or until it is taken off."""
+    """Load the live version now and keep it in memory, for `ttl_s` seconds or until the pin is removed."""
     asked = await decode_body(request, PIN_DECODER)
     if asked.ttl_s is not None:
         check_range("ttl_s", asked.ttl_s, 1, MAX_PIN_S)
@@ -117,7 +118,7 @@ async def pin_adapter(request: Request, context: NamedDependency[AppContext], na
     tags=["adapters"],
 )
 async def unpin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> None:
-    """It may be evicted again."""
+    """Remove the pin: the adapter may be evicted again."""
     await context.control.adapters.unpin(
         principal_of(request), request_id_of(request.scope), name, expected_rev=expected_rev(request)
     )

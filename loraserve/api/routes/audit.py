@@ -40,10 +40,11 @@ async def list_audit(
     cursor: FromQuery[str | None] = None,
     wanted_format: Annotated[AuditFormat, QueryParameter(name="format")] = AuditFormat.JSON,
 ) -> Response[AuditList]:
-    """Changes, logins and refusals of the tenant, newest first; with a key for all tenants (`*`), of all.
+    """The tenant's changes, logins and refusals, newest first; with a key for all tenants (`*`), those of all tenants.
 
-    `action` is exact, or begins so where it ends in a dot ("alias."). Documents before and after a change are left out
-    once their revision was pruned, and in CSV. `format`: ndjson or csv to save the newest 10,000.
+    `action`: exact, or a prefix if it ends in a dot ("alias."). `actor` and `kind`: exact. `limit`: items per page, 1
+    to 500. `format`: ndjson or csv exports the newest 10,000 entries. The documents before and after a change are
+    missing once their revisions are pruned, and from CSV.
     """
     principal = principal_of(request)
     query = AuditQuery(actor=actor, action=action, kind=kind, limit=limit, cursor=cursor)

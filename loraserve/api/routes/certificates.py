@@ -30,8 +30,11 @@ STATES = {
 async def get_certificate(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> CertificateView:
-    """How far the served model's answers with this version are from PEFT's own: measured once it is ready, or asked for
-    where the server was stopped before, or has another base model since."""
+    """How far the served model's answers with this version differ from PEFT's.
+
+    Measured in the background once the version is ready. If that was interrupted, or the base model has changed since,
+    this call starts it.
+    """
     _, record = await context.control.versions.read(principal_of(request), name, version)
     certifier = context.control.certifier
     if certifier is None:
@@ -39,7 +42,7 @@ async def get_certificate(
     certificate = await asyncio.to_thread(certifier.of, record.digest)
     if certificate is None:
         certifier.queue(record.digest)
-        return _without(CertificateState.PENDING, "it is measured in the background")
+        return _without(CertificateState.PENDING, "it is being measured in the background")
     return _view(certificate)
 
 

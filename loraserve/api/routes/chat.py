@@ -46,6 +46,7 @@ RESPONSES = answered_with(ChatCompletionResponse)
 async def create_chat_completion(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[ChatCompletionResponse] | EventStream:
+    """Answer a conversation, as OpenAI's chat completions."""
     return await _chat(request, context, None)
 
 
@@ -60,6 +61,8 @@ async def create_chat_completion(
 async def create_adapter_chat_completion(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[ChatCompletionResponse] | EventStream:
+    """As POST /v1/chat/completions, for the adapter in the path. `model` may be left out; if sent, it must name the
+    same adapter."""
     return await _chat(request, context, adapter)
 
 
@@ -107,7 +110,7 @@ async def _chat(
 
 def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse, max_tokens: int | None) -> CheckedSampling:
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        raise unsupported("best_of", f"is {asked.best_of}; only the same as 'n' is supported.")
+        raise unsupported("best_of", f"is {asked.best_of}; only a value equal to 'n' is supported.")
     if not asked.include_reasoning and context.runtime.settings.reasoning_parser is None:
         raise unsupported("include_reasoning", "is false, which needs a server started with --reasoning-parser.")
     checked = context.sampling.check(
@@ -122,7 +125,7 @@ def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse, max_
 
 class AnswerLimit(NamedTuple):
     param: str
-    """The field that it was given by."""
+    """The field that it was sent in."""
     max_tokens: int | None
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/classify, which vLLM calls /classify."""
+"""POST /v1/classify; in vLLM, /classify."""
 
 import time
 from array import array
@@ -40,7 +40,7 @@ RESPONSES = answered_with(ClassifyResponse, may_stream=False)
     tags=["inference"],
 )
 async def classify(request: Request, context: NamedDependency[AppContext]) -> Response[ClassifyResponse]:
-    """For each input what a classifier, an adapter with a head of its own, tells it is."""
+    """Classify each input with a classifier, an adapter that has a head of its own."""
     return await _classify(request, context, None)
 
 
@@ -55,6 +55,8 @@ async def classify(request: Request, context: NamedDependency[AppContext]) -> Re
 async def classify_with_adapter(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[ClassifyResponse]:
+    """As POST /v1/classify, for the adapter in the path. `model` may be left out; if sent, it must name the same
+    adapter."""
     return await _classify(request, context, adapter)
 
 
@@ -87,6 +89,6 @@ async def _classify(request: Request, context: AppContext, path_adapter: str | N
 def _classification(prompt: PromptRun, classifier: ClassifierRecord) -> Classification:
     numbers = array("f", prompt.vector)
     label = numbers.index(max(numbers))
-    # Written down already: as Python's numbers, all of a request's at once would take 32 bytes each.
+    # Already encoded: as Python numbers, the values of a whole request would take 32 bytes each.
     probs = cast(list[float], msgspec.Raw(msgspec.json.encode(numbers.tolist())))
     return Classification(prompt.index, classifier.name_of(label), probs, len(numbers))

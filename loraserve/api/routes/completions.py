@@ -53,6 +53,7 @@ RESPONSES = answered_with(CompletionResponse)
 async def create_completion(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[CompletionResponse] | EventStream:
+    """Continue one or more prompts, as OpenAI's completions."""
     return await _complete(request, context, None)
 
 
@@ -67,6 +68,8 @@ async def create_completion(
 async def create_adapter_completion(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[CompletionResponse] | EventStream:
+    """As POST /v1/completions, for the adapter in the path. `model` may be left out; if sent, it must name the same
+    adapter."""
     return await _complete(request, context, adapter)
 
 
@@ -111,7 +114,7 @@ def _demand(asked: CompletionRequest, prompts: Sequence[str | list[int]], checke
 
 def _check(context: AppContext, asked: CompletionRequest) -> CheckedSampling:
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        raise unsupported("best_of", f"is {asked.best_of}; only the same as 'n' is supported.")
+        raise unsupported("best_of", f"is {asked.best_of}; only a value equal to 'n' is supported.")
     if asked.logprobs is not None:
         context.sampling.check_top_logprobs("logprobs", asked.logprobs)
     max_tokens = asked.max_tokens
@@ -138,7 +141,7 @@ async def _prompts(
     for sequence in sequences:
         token_ids = truncate(sequence, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
         check_not_empty("prompt", token_ids)
-        # For max_tokens=0 the engine generates one token, which is dropped.
+        # With max_tokens=0 the engine still generates one token, which is dropped.
         check_context(len(token_ids), checked.max_tokens, model.max_model_len, "prompt", "max_tokens")
         room = model.max_model_len - len(token_ids)
         max_tokens = min(DEFAULT_MAX_TOKENS, room) if checked.max_tokens is None else max(1, checked.max_tokens)
@@ -147,7 +150,7 @@ async def _prompts(
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         param = "logprobs" if asked.prompt_logprobs is None else "prompt_logprobs"
         are_echoed = bool(asked.echo) and asked.logprobs is not None
-        # Every choice has them, in its own `prompt_logprobs` and where its text begins with the prompt.
+        # Every choice returns them: in its `prompt_logprobs`, and again if its text begins with the prompt.
         num_answered = checked.params.n * (are_echoed + (asked.prompt_logprobs is not None))
         top, limits = checked.params.prompt_logprobs, context.runtime.settings.limits
         check_prompt_logprobs(param, num_tokens, num_answered, top, limits)
@@ -160,7 +163,7 @@ async def _echoes(
     tokenizer = context.runtime.tokenizer
     sequences = [prompt.token_ids for prompt in prompts]
     if isinstance(given[0], str) and asked.truncate_prompt_tokens is None:
-        # They may spell out special tokens.
+        # The texts may spell out special tokens.
         texts, skip_special_tokens = cast(Sequence[str], given), False
     else:
         skip_special_tokens = asked.skip_special_tokens
@@ -179,7 +182,7 @@ def _text_offsets(tokenizer: TextTokenizer, token_ids: list[int], text: str, ski
     """Where each token begins in `text`."""
     detokenizer = tokenizer.detokenizer([], skip_special_tokens=skip_special_tokens)
     pieces = [detokenizer.step(token_id) for token_id in token_ids]
-    # What the tokenizer puts before a text, such as a BOS token or a space, is not in the text itself.
+    # The tokenizer may add something before a text, such as a BOS token or a space, that the text itself does not have.
     whole = "".join(pieces)
     start = whole.find(text)
     num_added = start if start >= 0 else max(0, len(whole) - len(text))

@@ -16,13 +16,13 @@ UNSET_VALUES = ("", "auto")
 
 @get("/v1/config", opt=needs(Action.ADMINISTER_ALL), responses=ERROR_RESPONSES, tags=["config"])
 async def get_config(context: NamedDependency[AppContext]) -> ConfigView:
-    """Every setting in force and where its value came from; "derived" = chosen by the server when it started."""
+    """Every setting in effect and its source; "derived" = chosen by the server at start."""
     derived = derived_values(context.runtime.engine.model)
     return ConfigView([_item(value, derived) for value in context.runtime.settings.config])
 
 
 def derived_values(model: ModelDescription) -> dict[str, str]:
-    """What was chosen for settings that left it open."""
+    """The values that the server chose for settings that left the choice to it."""
     return {
         "model": model.name,
         "dtype": model.dtype,

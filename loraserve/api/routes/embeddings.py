@@ -38,7 +38,7 @@ RESPONSES = answered_with(EmbeddingResponse, may_stream=False)
     tags=["inference"],
 )
 async def create_embeddings(request: Request, context: NamedDependency[AppContext]) -> Response[EmbeddingResponse]:
-    """One vector for each input: the last hidden states of the base model or of an adapter, pooled."""
+    """One vector per input: the last hidden states of the base model or of an adapter, pooled."""
     return await _embed(request, context, None)
 
 
@@ -53,6 +53,8 @@ async def create_embeddings(request: Request, context: NamedDependency[AppContex
 async def create_adapter_embeddings(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[EmbeddingResponse]:
+    """As POST /v1/embeddings, for the adapter in the path. `model` may be left out; if sent, it must name the same
+    adapter."""
     return await _embed(request, context, adapter)
 
 
@@ -87,7 +89,8 @@ def _pooling(asked: EmbeddingRequest, model: ModelDescription) -> PoolingParams:
     pooling = model.default_pooling if asked.pooling is None else Pooling(asked.pooling)
     if pooling is None:
         message = (
-            "The model's modules.json or 1_Pooling/config.json asks for what this server does not have. Send 'pooling'."
+            "The model's modules.json or 1_Pooling/config.json requires something that this server does not support. "
+            "Send 'pooling'."
         )
         raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="pooling")
     return PoolingParams(pooling, asked.dimensions, normalize=asked.normalize is not False)
@@ -105,5 +108,5 @@ def _as_base64(vector: bytes) -> str:
 
 
 def _as_numbers(vector: bytes) -> list[float]:
-    """Written down already: as Python's numbers, all of a request's at once would take 32 bytes each."""
+    """Already encoded: as Python numbers, the values of a whole request would take 32 bytes each."""
     return cast(list[float], msgspec.Raw(msgspec.json.encode(array("f", vector).tolist())))

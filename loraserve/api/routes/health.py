@@ -1,4 +1,4 @@
-"""Is it alive, is it ready, what is it."""
+"""Liveness, readiness and the version."""
 
 import msgspec
 from litestar import HttpMethod, MediaType, Response, route
@@ -13,8 +13,8 @@ from loraserve.control.requests.snapshot_records import EngineState
 from loraserve.control.requests.snapshots import engine_state
 
 METHODS = [HttpMethod.GET, HttpMethod.HEAD]
-"""Load balancers probe with either."""
-NOT_SERVING = {503: ResponseSpec(None, description="No request would be served.", generate_examples=False)}
+"""Load balancers use either to probe."""
+NOT_SERVING = {503: ResponseSpec(None, description="Requests would not be served.", generate_examples=False)}
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ async def health(context: NamedDependency[AppContext]) -> Response[bytes]:
 
 @route("/ping", http_method=METHODS, opt=PUBLIC, responses=NOT_SERVING, media_type=MediaType.TEXT, tags=["health"])
 async def ping(context: NamedDependency[AppContext]) -> Response[bytes]:
-    """The same, by the name that SageMaker calls."""
+    """The same as /health, under the name that SageMaker calls."""
     return _answer(context.runtime.engine.error is None)
 
 
@@ -43,15 +43,16 @@ async def health_live() -> Response[bytes]:
     "/health/ready", http_method=METHODS, opt=PUBLIC, responses=NOT_SERVING, media_type=MediaType.TEXT, tags=["health"]
 )
 async def health_ready(context: NamedDependency[AppContext]) -> Response[bytes]:
-    """200 if requests sent now will be served: the engine proves it by progress, not by existing.
+    """200 if requests sent now will be served. The engine has to make progress; that its process exists is not enough.
 
-    503 also once Redis is gone for longer than --redis-grace-s, as every request then is.
+    Also 503 once Redis has been unreachable for longer than --redis-grace-s, because every request then gets a 503.
     """
     return _answer(is_ready(context))
 
 
 @route("/version", http_method=METHODS, opt=PUBLIC, tags=["health"])
 async def get_version() -> Version:
+    """The version of the server."""
     return Version(server_version())
 
 

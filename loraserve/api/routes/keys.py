@@ -45,7 +45,11 @@ async def list_keys(
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> KeyList:
-    """Newest first. `tenant`: only its keys, not those for all tenants (`*`); left out = all that you may see."""
+    """API keys, newest first, including revoked ones.
+
+    `tenant`: only that tenant's keys, without those for all tenants (`*`); left out, all that you may see. `limit`:
+    items per page, 1 to 500.
+    """
     page = context.control.keys.list(principal_of(request), tenant=tenant, limit=limit, cursor=cursor)
     return KeyList([key_item(document) for document in page.items], page.next_cursor)
 
@@ -57,6 +61,7 @@ async def list_keys(
     tags=["keys"],
 )
 async def get_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> Response[KeyItem]:
+    """One API key, without its secret."""
     document = await context.control.keys.read(principal_of(request), key_id)
     return shown(request, document.rev, key_item(document))
 
@@ -69,7 +74,11 @@ async def get_key(request: Request, context: NamedDependency[AppContext], key_id
     tags=["keys"],
 )
 async def create_key(request: Request, context: NamedDependency[AppContext]) -> Response[CreatedKey]:
-    """The secret is in this answer and nowhere else. With an Idempotency-Key, a repetition makes no second key."""
+    """Create an API key. Only this answer contains the secret. With an Idempotency-Key, a repeated request creates no
+    second key.
+
+    At most 1,000 keys per tenant, not counting revoked and expired ones.
+    """
     asked = await decode_body(request, CREATE_DECODER)
     if asked.expires_in_s is not None:
         check_range("expires_in_s", asked.expires_in_s, 1, MAX_LIFE_S)
@@ -99,7 +108,7 @@ async def create_key(request: Request, context: NamedDependency[AppContext]) -> 
     tags=["keys"],
 )
 async def patch_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> Response[KeyItem]:
-    """Holds from the next request on."""
+    """Change a key, from the next request on."""
     asked = await decode_body(request, PATCH_DECODER)
     document = await context.control.keys.patch(
         principal_of(request),
@@ -125,7 +134,7 @@ async def patch_key(request: Request, context: NamedDependency[AppContext], key_
     tags=["keys"],
 )
 async def revoke_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> None:
-    """For good. What runs with it ends with an error within 5 s."""
+    """Revoke a key for good. Running requests that use it end with an error within 5 seconds."""
     await context.control.keys.revoke(
         principal_of(request), request_id_of(request.scope), key_id, expected_rev=expected_rev(request)
     )
@@ -141,7 +150,7 @@ async def revoke_key(request: Request, context: NamedDependency[AppContext], key
 async def rotate_key(
     request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]
 ) -> Response[CreatedKey]:
-    """A new secret for the same key; the old one works for another `grace_s`."""
+    """Give a key a new secret; the old one keeps working for `grace_s` seconds."""
     asked = await decode_optional(request, ROTATE_DECODER, RotateKeyRequest())
     check_range("grace_s", asked.grace_s, 0, MAX_GRACE_S)
     issued = await context.control.keys.rotate(
@@ -155,5 +164,5 @@ async def rotate_key(
 
 
 def without_secret(created: CreatedKey) -> CreatedKey:
-    """What is kept for a repetition."""
+    """The part of an answer that is stored for repetitions."""
     return msgspec.structs.replace(created, secret=None)

@@ -1,4 +1,4 @@
-"""/v1/live and /v1/engines: what is, right now."""
+"""/v1/live and /v1/engines: the present state."""
 
 import hashlib
 import time
@@ -20,9 +20,9 @@ from loraserve.control.tenancy.principal import Action
 
 @get("/v1/live", opt={**needs(Action.READ), **heeds(IF_NONE_MATCH)}, responses=ERROR_RESPONSES, tags=["live"])
 async def get_live(request: Request, context: NamedDependency[AppContext]) -> Response[LiveView]:
-    """Engines, their memory and queues, at most a second and a half old. To be polled: 304 while nothing changes.
+    """Engines, their memory and their queues, at most 1.5 seconds old. Meant to be polled: 304 while nothing changes.
 
-    A tenant sees its own names; what belongs to others is summed up without them.
+    A tenant sees the names of its own adapters; everything that belongs to others is summed up without names.
     """
     views = context.control.observer.live_views
     engines = [engine_item(view) for view in await views.engines(principal_of(request))]
@@ -35,7 +35,7 @@ async def get_live(request: Request, context: NamedDependency[AppContext]) -> Re
 
 @get("/v1/engines", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["live"])
 async def list_engines(request: Request, context: NamedDependency[AppContext]) -> EngineList:
-    """By id."""
+    """All engines, ordered by id."""
     views = await context.control.observer.live_views.engines(principal_of(request))
     return EngineList([engine_item(view) for view in views])
 
@@ -89,7 +89,7 @@ def engine_item(view: EngineView) -> EngineItem:
 
 
 def _etag(live: LiveView) -> str:
-    """Of everything but when it was said."""
+    """Covers everything except the times of the report."""
     engines = [msgspec.structs.replace(engine, at=0.0) for engine in live.engines]
     content = msgspec.json.encode(msgspec.structs.replace(live, at=0.0, engines=engines))
     return f'W/"{hashlib.sha256(content).hexdigest()[:24]}"'

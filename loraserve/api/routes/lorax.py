@@ -35,7 +35,7 @@ DECODER = msgspec.json.Decoder(LoraxRequest, strict=True)
 OPERATION = json_body(LoraxRequest)
 ERRORS = lorax_error_responses()
 IN_HEADERS = string.punctuation.replace("%", "") + " "
-"""What a header may have besides letters and digits; the rest is percent-encoded."""
+"""Characters besides letters and digits that a header may contain; others are percent-encoded."""
 
 
 @post(
@@ -50,7 +50,7 @@ IN_HEADERS = string.punctuation.replace("%", "") + " "
 async def generate_as_asked(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[list[LoraxResponse]] | EventStream:
-    """A list of one answer, or a stream with `"stream": true`; what lorax-client calls."""
+    """A list with one answer, or a stream if `stream` is true. Called by lorax-client."""
     asked = await decode_body(request, DECODER)
     return await _generate(request, context, asked, stream=asked.stream, as_list=True)
 
@@ -65,6 +65,7 @@ async def generate_as_asked(
     tags=["lorax"],
 )
 async def generate(request: Request, context: NamedDependency[AppContext]) -> Response[LoraxResponse] | EventStream:
+    """Continue a prompt."""
     asked = await decode_body(request, DECODER)
     return await _generate(request, context, asked, stream=False, as_list=False)
 
@@ -81,14 +82,14 @@ async def generate(request: Request, context: NamedDependency[AppContext]) -> Re
 async def generate_stream(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[LoraxResponse] | EventStream:
-    """One event per token."""
+    """Continue a prompt and stream the answer, one event per token."""
     asked = await decode_body(request, DECODER)
     return await _generate(request, context, asked, stream=True, as_list=False)
 
 
 @get("/info", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["lorax"])
 async def get_info(context: NamedDependency[AppContext]) -> LoraxInfo:
-    """What clients of TGI and LoRAX ask first."""
+    """Server information that clients of TGI and LoRAX read first."""
     model, settings = context.runtime.engine.model, context.runtime.settings
     return LoraxInfo(
         model_id=settings.served_model_names[0],

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, Anthropic's API. It is stateless."""
+"""POST /v1/messages and /v1/messages/count_tokens, Anthropic's API. Stateless."""
 
 from functools import partial
 from typing import TypeVar
@@ -50,7 +50,7 @@ RESPONSES = answered_with(Message, ERRORS)
     tags=["inference"],
 )
 async def create_message(request: Request, context: NamedDependency[AppContext]) -> Response[Message] | EventStream:
-    """Anthropic's API: a conversation goes on with the messages so far."""
+    """Answer a conversation, as Anthropic's Messages API. Stateless: to continue, send all messages so far."""
     return _identified(request, await _answer(request, context, None))
 
 
@@ -66,6 +66,8 @@ async def create_message(request: Request, context: NamedDependency[AppContext])
 async def create_adapter_message(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[Message] | EventStream:
+    """As POST /v1/messages, for the adapter in the path. `model` may be left out; if sent, it must name the same
+    adapter."""
     return _identified(request, await _answer(request, context, adapter))
 
 
@@ -79,7 +81,7 @@ async def create_adapter_message(
     tags=["text"],
 )
 async def count_tokens(request: Request, context: NamedDependency[AppContext]) -> Response[TokenCount]:
-    """How many tokens the prompt of such a message has."""
+    """Count the tokens in the prompt of a message."""
     return _identified(request, Response(await _count(request, context, None)))
 
 
@@ -95,6 +97,8 @@ async def count_tokens(request: Request, context: NamedDependency[AppContext]) -
 async def count_adapter_tokens(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[TokenCount]:
+    """As POST /v1/messages/count_tokens, for the adapter in the path. `model` may be left out; if sent, it must name
+    the same adapter."""
     return _identified(request, Response(await _count(request, context, adapter)))
 
 
@@ -133,6 +137,6 @@ async def _count(request: Request, context: AppContext, path_adapter: str | None
 
 
 def _identified(request: Request, response: R) -> R:
-    """With the header that Anthropic's clients read; every response has it as x-request-id too."""
+    """Adds the header that Anthropic's clients read; its value is that of x-request-id, which every response has."""
     response.headers[REQUEST_ID] = request_id_of(request.scope)
     return response

@@ -13,5 +13,5 @@ CONTENT_TYPE = "text/plain; version=0.0.4"
 
 @get("/metrics", opt=SCRAPING, responses=ERROR_RESPONSES, tags=["health"], media_type="text/plain")
 async def metrics(context: NamedDependency[AppContext]) -> Response[bytes]:
-    """Prometheus text format."""
+    """Metrics of the server and its adapters in the Prometheus text format."""
     return Response(context.runtime.metrics.render(), media_type=CONTENT_TYPE)

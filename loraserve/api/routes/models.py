@@ -45,7 +45,7 @@ async def list_models(request: Request, context: NamedDependency[AppContext]) ->
 
 @get("/v1/models/{model_id:path}", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["models"])
 async def get_model(request: Request, context: NamedDependency[AppContext], model_id: FromPath[str]) -> ModelCard:
-    """Names of the base model may contain slashes; an adapter's may say a version or an alias."""
+    """One model. Names of the base model may contain slashes; an adapter's name may include a version or an alias."""
     name = _asked_name(request, context)
     target = await context.control.resolver.resolve(principal_of(request), name)
     if target.adapter is None:
@@ -68,7 +68,7 @@ async def list_adapter_models(
 async def get_adapter_model(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str], model_id: FromPath[str]
 ) -> ModelCard:
-    """Only the adapter itself is found here."""
+    """The adapter that this base URL serves; any other model gives 404."""
     name = _asked_name(request, context)
     resolved = await _in_path(request, context, adapter)
     target = await context.control.resolver.resolve(principal_of(request), name)
@@ -78,7 +78,7 @@ async def get_adapter_model(
 
 
 def _asked_name(request: Request, context: AppContext) -> str:
-    """From the path as it was sent: names that are paths may begin or end with a slash, which routing drops."""
+    """From the path as sent: names that are paths may begin or end with a slash, which routing drops."""
     name = unquote(request.scope["raw_path"]).partition("/v1/models/")[2]
     base_names = context.runtime.settings.served_model_names
     is_of_base = name in base_names or name.startswith(tuple(f"{base_name}:" for base_name in base_names))
@@ -120,7 +120,7 @@ def _adapter_card(context: AppContext, name: str, adapter: ResolvedAdapter) -> M
 
 
 def _invocation(context: AppContext, token_ids: Sequence[int]) -> InvocationItem | UnsetType:
-    """Of a version that fits."""
+    """For a version that fits the served base model."""
     return InvocationItem([*token_ids], context.runtime.tokenizer.decode_few(token_ids)) if token_ids else UNSET
 
 

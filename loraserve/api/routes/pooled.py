@@ -1,4 +1,4 @@
-"""Requests that are answered by a vector for each input: embeddings, and the numbers of classifiers."""
+"""Requests that are answered with one vector per input: embeddings, and the outputs of classifiers."""
 
 import math
 from array import array
@@ -27,20 +27,20 @@ from loraserve.serving.settings import Limits
 from loraserve.serving.text.choice import TextOptions
 
 MAX_AT_ONCE = 64
-"""Inputs of one request in the engine: more would not be computed sooner, and others would be told of a full queue."""
+"""Inputs of one request in the engine at once. More would not finish sooner, and would fill the queue for others."""
 
 A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
 class VectorKind:
-    """What an adapter makes of an input."""
+    """The vector that a model or adapter computes for an input."""
 
     pooling: PoolingParams
     num_values: int
-    """Of one vector."""
+    """Length of one vector."""
     remedy: str
-    """Where all vectors of a request have too many values."""
+    """Advice for a request whose vectors have too many values in total."""
 
 
 async def answer_with_vectors(
@@ -53,8 +53,8 @@ async def answer_with_vectors(
     kind_of: Callable[[ResolvedAdapter | None], VectorKind],
     write: Callable[[str, InferenceCall, Generation], A],
 ) -> Response[A]:
-    """read_inputs: raises `ServingError`. kind_of: likewise, where the adapter has none. write: makes the body, from
-    the model's name as it was asked for and what was generated."""
+    """read_inputs, kind_of: raise `ServingError`; kind_of does if the adapter computes no such vector. write: makes the
+    body from the model's name as requested, the call and the generation."""
     runtime = context.runtime
     runtime.lifecycle.check_open()
     principal, model = principal_of(request), runtime.engine.model
@@ -85,13 +85,14 @@ async def answer_with_vectors(
 
 
 def score_kind(adapter: ResolvedAdapter | None) -> VectorKind:
-    """One number, of a reranker, as its head gives it. Raises `ServingError` where the adapter is none."""
+    """One number, as the reranker's head computes it. Raises `ServingError` if the adapter is not a reranker."""
     reranker_of(adapter)
     return VectorKind(to_classify(LabelActivation.NONE), 1, "")
 
 
 def score_of(asked: PairFields, adapter: ResolvedAdapter | None, vector: bytes) -> float:
-    """Of what a reranker answered with. In float64, where the largest are still told apart."""
+    """A reranker's score, from the vector it answered with. Computed in float64, in which very large numbers still
+    differ."""
     number = array("f", vector)[0]
     activation = LabelActivation.NONE if asked.use_activation is False else activation_of(reranker_of(adapter))
     if activation is LabelActivation.NONE:
@@ -103,5 +104,5 @@ def score_of(asked: PairFields, adapter: ResolvedAdapter | None, vector: bytes) 
 def _check_num_values(inputs: PooledInputs, kind: VectorKind, limits: Limits) -> None:
     num_values = inputs.num_inputs * kind.num_values
     if num_values > limits.max_pooled_values:
-        message = f"would be answered by {num_values} numbers; the limit is {limits.max_pooled_values}. {kind.remedy}"
+        message = f"would be answered with {num_values} numbers; the limit is {limits.max_pooled_values}. {kind.remedy}"
         raise invalid_value(inputs.param, message)

@@ -1,4 +1,4 @@
-"""/v1/requests: listed, shown, ended."""
+"""/v1/requests: list, read and end inference requests."""
 
 from typing import Annotated
 
@@ -29,9 +29,10 @@ async def list_requests(
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> RequestList:
-    """What runs, newest first, then what ended, about the last 5,000 of a tenant. An empty `adapter`: the base model.
+    """Running requests, newest first, then about the last 5,000 ended ones of each tenant, latest end first.
 
-    `tenant` needs a key for all tenants (`*`): another one, or `*` for all of them.
+    `adapter`: only requests to this adapter; empty: to the base model. `tenant`: another tenant, or `*` for all
+    tenants; needs a key for all tenants (`*`). `limit`: items per page, 1 to 500.
     """
     query = RequestQuery(adapter=adapter, state=wanted_state, key_id=key_id, tenant=tenant, limit=limit, cursor=cursor)
     page = await context.control.observer.requests.list(principal_of(request), query)
@@ -40,12 +41,14 @@ async def list_requests(
 
 @get("/v1/requests/{request_id:str}", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["requests"])
 async def get_request(request: Request, context: NamedDependency[AppContext], request_id: FromPath[str]) -> RequestItem:
+    """One request; 404 if it ended too long ago."""
     return request_item(await context.control.observer.requests.get(principal_of(request), request_id))
 
 
 @delete("/v1/requests/{request_id:str}", opt=needs(Action.OPERATE), responses=ERROR_RESPONSES, tags=["requests"])
 async def abort_request(request: Request, context: NamedDependency[AppContext], request_id: FromPath[str]) -> None:
-    """End it, within two seconds wherever it runs. What it delivered is billed. Nothing happens to one that is over."""
+    """End a request within two seconds, on whichever server it runs. Output delivered so far is billed. Does nothing if
+    it has ended."""
     await context.control.observer.requests.abort(principal_of(request), request_id)
 
 

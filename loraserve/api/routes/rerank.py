@@ -1,4 +1,4 @@
-"""POST /v1/rerank, which Cohere and Jina have so, and vLLM /rerank."""
+"""POST /v1/rerank, as in Cohere's and Jina's APIs; in vLLM, /rerank."""
 
 from array import array
 from functools import partial
@@ -37,7 +37,7 @@ RESPONSES = answered_with(RerankResponse, may_stream=False)
     tags=["inference"],
 )
 async def rerank(request: Request, context: NamedDependency[AppContext]) -> Response[RerankResponse]:
-    """Documents by what they are worth to a query, as a reranker judges it: a classifier with one label."""
+    """Order documents by their relevance to a query, judged by a reranker: a classifier with one label."""
     return await _rerank(request, context, None)
 
 
@@ -52,6 +52,8 @@ async def rerank(request: Request, context: NamedDependency[AppContext]) -> Resp
 async def rerank_with_adapter(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[RerankResponse]:
+    """As POST /v1/rerank, for the adapter in the path. `model` may be left out; if sent, it must name the same
+    adapter."""
     return await _rerank(request, context, adapter)
 
 
@@ -62,7 +64,7 @@ async def _rerank(request: Request, context: AppContext, path_adapter: str | Non
         raise invalid_value("top_n", f"is {asked.top_n}; it must not be negative.")
 
     def response(name: str, call: InferenceCall, generation: Generation) -> RerankResponse:
-        # By what the head says, as probabilities near 1 may be the same.
+        # By the head's numbers, because probabilities near 1 may be equal.
         ranked = sorted(generation.prompts, key=lambda prompt: -array("f", prompt.vector)[0])[: asked.top_n or None]
         results = [
             RerankResult(

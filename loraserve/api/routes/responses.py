@@ -1,4 +1,4 @@
-"""POST /v1/responses. It is stateless: nothing is kept of what was asked or answered."""
+"""POST /v1/responses. Stateless: neither requests nor answers are stored."""
 
 from functools import partial
 
@@ -46,7 +46,7 @@ RESPONSES = answered_with(ResponseObject)
 async def create_response(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[ResponseObject] | EventStream:
-    """Stateless: a conversation goes on with the items so far in `input`."""
+    """Answer a conversation, as OpenAI's Responses API. Stateless: to continue, send all items so far in `input`."""
     return await _respond(request, context, None)
 
 
@@ -61,6 +61,8 @@ async def create_response(
 async def create_adapter_response(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[ResponseObject] | EventStream:
+    """As POST /v1/responses, for the adapter in the path. `model` may be left out; if sent, it must name the same
+    adapter."""
     return await _respond(request, context, adapter)
 
 
@@ -71,8 +73,8 @@ async def create_adapter_response(
     include_in_schema=False,
 )
 async def find_response() -> None:
-    """Whatever clients do with a response that is kept."""
-    message = "No response is kept: an answer is all there is of it. Send its output items with the next 'input'."
+    """404 for every operation on a stored response."""
+    message = "Responses are not stored. Send their output items with the next 'input'."
     raise ServingError(ErrorCode.NOT_FOUND, message)
 
 

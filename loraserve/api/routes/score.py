@@ -1,4 +1,4 @@
-"""POST /v1/score, which vLLM calls /score."""
+"""POST /v1/score; in vLLM, /score."""
 
 import time
 from functools import partial
@@ -36,7 +36,7 @@ RESPONSES = answered_with(ScoreResponse, may_stream=False)
     tags=["inference"],
 )
 async def score(request: Request, context: NamedDependency[AppContext]) -> Response[ScoreResponse]:
-    """What each document is worth to its query, as a reranker judges it: a classifier with one label."""
+    """The relevance of each document to its query, judged by a reranker: a classifier with one label."""
     return await _score(request, context, None)
 
 
@@ -51,6 +51,8 @@ async def score(request: Request, context: NamedDependency[AppContext]) -> Respo
 async def score_with_adapter(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[ScoreResponse]:
+    """As POST /v1/score, for the adapter in the path. `model` may be left out; if sent, it must name the same
+    adapter."""
     return await _score(request, context, adapter)
 
 
@@ -77,11 +79,11 @@ async def _score(request: Request, context: AppContext, path_adapter: str | None
 
 
 def _given(asked: ScoreRequest, *names: str) -> dict[str, list[str]]:
-    """By the one of the names that it has. Raises `ServingError`."""
+    """The field that is set, by its name. Raises `ServingError` unless exactly one is."""
     given = {name: value for name in names if (value := getattr(asked, name)) is not None}
     if not given:
         raise ServingError(ErrorCode.MISSING_PARAMETER, f"Missing required parameter: '{names[0]}'.", param=names[0])
     if len(given) > 1:
-        message = f"'{names[0]}' and '{names[1]}' are the same: send one of them."
+        message = f"'{names[0]}' and '{names[1]}' mean the same: send only one of them."
         raise ServingError(ErrorCode.INVALID_VALUE, message, param=names[1])
     return {name: [value] if isinstance(value, str) else value for name, value in given.items()}

@@ -1,4 +1,4 @@
-"""GET /v1/series: charts."""
+"""GET /v1/series: data for charts."""
 
 from collections.abc import Callable
 
@@ -23,10 +23,10 @@ Column = list[float | None]
 async def get_series(
     request: Request, context: NamedDependency[AppContext], window: FromQuery[Window] = Window.QUARTER
 ) -> SeriesView:
-    """The last minutes to a day in equal steps, all engines together.
+    """The last 15 minutes, hour or 24 hours in equal steps, for all engines together.
 
-    With a key for one tenant: that tenant's requests, counted when they end; what it shares with others (running and
-    waiting sequences, memory and what is loaded into it, time between tokens) is null.
+    With a key for one tenant: only that tenant's requests, counted when they end. What tenants share (running and
+    waiting sequences, memory and loads into it, time between tokens) is then null.
     """
     chart = await context.control.observer.series.chart(principal_of(request), window)
     return SeriesView(
@@ -55,7 +55,7 @@ def _rate(chart: Chart, count: Callable[[SeriesSample], int]) -> Column:
 
 
 def _shared(chart: Chart, value: Callable[[SeriesSample], float | None]) -> Column:
-    """Of what tenants share."""
+    """For a value that tenants share."""
     return _column(chart, value) if chart.of_engines else [None] * len(chart.at)
 
 

@@ -1,4 +1,4 @@
-"""/v1/session: logging in to and out of the console."""
+"""/v1/session: log in to and out of the console."""
 
 import msgspec
 from litestar import Request, Response, delete, get, post
@@ -34,8 +34,9 @@ FAILED_LOGIN = frozenset({ErrorCode.INVALID_API_KEY, ErrorCode.FORBIDDEN, ErrorC
     tags=["session"],
 )
 async def create_session(request: Request, context: NamedDependency[AppContext]) -> Response[SessionItem]:
-    """Log in with a key, or with the token of a one-time link. The session is an HttpOnly cookie."""
-    # Another page must not log a person in as somebody else.
+    """Log in with a key or with the token of a one-time link. The answer sets an HttpOnly cookie; the session lasts 12
+    hours."""
+    # Another site's page must not log a user in under a different identity.
     check_same_page(request)
     asked = await decode_body(request, LOGIN_DECODER)
     if (asked.key is None) == (asked.token is None):
@@ -48,7 +49,7 @@ async def create_session(request: Request, context: NamedDependency[AppContext])
 
 @get("/v1/session", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["session"])
 async def get_session(request: Request, context: NamedDependency[AppContext]) -> SessionItem:
-    """Who the server takes you for; on an open server, everybody is its admin."""
+    """The caller's identity and rights. On a server that requires no key, everyone is an admin."""
     principal, token = principal_of(request), session_token(request)
     came_by_cookie = token is not None and given_key(request) is None and not principal.is_open
     session = await context.control.sessions.find(token) if token is not None and came_by_cookie else None
@@ -72,12 +73,14 @@ async def delete_session(request: Request, context: NamedDependency[AppContext])
     tags=["session"],
 )
 async def create_link(request: Request, context: NamedDependency[AppContext]) -> LinkItem:
-    """A login for somebody who has no key at hand, good for one use within 15 minutes."""
+    """Create a login link for someone without a key at hand, valid once within 15 minutes."""
     asked = await decode_body(request, LINK_DECODER)
     principal = principal_of(request)
     key_id = asked.key_id if asked.key_id is not None else principal.key_id
     if key_id is None:
-        message = "'key_id' is missing: you are not here by a key of your own whose rights the link could give."
+        message = (
+            "'key_id' is missing, and there is no default, because you did not authenticate with a key that has an id."
+        )
         raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="key_id")
     # Raises the same 404 for a key of another tenant as for one that does not exist.
     await context.control.keys.lent(principal, key_id)
@@ -95,7 +98,7 @@ async def _log_in(request: Request, context: AppContext, asked: CreateSessionReq
         return await sessions.log_in_with_token(asked.token, request_id)
     except ServingError as error:
         if error.code in FAILED_LOGIN:
-            attempts.failed(address)  # raises where there were too many
+            attempts.failed(address)  # raises if there were too many
             context.control.observer.refusals.note(
                 actor=UNKNOWN_ACTOR,
                 tenant=ANY_TENANT,

@@ -22,7 +22,9 @@ from loraserve.control.tenancy.principal import Action
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.store.records import Document, TenantDoc
 
-DRAINING = ResponseSpec(TenantItem, description="Some server or engine has not let go yet.", generate_examples=False)
+DRAINING = ResponseSpec(
+    TenantItem, description="Deleted, but still in use by a server or an engine.", generate_examples=False
+)
 CREATE_DECODER = msgspec.json.Decoder(CreateTenantRequest, strict=True)
 PATCH_DECODER = msgspec.json.Decoder(PatchTenantRequest, strict=True)
 
@@ -35,7 +37,10 @@ async def list_tenants(
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> TenantList:
-    """With a key for all tenants (`*`) all of them, else one's own. `deleted`: those that are, and no others."""
+    """All tenants with a key for all tenants (`*`), otherwise your own; by id.
+
+    `deleted`: true lists only deleted tenants; false, only the others. `limit`: items per page, 1 to 500.
+    """
     page = context.control.tenants.list(principal_of(request), deleted=deleted, limit=limit, cursor=cursor)
     return TenantList([_item(context, document) for document in page.items], page.next_cursor)
 
@@ -49,7 +54,7 @@ async def list_tenants(
 async def get_tenant(
     request: Request, context: NamedDependency[AppContext], tenant: FromPath[str]
 ) -> Response[TenantItem]:
-    """Deleted ones too."""
+    """One tenant; also a deleted one."""
     document = await context.control.tenants.read(principal_of(request), tenant)
     return shown(request, document.rev, _item(context, document))
 
@@ -62,6 +67,7 @@ async def get_tenant(
     tags=["tenants"],
 )
 async def create_tenant(request: Request, context: NamedDependency[AppContext]) -> Response[TenantItem]:
+    """Create a tenant. The id of a deleted tenant cannot be used again."""
     asked = await decode_body(request, CREATE_DECODER)
     document = await context.control.tenants.create(
         principal_of(request),
@@ -84,7 +90,8 @@ async def create_tenant(request: Request, context: NamedDependency[AppContext]) 
 async def patch_tenant(
     request: Request, context: NamedDependency[AppContext], tenant: FromPath[str]
 ) -> Response[TenantItem]:
-    """Holds from the next request on; what a suspended tenant runs ends with an error within 5 s."""
+    """Change a tenant, from the next request on. Running requests of a suspended tenant end with an error within 5
+    seconds."""
     asked = await decode_body(request, PATCH_DECODER)
     document = await context.control.tenants.patch(
         principal_of(request),
@@ -106,9 +113,10 @@ async def patch_tenant(
 async def delete_tenant(
     request: Request, context: NamedDependency[AppContext], tenant: FromPath[str]
 ) -> Response[TenantItem]:
-    """Its keys are refused from the next request on, and what runs is aborted. 200 when nothing of it runs any more.
+    """Delete a tenant. Its keys are refused from the next request on, and its running requests are aborted. 200 once
+    nothing of it runs any more.
 
-    It can be restored for 24 hours, with its keys and adapters; after them all of it but its usage is erased.
+    For 24 hours it can be restored with its keys and adapters; after that, everything but its usage is erased.
     """
     deletion = await context.control.tenant_deletion.delete(
         principal_of(request), request_id_of(request.scope), tenant, expected_rev=expected_rev(request)
@@ -127,7 +135,7 @@ async def delete_tenant(
 async def restore_tenant(
     request: Request, context: NamedDependency[AppContext], tenant: FromPath[str]
 ) -> Response[TenantItem]:
-    """Within 24 hours after its deletion, with its keys and adapters as they were."""
+    """Restore a deleted tenant with its keys and adapters as they were, within 24 hours of its deletion."""
     document = await context.control.tenant_deletion.restore(
         principal_of(request), request_id_of(request.scope), tenant, expected_rev=expected_rev(request)
     )
@@ -135,7 +143,7 @@ async def restore_tenant(
 
 
 def _item(context: AppContext, document: Document[TenantDoc], state: TenantState | None = None) -> TenantItem:
-    """state: None = by this server."""
+    """state: None = as this server sees it."""
     tenant, holdings = document.doc, context.control.tenants.holdings(document.id)
     return TenantItem(
         id=document.id,

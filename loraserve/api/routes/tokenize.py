@@ -32,7 +32,7 @@ DETOKENIZE_DECODER = msgspec.json.Decoder(DetokenizeRequest, strict=True)
     tags=["text"],
 )
 async def tokenize(request: Request, context: NamedDependency[AppContext]) -> TokenizeResponse:
-    """The token ids that a completion of `prompt`, or a chat of `messages`, would begin with."""
+    """The token ids with which a completion of `prompt` or a chat with `messages` would begin."""
     asked = await decode_body(request, TOKENIZE_DECODER)
     runtime = context.runtime
     adapter = await _adapter(request, context, asked.model)
@@ -54,7 +54,7 @@ async def tokenize(request: Request, context: NamedDependency[AppContext]) -> To
     tags=["text"],
 )
 async def detokenize(request: Request, context: NamedDependency[AppContext]) -> DetokenizeResponse:
-    """The text of token ids, special tokens included."""
+    """The text of token ids, including special tokens."""
     asked = await decode_body(request, DETOKENIZE_DECODER)
     runtime = context.runtime
     await _adapter(request, context, asked.model)
@@ -63,7 +63,7 @@ async def detokenize(request: Request, context: NamedDependency[AppContext]) -> 
 
 
 async def _adapter(request: Request, context: AppContext, model: str | None) -> ResolvedAdapter | None:
-    """Only chats depend on it, by its chat template: absent is fine, unknown is not."""
+    """Only chats depend on it, through its chat template. It may be absent, but not unknown."""
     if model is None:
         return None
     return (await context.control.resolver.resolve(principal_of(request), model)).adapter

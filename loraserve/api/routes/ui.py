@@ -1,4 +1,4 @@
-"""/ui: the console, where / leads. Its views are in the URL's fragment, so there is one page."""
+"""/ui: the console, to which / redirects. It is one page, with its views in the URL's fragment."""
 
 from litestar import HttpMethod, Request, Response, route
 from litestar.di import NamedDependency
@@ -19,7 +19,7 @@ async def find_ui() -> Response[bytes]:
 
 @route("/ui", http_method=METHODS, opt=PUBLIC, include_in_schema=False)
 async def ui_index(request: Request, context: NamedDependency[AppContext]) -> Response[bytes]:
-    """Its files are named relative to /ui/, so that it also works behind a path of a proxy."""
+    """Refers to its files relative to /ui/, so that it also works below a path of a proxy."""
     if not request.scope["raw_path"].endswith(b"/"):
         return _moved()
     return _answer(request, context, INDEX)

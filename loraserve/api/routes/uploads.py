@@ -33,7 +33,10 @@ CREATE_DECODER = msgspec.json.Decoder(CreateUploadRequest, strict=True)
     tags=["uploads"],
 )
 async def create_upload(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> UploadItem:
-    """Open a session: then PUT the config, PUT the weights in chunks, and commit."""
+    """Open an upload: then PUT the config, PUT the weights in chunks, and commit.
+
+    At most 64 open uploads per tenant.
+    """
     asked = await decode_body(request, CREATE_DECODER)
     files = [UploadFile(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256) for file in asked.files]
 
@@ -55,7 +58,8 @@ async def create_upload(request: Request, context: NamedDependency[AppContext], 
 async def put_file(
     request: Request, context: NamedDependency[AppContext], upload_id: FromPath[str], file: FromPath[str]
 ) -> ChunkReceived:
-    """A chunk with `Content-Range`, or the whole file. What is wrong with its beginning is refused at once (400)."""
+    """Send a chunk with `Content-Range`, or the whole file. Content that is invalid from its beginning is refused at
+    once (400)."""
     chunk = chunk_of(request)
     next_byte = await context.control.uploads.put_chunk(
         principal_of(request), upload_id, file, chunk.start, chunk.body, file_bytes=chunk.file_bytes
@@ -71,7 +75,7 @@ async def put_file(
     tags=["uploads"],
 )
 async def commit_upload(request: Request, context: NamedDependency[AppContext], upload_id: FromPath[str]) -> UploadItem:
-    """Validate and publish. Answers at once: GET says how it goes. May be repeated."""
+    """Validate and publish the upload. Returns at once; GET reports the progress. May be repeated."""
     session = await context.control.uploads.commit(principal_of(request), request_id_of(request.scope), upload_id)
     return upload_item(session)
 
@@ -83,7 +87,7 @@ async def get_upload(
     upload_id: FromPath[str],
     wait_s: FromQuery[float] = 0.0,
 ) -> UploadItem:
-    """wait_s: answer when the work is done, or after so many seconds."""
+    """The state of an upload. `wait_s`: wait up to this many seconds, 0 to 30, for a commit to end."""
     check_range("wait_s", wait_s, 0.0, MAX_WAIT_S)
     return upload_item(await context.control.uploads.get(principal_of(request), upload_id, wait_s))
 
@@ -95,7 +99,7 @@ async def list_uploads(
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> UploadList:
-    """Newest first."""
+    """The tenant's uploads, newest first. `limit`: items per page, 1 to 500."""
     uploads = context.control.uploads
     sessions = await uploads.list(principal_of(request))
     page = page_of(sessions, lambda session: session.id, limit=limit, cursor=cursor)
@@ -109,7 +113,7 @@ async def list_uploads(
     tags=["uploads"],
 )
 async def abort_upload(request: Request, context: NamedDependency[AppContext], upload_id: FromPath[str]) -> None:
-    """What was sent is removed; the session stays readable."""
+    """End an upload and remove what was sent; its record stays readable. 409 while it is being published."""
     await context.control.uploads.abort(principal_of(request), upload_id)
 
 
@@ -122,7 +126,8 @@ async def abort_upload(request: Request, context: NamedDependency[AppContext], u
     tags=["uploads"],
 )
 async def add_adapter(request: Request, context: NamedDependency[AppContext]) -> Response[UploadItem]:
-    """A form with `name` and both files, for curl: a session in one request, answered when the adapter is ready."""
+    """Upload an adapter in one request, for example with curl: a form with `name` and both files. Returns once the
+    adapter is ready."""
     principal, request_id, uploads = principal_of(request), request_id_of(request.scope), context.control.uploads
     async with (
         uploads.incoming(principal, least_size_bytes(request)) as incoming,

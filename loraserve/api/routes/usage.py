@@ -39,12 +39,13 @@ async def get_usage(
     key_id: FromQuery[str | None] = None,
     wanted_format: Annotated[UsageFormat, QueryParameter(name="format")] = UsageFormat.JSON,
 ) -> Response[UsageReport]:
-    """What was delivered, by hour (kept 8 days) or day (400 days) of UTC that `from` to `to` touches, or in total.
+    """Requests and tokens served, by UTC hour (kept for 8 days) or day (400 days), or in total.
 
-    `from` and `to` are Unix seconds; by default the last 24 hours. A `from` before what is kept is refused; a total is
-    of whole hours where they are kept, else of whole days. `group_by`: any of tenant, key, adapter, version, separated
-    by commas; by tenant = over all of them, with a key for all tenants (`*`). Shared adapters are "shared/<name>" where
-    rows name them; `adapter` also takes the bare name, and nothing for the base model.
+    `from` and `to`: Unix seconds; default: the last 24 hours. Every hour or day that they touch is included; a `from`
+    before the kept period is refused. A total covers whole hours if they are kept, otherwise whole days. `group_by`:
+    any of tenant, key, adapter, version, separated by commas; grouping by tenant covers all tenants and needs a key for
+    all tenants (`*`). `adapter`: only this adapter; empty: the base model. Shared adapters are called "shared/<name>"
+    in rows; `adapter` also accepts their bare name. `format`: json or csv.
     """
     principal, groups = principal_of(request), _groups(group_by)
     if GroupBy.TENANT in groups and not principal.is_any_tenant:

@@ -35,7 +35,7 @@ async def list_versions(
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> VersionList:
-    """Newest first."""
+    """The adapter's versions, newest first, without deleted ones. `limit`: items per page, 1 to 500."""
     document, versions = await context.control.versions.list(principal_of(request), name)
     page = page_of(versions, lambda version: str(version.n), limit=limit, cursor=cursor)
     return VersionList(
@@ -53,6 +53,7 @@ async def list_versions(
 async def get_version(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> Response[VersionItem]:
+    """One version of an adapter."""
     document, record = await context.control.versions.read(principal_of(request), name, version)
     return shown(request, document.rev, context.adapter_items.version(principal_of(request), document.doc, record))
 
@@ -66,7 +67,7 @@ async def get_version(
 async def get_report(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> ReportItem:
-    """What validation found of its content, whoever sent that first."""
+    """The results of validating its content, from whichever upload first sent that content."""
     _, record = await context.control.versions.read(principal_of(request), name, version)
     manifest = await context.control.contents.manifest(record.digest)
     return report_item(manifest.report)
@@ -86,7 +87,7 @@ async def get_file(
     version: FromPath[int],
     file: FromPath[str],
 ) -> File:
-    """The same whoever sent this content first; last modified when the version was made."""
+    """A file of a version, identical whoever first sent this content. Last-Modified is the creation of the version."""
     _, record = await context.control.versions.read(principal_of(request), name, version)
     if file not in FILES:
         known = " and ".join(f"'{known}'" for known in FILES)
@@ -110,7 +111,7 @@ async def get_file(
 async def delete_version(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> None:
-    """Refused (409) while an alias leads to it."""
+    """Delete a version; refused (409) while an alias refers to it."""
     await context.control.versions.delete(
         principal_of(request), request_id_of(request.scope), name, version, expected_rev=expected_rev(request)
     )

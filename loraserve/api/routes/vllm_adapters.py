@@ -1,4 +1,4 @@
-"""vLLM's POST /v1/load_lora_adapter and /v1/unload_lora_adapter: its status codes, its texts."""
+"""vLLM's POST /v1/load_lora_adapter and /v1/unload_lora_adapter, with its status codes and texts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ UNLOAD_DECODER = msgspec.json.Decoder(UnloadLoraAdapterRequest, strict=True)
     tags=["adapters"],
 )
 async def load_lora_adapter(request: Request, context: NamedDependency[AppContext]) -> str:
-    """Copy an adapter folder of this server in, validate it and make it what the name means."""
+    """Copy an adapter folder from the server's machine, validate it and make it what the name refers to."""
     asked = await decode_body(request, LOAD_DECODER)
     name = asked.lora_name
     _check_allowed(context)
@@ -66,7 +66,7 @@ async def load_lora_adapter(request: Request, context: NamedDependency[AppContex
     tags=["adapters"],
 )
 async def unload_lora_adapter(request: Request, context: NamedDependency[AppContext]) -> str:
-    """Make an adapter invisible at once, and forget it when what runs with it has finished."""
+    """Hide an adapter at once, and unload it when the requests that use it have finished."""
     asked = await decode_body(request, UNLOAD_DECODER)
     _check_allowed(context)
     _check_given("lora_name", asked.lora_name)
@@ -96,20 +96,20 @@ async def _load(context: AppContext, principal: Principal, request_id: str, name
 def _expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # The home directory is unknown.
         return Path(path)
 
 
 def _check_base(context: AppContext, base_model_name: str | None) -> None:
     settings = context.runtime.settings
     if base_model_name and not is_base_name(base_model_name, settings.base_names):
-        message = f"is '{shown_name(base_model_name)}', and this server has '{settings.served_model_names[0]}': "
-        raise invalid_value("base_model_name", f"{message}ask a server of that model, or leave the name out.")
+        message = f"is '{shown_name(base_model_name)}', but this server has '{settings.served_model_names[0]}': "
+        raise invalid_value("base_model_name", f"{message}use a server with that model, or leave the name out.")
 
 
 @contextmanager
 def _named_as_asked() -> Iterator[None]:
-    """What is wrong with `name` is so with the field that it came in."""
+    """Reports an error about `name` as one about the field in which the request sent it."""
     try:
         yield
     except ServingError as error:
@@ -121,18 +121,18 @@ def _named_as_asked() -> Iterator[None]:
 
 
 def _roots(context: AppContext, principal: Principal) -> list[Path] | None:
-    """Where the path may be; None = anywhere."""
+    """Folders that the path must be in; None = anywhere."""
     settings = context.runtime.settings
     if principal.is_open and settings.has_free_paths:
         return None
     if not settings.adapter_roots:
-        message = "Loading from paths needs folders to load from: start the server with --adapter-roots."
+        message = "This server has no folders that paths may be in: start it with --adapter-roots."
         raise ServingError(ErrorCode.FORBIDDEN, message)
     return settings.adapter_roots
 
 
 def _owner(context: AppContext, principal: Principal, name: str) -> Principal:
-    """A key for all tenants (`*`) reaches what the command line loaded, too, which belongs to `shared`."""
+    """A key for all tenants (`*`) also reaches adapters loaded on the command line, which belong to `shared`."""
     catalog, tenant = context.control.catalog, principal.acting_tenant
     if principal.is_any_tenant and not _exists(catalog, tenant, name) and _exists(catalog, SHARED_TENANT, name):
         return replace(principal, acting_tenant=SHARED_TENANT)

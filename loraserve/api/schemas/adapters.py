@@ -1,4 +1,4 @@
-"""/v1/adapters: what is listed, shown and changed; and vLLM's endpoints for loading and unloading."""
+"""/v1/adapters: lists, details and changes; and vLLM's endpoints for loading and unloading."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,77 +10,84 @@ from loraserve.store.records import Tier
 
 
 class LiveVersion(msgspec.Struct, frozen=True):
-    """What the adapter's bare name means."""
+    """The version that the adapter's bare name refers to."""
 
     n: int
+    """Version number, as in `name@v3`."""
     digest: str
-    """Hash of the content: equal digests are equal adapters."""
+    """Hash of the content: versions with equal digests are the same adapter."""
     created_at: float
     """Unix seconds."""
 
 
 class PinItem(msgspec.Struct, frozen=True):
+    """A pin: the server keeps the live version in this memory tier."""
+
     tier: Tier
+    """ "host" or "device"."""
     until: float | None
-    """Unix seconds; null = until it is taken off."""
+    """Unix seconds; null = until the pin is removed."""
 
 
 class AdapterItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a list of adapters."""
+    """An adapter, as in lists."""
 
     name: str
-    """What requests give as `model`."""
+    """Sent as `model` in requests."""
     tenant: str
-    """Its owner; "shared" for adapters that every tenant may use."""
+    """The tenant that owns it; "shared" for an adapter that every tenant may use."""
     description: str
     tags: list[str]
     enabled: bool
-    """Requests for a disabled adapter are refused."""
+    """Requests to a disabled adapter are refused (403)."""
     status: AdapterState
-    """ "empty": it has no version yet; "other_base": its live version was made for another base model than this
-    server's; "draining": deleted, with requests that still run."""
+    """ "ready"; "disabled"; "empty": no version yet; "other_base": the live version was made for a base model other
+    than this server's; "draining": deleted, but requests still run or an engine still has it; "deleted"."""
     tier: Tier
-    """Where the live version's bytes are: on disk, mapped by the engine ("host") or in its arena ("device")."""
+    """Where the live version's bytes are: on disk ("disk"), mapped by the engine ("host") or in the engine's arena
+    ("device")."""
     live: LiveVersion | None
+    """Null if the adapter has no version."""
     canary_version: int | None
-    """The version that a share of the users of the bare name gets."""
+    """The version that a share of the users of the bare name gets; null = no canary."""
     canary_weight_bp: int | None
-    """That share, in hundredths of a percent."""
+    """That share in hundredths of a percent, 0 to 10,000."""
     num_versions: int
-    """Without deleted ones."""
+    """Number of versions, not counting deleted ones."""
     size_bytes: int
-    """Of the live version's files."""
+    """Size of the live version's files."""
     max_rank: int
-    """Of the live version."""
+    """Largest LoRA rank of the live version."""
     targets: list[str]
-    """Kinds of modules that the live version adapts."""
+    """Module kinds that the live version adapts, such as "q_proj"."""
     pin: PinItem | None
     created_at: float
     """Unix seconds."""
     updated_at: float
     """Unix seconds."""
     deleted_at: float | None
-    """Unix seconds; it can be restored for 24 hours."""
+    """Unix seconds; null = not deleted. A deleted adapter can be restored for 24 hours."""
     last_used_at: float | None
-    """Unix seconds; null while it is not known."""
+    """Unix seconds; null = not used in the last 24 hours, or unknown. After a use on another server, the start of that
+    hour."""
     requests_24h: int | None
-    """Null while it is not known."""
+    """Requests in the last 24 hours; null if unknown."""
     ttft_p95_ms: float | None
-    """Time to first token over the last 24 hours; null while it is not known."""
+    """95th percentile of the time to first token over the last 24 hours, in milliseconds; null if unknown."""
     rev: int
-    """Revision; as an ETag, what If-Match takes."""
+    """Revision of the document. Send it as an ETag in If-Match."""
     object: str = "adapter"
 
 
 class AdapterList(msgspec.Struct, frozen=True):
     data: list[AdapterItem]
     next_cursor: str | None
-    """Give it as `cursor` for the next page; null on the last one."""
+    """Send it as `cursor` to get the next page; null on the last page."""
     object: str = "list"
 
 
 class AdapterDetail(AdapterItem, frozen=True, kw_only=True):
-    """All of one adapter."""
+    """An adapter with its aliases and versions."""
 
     aliases: list[AliasItem]
     """ "live" first, then by name."""
@@ -89,34 +96,40 @@ class AdapterDetail(AdapterItem, frozen=True, kw_only=True):
 
 
 class PatchAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Only what is given changes."""
+    """Changes only the fields that are sent."""
 
     description: str | UnsetType = UNSET
+    """At most 2,000 characters."""
     tags: list[str] | UnsetType = UNSET
+    """At most 32 tags of 1 to 64 printable characters each. Replaces all tags."""
     enabled: bool | UnsetType = UNSET
+    """False: requests to the adapter are refused."""
 
 
 class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keep the live version in memory."""
+    """Keeps the live version in memory."""
 
     tier: Tier
     """ "host" or "device"."""
     ttl_s: int | None = 3600
-    """Seconds, at most 30 days; null = until it is taken off."""
+    """Seconds, 1 to 2,592,000 (30 days). Default: 3600; null = until the pin is removed."""
 
 
 class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lora_name: str
+    """Name of the adapter to create or replace."""
     lora_path: str
+    """Folder with the adapter's files, on the server's machine."""
     load_inplace: bool = False
-    """Replace an adapter of the same name."""
+    """True: replace an adapter of the same name. False (the default): refuse the request if there is one."""
     is_3d_lora_weight: bool | None = None
-    """vLLM's; nothing depends on it here, as the tensors say whether they are of single experts."""
+    """A vLLM field. Without effect: the tensors themselves show whether they belong to single experts."""
     base_model_name: str | None = None
-    """Empty, or a name of the served base model; its owner and how weights are stored do not count."""
+    """Empty, or a name of the served base model. The comparison ignores the name's owner and the format of the
+    weights."""
 
 
 class UnloadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lora_name: str
     lora_int_id: int | None = None
-    """Accepted; names are what we go by."""
+    """Without effect: adapters are identified by name."""

@@ -1,4 +1,4 @@
-"""One body as a client sends it for each that a route takes, for the OpenAPI document."""
+"""For each request body, one example as a client sends it, for the OpenAPI document."""
 
 from typing import Any
 

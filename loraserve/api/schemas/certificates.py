@@ -9,22 +9,22 @@ class CertificateState(StrEnum):
     PENDING = "pending"
     """Not measured yet."""
     DONE = "done"
-    """The served model answers as PEFT does."""
+    """The served model's answers agree with PEFT's."""
     FAILED = "failed"
-    """It differs by more than rounding explains."""
+    """They differ by more than rounding explains."""
     SKIPPED = "skipped"
-    """The reason says why; nothing is known."""
+    """Not measured, for the reason given; nothing is known."""
 
 
 class CertificateView(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the served model's answers with a version are from PEFT's own, measured once beside the server."""
+    """How far the served model's answers with a version differ from PEFT's, measured once in a background process."""
 
     state: CertificateState
     max_logit_difference: float | None
-    """Between two log-probabilities of any token, over all positions; of a classifier, two numbers of the states
-    that its head reads."""
+    """Largest difference between two log-probabilities of the same token, over all positions. For a classifier: between
+    two numbers of the hidden states that its head reads."""
     num_tokens: int | None
-    """Positions at which the whole vocabulary, or the whole state, was compared."""
+    """Number of positions at which the whole vocabulary, or the whole hidden state, was compared."""
     reason: str | None
-    """Of one that was skipped, failed or is still pending."""
+    """Why it was skipped, failed or is still pending; null if it is done."""
     object: str = "certificate"

@@ -1,16 +1,17 @@
-"""/v1/config: the settings in force, and where each one came from."""
+"""/v1/config: the settings in effect and the source of each."""
 
 import msgspec
 
 
 class ConfigItem(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """As the flag without dashes, such as "max-num-seqs"."""
+    """Name of the flag without its dashes, such as "max-num-seqs"."""
     value: str
-    """As text; secrets are shown as "***"."""
+    """Always a string; secrets appear as "***"."""
     source: str
-    """ "flag", "environment", "file", "default" or "derived"."""
+    """ "flag", "environment", "file", "default" or "derived" (chosen by the server at start)."""
     help: str
+    """Description of the setting."""
 
 
 class ConfigView(msgspec.Struct, frozen=True):

@@ -12,24 +12,26 @@ ENCODINGS = ("float", "base64")
 
 
 class EmbeddingRequest(InputFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Names and meaning as in OpenAI's API and vLLM's extensions of it."""
+    """Field names and meanings as in OpenAI's API and vLLM's extensions of it."""
 
     encoding_format: Annotated[str, Meta(extra_json_schema={"enum": [*ENCODINGS]})] | None = None
-    """Numbers, or base64 of little-endian float32."""
+    """ "float": a list of numbers (the default). "base64": base64 of little-endian float32."""
     dimensions: int | None = None
-    """Only the vector's first ones, for models and adapters that were trained so (Matryoshka)."""
+    """Return only this many leading components, 1 to the model's hidden size, for models and adapters trained for it
+    (Matryoshka). Default: all."""
     pooling: Annotated[str, Meta(extra_json_schema={"enum": [*Pooling]})] | None = None
-    """The last hidden state of an input's last token, or the mean of all of its tokens'. Default: what the model's
-    `1_Pooling/config.json` says, else "last"."""
+    """ "last": the last hidden state of the input's last token. "mean": the mean over all its tokens. Default: as in
+    the model's `1_Pooling/config.json`, else "last"."""
     normalize: bool | None = None
-    """To a Euclidean length of 1. Default: true."""
+    """Scale each vector to Euclidean length 1. Default: true."""
 
 
 class Embedding(msgspec.Struct, frozen=True):
     object: str
     index: int
+    """Position of the input in the request."""
     embedding: list[float] | str
-    """A text where base64 is asked for."""
+    """A string if `encoding_format` is "base64"."""
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""One example of each thing that the management API shows, for the OpenAPI document."""
+"""One example of each object that the management API returns, for the OpenAPI document."""
 
 import msgspec
 from loraserve_adapters.checks import CheckStatus

@@ -1,4 +1,4 @@
-"""One example of each thing that inference and its records answer, for the OpenAPI document."""
+"""One example of each object that inference routes and their records return, for the OpenAPI document."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What requests share that are answered by vectors, labels or scores."""
+"""Fields shared by requests whose answers are vectors, labels or scores."""
 
 import msgspec
 
@@ -6,39 +6,42 @@ from loraserve.api.schemas.unsupported import ABSENT
 
 
 class PooledFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Names and meaning as in OpenAI's API and vLLM's extensions of it."""
+    """Field names and meanings as in OpenAI's API and vLLM's extensions of it."""
 
     model: str | None = None
-    """The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`."""
+    """The base model's name, or an adapter's: `name`, `name@v3` or `name@alias`, optionally prefixed with the base
+    model's name: `base:name`."""
     add_special_tokens: bool | None = None
-    """Default: true."""
+    """Add the tokenizer's special tokens, such as BOS, to texts. Default: true."""
     cache_salt: str | None = None
-    """Prefixes are shared only with requests of the same salt."""
+    """Cached prefixes are shared only between requests with the same salt. 1 to 256 characters."""
     priority: int | None = None
-    """Only 0."""
+    """Only 0 is accepted."""
     user: str | None = None
-    """Whom a canary of an adapter sticks to."""
+    """Identifies the end user, so that an adapter's canary gives the same user the same version each time."""
 
 
 class InputFields(PooledFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of embeddings and labels."""
+    """Fields shared by embeddings and classification."""
 
     input: str | list[str | int | list[int]]
-    """A text, several texts, token ids, or several lists of token ids."""
+    """A text, up to 2,048 texts, token ids, or up to 2,048 lists of token ids."""
     truncate_prompt_tokens: int | None = None
-    """Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
-    the model takes."""
+    """Keep at most this many tokens of each input: the first ones, and everything that the tokenizer adds around a
+    text. 1 to the model's context length; -1 = the context length. Default: longer inputs are refused."""
     messages: msgspec.Raw = ABSENT
 
 
 class PairFields(PooledFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of what a document is worth to a query."""
+    """Fields shared by reranking and scoring."""
 
     truncate_prompt_tokens: int | None = None
-    """Shorten documents so that each has at most this many tokens together with its query and what is put around them;
-    -1 = as many as the model takes."""
+    """Shorten each document so that it, its query and everything added around them have at most this many tokens. 1 to
+    the model's context length; -1 = the context length. Default: longer documents are refused, unless
+    `max_tokens_per_doc` is set."""
     max_tokens_per_doc: int | None = None
-    """Keep this many of a document's tokens, the first ones, and fewer where the model takes no more."""
+    """Keep only the first tokens of each document, at most this many, or fewer if the model's context has no room for
+    them."""
     use_activation: bool | None = None
-    """False = the numbers that the adapter's head gives. Default: true, probabilities, unless its problem_type is
-    "regression"."""
+    """True: return probabilities (sigmoid), unless the adapter's problem_type is "regression". False: return the head's
+    numbers. Default: true."""

@@ -1,78 +1,93 @@
-"""/v1/live and /v1/engines: what is, right now.
+"""/v1/live and /v1/engines: the present state.
 
-A tenant sees its own adapters; what belongs to others is summed up without names.
+A tenant sees the names of its own adapters; everything that belongs to others is summed up without names.
 """
 
 import msgspec
 
 
 class ArenaExtent(msgspec.Struct, frozen=True):
-    """A piece of an engine's adapter memory, in use."""
+    """An occupied piece of an engine's adapter memory."""
 
     offset_bytes: int
     size_bytes: int
     digest: str | None
-    """Null where it belongs to somebody else."""
+    """Hash of the content; null if it belongs to another tenant."""
     tenant: str | None
+    """Null if unknown or another tenant's; likewise `adapter` and `version`."""
     adapter: str | None
     version: int | None
     in_use: bool
-    """A running sequence keeps it where it is; of a name that a tenant sees, one of its own."""
+    """A running sequence uses it, so it is not evicted or moved. For an extent that a tenant sees by name, only that
+    tenant's own sequences count."""
 
 
 class KvBlocks(msgspec.Struct, frozen=True):
+    """Memory for keys and values, in blocks."""
+
     num_blocks: int
     num_free: int
-    """Never used or holding nothing."""
+    """Blocks without content."""
     num_cached: int
-    """Holding a prefix that nobody uses now."""
+    """Blocks with a cached prefix that no sequence uses now."""
     num_used: int
+    """Blocks that sequences use now."""
     block_size: int
-    """Tokens."""
+    """Tokens per block."""
 
 
 class QueueRow(msgspec.Struct, frozen=True):
     """Work of one tenant for one adapter."""
 
     tenant: str | None
-    """Null: all that belongs to others."""
+    """Null: the sum of everything that belongs to others."""
     adapter: str | None
-    """Null: the base model, or (with a null tenant) whatever others use."""
+    """Null: the base model or, if `tenant` is null too, whatever others use."""
     num_running: int
+    """Running sequences."""
     num_queued: int
+    """Waiting sequences."""
     num_tokens_waiting: int
-    """Prompt tokens not yet computed."""
+    """Prompt tokens of these sequences that are not computed yet."""
 
 
 class EngineItem(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     state: str
-    """ "ready", "starting", "stalled", "draining" or "dead"."""
+    """ "ready", "stalled" (has work, but made no progress for seconds), "draining" or "dead"."""
     at: float
-    """When it said so; Unix seconds."""
+    """When the engine reported this; Unix seconds."""
     started_at: float
     """Unix seconds."""
     model: str
     device: str
     dtype: str
     weights: str
-    """The form of its layers' weights: the dtype, "int8", "int4" or "4 bits as stored", two where both are there."""
+    """Format of the layers' weights: the dtype, "int8", "int4", "4 bits as stored", or two of them joined by a
+    comma."""
     backend: str
     max_model_len: int
+    """Context length in tokens."""
     max_num_seqs: int
+    """Most sequences that run at once."""
     num_running: int
+    """Running sequences."""
     num_waiting: int
+    """Waiting sequences."""
     kv: KvBlocks
     arena_size_bytes: int
+    """Size of the adapter memory."""
     arena_used_bytes: int
     arena: list[ArenaExtent]
-    """By offset."""
+    """In order of offset."""
     num_adapter_loads: int
-    """Since its start, into the arena."""
+    """Adapters copied into the arena since the engine started."""
     num_adapter_evictions: int
+    """Since the engine started."""
     num_preemptions: int
+    """Since the engine started."""
     tokens_per_s: float
-    """Prompt and output tokens computed, over the last 10 seconds."""
+    """Prompt and output tokens computed per second, over the last 10 seconds."""
     queues: list[QueueRow]
     object: str = "engine"
 
@@ -88,5 +103,6 @@ class LiveView(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
     engines: list[EngineItem]
     redis: str
-    """ "ready", "full" (nothing can be changed), "grace" (gone for less than --redis-grace-s) or "gone"."""
+    """ "ready"; "full": it accepts no writes, so nothing can be changed; "grace": unreachable for less than
+    --redis-grace-s; "gone": unreachable for longer."""
     object: str = "live"

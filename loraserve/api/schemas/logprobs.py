@@ -1,11 +1,14 @@
-"""vLLM's `prompt_logprobs`: for each prompt token but the first, logprobs by token id."""
+"""vLLM's `prompt_logprobs`: for each prompt token but the first, log-probabilities by token id."""
 
 import msgspec
 
 
 class PromptTokenLogprob(msgspec.Struct, frozen=True):
+    """Log-probability of one token at one position of the prompt."""
+
     logprob: float
     rank: int
+    """1 = the most likely token at this position."""
     decoded_token: str
 
 

@@ -8,41 +8,53 @@ from loraserve.api.schemas.unsupported import ABSENT
 
 
 class LoraxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Names and meaning as in LoRAX."""
+    """Field names and meanings as in LoRAX."""
 
     adapter_id: str | None = None
-    """An adapter's name; left out = the base model."""
+    """An adapter's name. Left out: the base model."""
     adapter_source: str | None = None
-    """Only "local": adapters are uploaded to this server and found by name."""
+    """Only "local" is accepted: adapters are uploaded to this server and found by name."""
     api_token: str | None = None
-    """Refused: the Authorization header says who asks."""
+    """Refused: send the key in the Authorization header."""
     do_sample: bool = False
-    """False: greedy, unless temperature, top_k or top_p is given."""
+    """False (the default): greedy decoding, unless `temperature`, `top_k` or `top_p` is set."""
     max_new_tokens: int | None = None
+    """At least 1. Default: as in the model's generation_config, else the rest of the context."""
     ignore_eos_token: bool = False
+    """Continue after an end-of-sequence token. Default: false."""
     temperature: float | None = None
+    """0 to 2; 0 = greedy. Default: 1 if sampling is on."""
     top_k: int | None = None
+    """Default: off."""
     top_p: float | None = None
+    """More than 0, at most 1. Default: 1."""
     repetition_penalty: float | None = None
+    """0.01 to 10. Default: 1."""
     frequency_penalty: float | None = None
+    """-2 to 2. Default: 0."""
     presence_penalty: float | None = None
+    """-2 to 2. Default: 0."""
     seed: int | None = None
+    """0 to 2^63 - 1. Default: random."""
     stop: list[str] = []
-    """The text ends with the one that was met, as in LoRAX."""
+    """At most 4 strings of at most 256 characters. As in LoRAX, the text includes the stop string that ended it."""
     truncate: int | None = None
-    """Keep this many of the prompt's last tokens."""
+    """Keep only this many of the prompt's last tokens."""
     return_full_text: bool | None = None
-    """Begin the text with the prompt."""
+    """Begin the text with the prompt. Default: false."""
     response_format: JsonObjectFormat | None = None
-    """Holds the text to a JSON schema."""
+    """Constrains the text to a JSON schema."""
     details: bool = True
+    """Include `details` in the answer. Default: true."""
     decoder_input_details: bool = False
+    """Include the prompt's tokens in `details`; not for streams. Default: false."""
     return_k_alternatives: int | None = None
+    """Most likely alternatives to return for each token, 0 to 20. Default: none."""
     apply_chat_template: bool = False
-    """Take `inputs` as a user's message."""
+    """Treat `inputs` as a user message and render it with the chat template. Default: false."""
 
     best_of: int | None = None
-    """Only 1."""
+    """Only 1 is accepted."""
     merged_adapters: Raw = ABSENT
     typical_p: Raw = ABSENT
     watermark: Raw = ABSENT
@@ -50,15 +62,19 @@ class LoraxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 class LoraxRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: str
+    """The prompt."""
     parameters: LoraxParameters | None = None
     stream: bool = False
-    """Only read by POST /."""
+    """Stream the answer. Read by POST / only. Default: false."""
 
 
 class PrefillToken(msgspec.Struct, frozen=True):
+    """A token of the prompt."""
+
     id: int
     text: str
     logprob: float | None
+    """Null for the first token."""
 
 
 class AlternativeToken(msgspec.Struct, frozen=True):
@@ -72,6 +88,7 @@ class LoraxToken(msgspec.Struct, frozen=True):
     text: str
     logprob: float
     special: bool
+    """Whether it is a special token."""
     skipped: bool = False
     alternative_tokens: list[AlternativeToken] | UnsetType = UNSET
 
@@ -83,7 +100,9 @@ class LoraxDetails(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int
     skipped_tokens: int = 0
     seed: int | None
+    """The seed in use; null for greedy decoding."""
     prefill: list[PrefillToken]
+    """The prompt's tokens, with `decoder_input_details`; else empty."""
     tokens: list[LoraxToken]
 
 
@@ -100,13 +119,13 @@ class LoraxStreamDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoraxStreamEvent(msgspec.Struct, frozen=True):
-    """One per token."""
+    """One event per token."""
 
     token: LoraxToken
     generated_text: str | None
-    """All of it, on the last event."""
+    """The whole text, on the last event; else null."""
     details: LoraxStreamDetails | None
-    """On the last event."""
+    """On the last event; else null."""
 
 
 class LoraxError(msgspec.Struct, frozen=True):
@@ -116,17 +135,22 @@ class LoraxError(msgspec.Struct, frozen=True):
 
 
 class LoraxInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What TGI's and LoRAX's clients read."""
+    """Server information in the form that clients of TGI and LoRAX read."""
 
     model_id: str
     model_sha: str | None
+    """Fingerprint of the base model's layout."""
     model_dtype: str
     model_device_type: str
     max_concurrent_requests: int
+    """Sequences that can run, plus those that may wait."""
     max_best_of: int = 1
     max_stop_sequences: int
     max_input_length: int
+    """Tokens of a prompt: the context length minus one."""
     max_total_tokens: int
+    """Context length in tokens."""
     max_batch_total_tokens: int
+    """Most tokens that one step computes."""
     version: str
     request_logger_url: None = None

@@ -47,7 +47,7 @@ class StopDetails(msgspec.Struct, frozen=True):
 class MessageDelta(msgspec.Struct, frozen=True, tag="message_delta"):
     delta: StopDetails
     usage: MessageUsage
-    """Of all of it."""
+    """Of the whole message."""
 
 
 class MessageStop(msgspec.Struct, frozen=True, tag="message_stop"):

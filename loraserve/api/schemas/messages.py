@@ -1,4 +1,4 @@
-"""/v1/messages, Anthropic's API: what is asked."""
+"""/v1/messages, Anthropic's API: requests."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from loraserve.api.schemas.sampling import SamplingFields
 from loraserve.api.schemas.unsupported import ABSENT
 
 CacheControl = dict[str, Raw]
-"""Asks for a cached prefix, which every prompt has: accepted, whatever it says."""
+"""Requests that a prefix be cached; every prefix is, so any value is accepted."""
 
 
 class TextBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="text"):
@@ -20,7 +20,7 @@ class TextBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="te
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="thinking"):
-    """Of the assistant, as answers have it. The model's template says whether the model is shown it."""
+    """An assistant's thinking, as in an earlier answer. The model's chat template decides whether the model sees it."""
 
     thinking: str
     signature: str | None = None
@@ -28,17 +28,18 @@ class ThinkingBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class RedactedThinkingBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="redacted_thinking"):
-    """Of another server's answer. Left out: only that server can read it."""
+    """Thinking in another server's answer. Ignored, because only that server can read it."""
 
     data: str
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tool_use"):
-    """Of the assistant: a call."""
+    """An assistant's call of a tool."""
 
     id: str
     name: str
     input: dict[str, Raw]
+    """The call's arguments."""
     cache_control: CacheControl | None = None
     """Without effect: prefixes are always cached."""
     caller: Raw = ABSENT
@@ -46,12 +47,13 @@ class ToolUseBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tool_result"):
-    """Of the user: what a call gave."""
+    """The result of a call, in a user's message."""
 
     tool_use_id: str
+    """The `id` of the call."""
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
-    """True: the model is shown "Error: " before the content."""
+    """True: "Error: " is put before the content that the model sees."""
     cache_control: CacheControl | None = None
     """Without effect: prefixes are always cached."""
     toolset_name: Raw = ABSENT
@@ -67,17 +69,20 @@ class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MessageTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool that the model may call."""
+
     name: str
     input_schema: dict[str, Raw]
-    """A JSON Schema."""
+    """A JSON Schema of the input."""
     description: str | None = None
     type: str | None = None
     """Only "custom"."""
     strict: bool | None = None
-    """Without effect: input always follows the schema where `tool_choice` is "any" or "tool", and is what the model
-    writes where it is "auto"."""
+    """Without effect. If `tool_choice` is "any" or "tool", the input always follows the schema; if it is "auto", it is
+    whatever the model writes."""
     eager_input_streaming: bool | None = None
-    """True: input is streamed as it is written, whether or not it becomes a JSON object. Else it comes in one piece."""
+    """True: stream the input as the model writes it, even if it does not become a JSON object. False (the default):
+    send it in one piece once complete."""
     cache_control: CacheControl | None = None
     """Without effect: prefixes are always cached."""
     allowed_callers: Raw = ABSENT
@@ -87,57 +92,68 @@ class MessageTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class MessageToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
-    """ "auto", which needs a server with --tool-call-parser, "any", "tool", which do not, or "none"."""
+    """ "auto", which needs a server with --tool-call-parser; "any" or "tool", which do not; or "none", with which the
+    model is not shown the tools."""
     name: str | None = None
-    """Of "tool"."""
+    """Name of the tool; only for type "tool"."""
     disable_parallel_tool_use: bool | None = None
-    """True: one call at most; of several that the model writes, the first."""
+    """True: at most one call; if the model writes several, the answer has only the first."""
 
 
 class MessageMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_id: str | None = None
-    """Whom a canary of an adapter sticks to, unless `safety_identifier` or `user` is given."""
+    """Identifies the end user for an adapter's canary, unless `safety_identifier` or `user` is sent."""
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether the model thinks before it answers."""
+
     type: str
-    """ "enabled" and "disabled" set `enable_thinking` where the model's chat template knows it; "adaptive" leaves it to
-    the template."""
+    """ "enabled" and "disabled" set the chat template's variable `enable_thinking`, if it uses it; "adaptive" leaves
+    the decision to the template."""
     budget_tokens: int | None = None
-    """Of "enabled". Where reasoning is told apart (--reasoning-parser), at least `max_tokens` - 1: it is not ended
-    earlier."""
+    """Required for type "enabled". On a server with --reasoning-parser it must be at least `max_tokens` - 1, because
+    thinking is not ended earlier."""
     display: str | None = None
-    """Only "summarized": thinking is told, and as it is."""
+    """Only "summarized" is accepted; thinking is returned in full."""
 
 
 class MessageFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="json_schema"):
     schema: dict[str, Any]
+    """A JSON Schema."""
 
 
 class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: MessageFormat | None = None
-    """Holds the answer to a JSON schema. It does not say so to the model: the system prompt should."""
+    """Constrains the answer to a JSON schema. The model is not told about it: describe it in the system prompt."""
     effort: str | None = None
-    """Where the model's chat template knows it; "high" everywhere, as it is what holds without it."""
+    """ "low", "medium", "high", "xhigh" or "max". Needs a chat template that uses it, except for "high", the default,
+    which is always accepted."""
     task_budget: Raw = ABSENT
 
 
 class MessagesRequest(SamplingFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Field names and meanings as in Anthropic's API; the sampling fields are those of /v1/completions."""
+
     max_tokens: int
-    """At most: an answer for which the model's context has less room ends with "model_context_window_exceeded"."""
+    """Most tokens of the answer, at least 1. If the model's context has less room, an answer that fills it ends with
+    "model_context_window_exceeded"."""
     messages: list[InputMessage]
-    """If the last one is the assistant's, the answer goes on with it."""
+    """At most 4,096. If the last message is the assistant's, the answer continues it."""
     system: str | list[TextBlock] | None = None
+    """The system prompt."""
     stop_sequences: list[str] | None = None
-    """Also taken as `stop`."""
+    """At most 4 strings of at most 256 characters. Also accepted as `stop`."""
     tools: list[MessageTool] | None = None
+    """At most 128, with 256 KiB of names, descriptions and schemas in total."""
     tool_choice: MessageToolChoice | None = None
-    """By default "auto". With "none" the model is not shown the tools."""
+    """Default: "auto"."""
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     metadata: MessageMetadata | None = None
     chat_template_kwargs: dict[str, Raw] | None = None
-    """More variables of the model's chat template, such as {"enable_thinking": false}."""
+    """More variables of the model's chat template, such as {"enable_thinking": false}; at most 32, with 16 KiB of
+    JSON."""
     cache_control: CacheControl | None = None
     """Without effect: prefixes are always cached."""
     service_tier: str | None = None
@@ -153,7 +169,7 @@ class MessagesRequest(SamplingFields, frozen=True, forbid_unknown_fields=True, k
 
 
 class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a message's prompt is made of."""
+    """The fields that determine a message's prompt, as in MessagesRequest."""
 
     messages: list[InputMessage]
     model: str | None = None
@@ -162,7 +178,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    """Its format is no part of the prompt."""
+    """Its `format` is not part of the prompt."""
     chat_template_kwargs: dict[str, Raw] | None = None
     add_special_tokens: bool | None = None
     cache_control: CacheControl | None = None

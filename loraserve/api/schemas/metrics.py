@@ -1,23 +1,24 @@
-"""Where a request's time went, for whoever asks with `include_metrics`."""
+"""How a request's time was spent, returned with `include_metrics`."""
 
 import msgspec
 
 
 class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in milliseconds; null where nothing was generated."""
+    """Times are in milliseconds, and null if nothing was generated."""
 
     queue_time_ms: float | None
-    """In the engine, until first scheduled."""
+    """Time in the engine until the request was first scheduled."""
     adapter_load_ms: float | None
-    """What loading the adapter took before that; null for the base model."""
+    """Time to load the adapter before that; null for the base model."""
     time_to_first_token_ms: float | None
-    """From the request's arrival."""
+    """From the arrival of the request to its first token."""
     generation_time_ms: float | None
-    """From the first to the last token."""
+    """From the first token to the last."""
     mean_itl_ms: float | None
-    """Between two tokens of one choice."""
+    """Mean time between two tokens of one choice; null if no choice has two."""
     tokens_per_second: float | None
-    """Output tokens after each choice's first, over generation_time_ms."""
+    """Output tokens, not counting the first of each choice, divided by `generation_time_ms`."""
     cached_tokens: int
-    """Prompt tokens that were in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     adapter_version: int | None
+    """Null for the base model."""

@@ -1,4 +1,4 @@
-"""What the validation of an adapter found."""
+"""Results of validating an adapter."""
 
 import msgspec
 from loraserve_adapters.checks import CheckStatus
@@ -7,20 +7,23 @@ from loraserve.control.ingest.report import Report
 
 
 class CheckItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one check."""
+
     name: str
-    """What was checked; stable, such as "weights.shapes"."""
+    """Stable name of the check, such as "weights.shapes"."""
     status: CheckStatus
+    """ "pass", "warn" or "fail"."""
     message: str
     code: str | None = None
-    """Why it failed or warns; stable, such as "rank_mismatch"."""
+    """Stable reason for a failure or warning, such as "rank_mismatch"; null if it passed."""
     file: str | None = None
     """The file at fault."""
     key: str | None = None
-    """The config's field or the tensor at fault."""
+    """The config field or tensor at fault."""
     found: str | None = None
     expected: str | None = None
     remedy: str | None = None
-    """What to do about it."""
+    """How to correct it."""
 
 
 class ReportItem(msgspec.Struct, frozen=True):

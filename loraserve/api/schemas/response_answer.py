@@ -1,4 +1,4 @@
-"""/v1/responses: what is answered."""
+"""/v1/responses: answers."""
 
 from typing import Any
 
@@ -14,26 +14,29 @@ IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED = "in_progress", "completed", "incomp
 class OutputText(msgspec.Struct, frozen=True):
     text: str
     logprobs: list[ContentLogprob]
-    """Only if asked for with `include`."""
+    """Empty unless `include` has "message.output_text.logprobs"."""
     annotations: list[str] = []
-    """None: the model has no sources."""
+    """Always empty: the model cites no sources."""
     type: str = "output_text"
 
 
 class OutputMessage(msgspec.Struct, frozen=True, tag="message"):
     id: str
     status: str
+    """ "in_progress", "completed" or "incomplete"."""
     content: list[OutputText]
     role: str = "assistant"
 
 
 class OutputCall(msgspec.Struct, frozen=True, tag="function_call"):
+    """A call of a function."""
+
     id: str
     call_id: str
-    """What the output of the call has to name."""
+    """The `call_id` to send with the call's output."""
     name: str
     arguments: str
-    """A JSON object, unless the model broke it off."""
+    """A JSON object, unless the model stopped in the middle of it."""
     status: str
 
 
@@ -43,13 +46,13 @@ class ReasoningText(msgspec.Struct, frozen=True):
 
 
 class OutputReasoning(msgspec.Struct, frozen=True, tag="reasoning"):
-    """What the model thought first, of a server that tells it apart (--reasoning-parser)."""
+    """The model's reasoning before the answer; only on a server that separates it (--reasoning-parser)."""
 
     id: str
     status: str
     content: list[ReasoningText]
     summary: list[str] = []
-    """None: the reasoning itself is there."""
+    """Always empty: the reasoning itself is in `content`."""
 
 
 OutputItem = OutputMessage | OutputCall | OutputReasoning
@@ -57,13 +60,14 @@ OutputItem = OutputMessage | OutputCall | OutputReasoning
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
     cache_write_tokens: int = 0
-    """Of a cache that is paid for, which there is not."""
+    """Always 0: writing to the cache is not billed."""
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
-    """0 where they are not told apart."""
+    """0 if the server does not separate reasoning."""
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
@@ -76,7 +80,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: str
-    """ "max_output_tokens"."""
+    """Always "max_output_tokens"."""
 
 
 class ResponseFailure(msgspec.Struct, frozen=True):
@@ -85,6 +89,8 @@ class ResponseFailure(msgspec.Struct, frozen=True):
 
 
 class EchoedTool(msgspec.Struct, frozen=True):
+    """A tool as the request sent it."""
+
     name: str
     description: str | None
     parameters: dict[str, Any] | None
@@ -97,30 +103,33 @@ class EchoedText(msgspec.Struct, frozen=True):
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing of it is kept: what goes on with it sends its `output` with the next request's `input`."""
+    """An answer. It is not stored: to continue, send its `output` items in the next request's `input`."""
 
     id: str
     object: str = "response"
     created_at: int
+    """Unix seconds."""
     status: str
-    """ "in_progress" while it is streamed, then "completed", "incomplete" or "failed"."""
+    """ "in_progress" during a stream; finally "completed", "incomplete" or "failed"."""
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None
     model: str
+    """The model as the request named it."""
     output: list[OutputItem] = []
     usage: ResponseUsage | None = None
-    """Null while it is streamed."""
+    """Null until a stream ends."""
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
     temperature: float
-    """That the answer was made with; 0 is greedy."""
+    """The temperature in use; 0 = greedy."""
     text: EchoedText
     tool_choice: str | FunctionChoice
     tools: list[EchoedTool]
     top_logprobs: int
     top_p: float
+    """The value in use."""
     background: bool = False
     previous_response_id: str | None = None
     store: bool = False

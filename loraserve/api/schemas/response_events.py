@@ -1,4 +1,4 @@
-"""The events of a streamed response. The encoder adds their `sequence_number`."""
+"""The events of a streamed response, without their `sequence_number`, which the encoder adds."""
 
 import msgspec
 

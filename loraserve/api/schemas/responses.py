@@ -1,4 +1,4 @@
-"""/v1/responses: what is asked."""
+"""/v1/responses: requests."""
 
 from typing import Any
 
@@ -12,36 +12,36 @@ from loraserve.api.schemas.unsupported import ABSENT
 
 class InputPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
-    """Only "input_text" and, of the assistant, "output_text", "reasoning_text" and "summary_text"."""
+    """Only "input_text" or, for the assistant, "output_text", "reasoning_text" or "summary_text"."""
     text: str | None = None
     annotations: Raw = ABSENT
     logprobs: Raw = ABSENT
-    """As answers have them; without effect."""
+    """As in answers; without effect."""
 
 
 class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message, a function's call or what it gave; of earlier answers, their items as they came."""
+    """A message, a function call, a call's output, or an item of an earlier answer as it was returned."""
 
     type: str = "message"
-    """ "message", "reasoning", "function_call" or "function_call_output"."""
+    """ "message" (the default), "reasoning", "function_call" or "function_call_output"."""
     role: str | None = None
-    """Of a message: "user", "assistant", "system" or "developer"."""
+    """For a message: "user", "assistant", "system" or "developer"."""
     content: str | list[InputPart] | None = None
-    """Of a message, or of reasoning; whether the model is shown that, its template says."""
+    """Of a message or of reasoning. The model's chat template decides whether the model sees reasoning."""
     summary: list[InputPart] | None = None
-    """Of reasoning; without effect beside its content."""
+    """Of reasoning; used only if there is no `content`."""
     call_id: str | None = None
-    """Of a call and of its output."""
+    """Connects a call and its output."""
     name: str | None = None
-    """Of the function that is called."""
+    """Name of the called function."""
     arguments: str | None = None
-    """Of a call: a JSON object; "" is an empty one."""
+    """Of a call: a JSON object; "" means {}."""
     output: str | list[InputPart] | None = None
-    """Of a call."""
+    """The result of a call."""
     id: str | None = None
-    """As answers have it; without effect."""
+    """As in answers; without effect."""
     status: str | None = None
-    """As answers have it; without effect."""
+    """As in answers; without effect."""
     caller: Raw = ABSENT
     encrypted_content: Raw = ABSENT
     namespace: Raw = ABSENT
@@ -49,19 +49,23 @@ class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
     type: str
     """Only "function"."""
     name: str
     description: str | None = None
     parameters: dict[str, Raw] | None = None
-    """A JSON Schema."""
+    """A JSON Schema of the arguments."""
     strict: bool | None = None
-    """Without effect: arguments always follow the schema where `tool_choice` is "required" or a function, and are what
-    the model writes where it is "auto"."""
+    """Without effect. If `tool_choice` is "required" or a function, arguments always follow the schema; if it is
+    "auto", they are whatever the model writes."""
     defer_loading: Raw = ABSENT
 
 
 class FunctionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The function that the model must call."""
+
     type: str
     """Only "function"."""
     name: str
@@ -71,56 +75,68 @@ class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     name: str
     """Without effect."""
     schema: dict[str, Any]
+    """A JSON Schema."""
     description: str | None = None
-    """Without effect: the model is not shown it."""
+    """Without effect: the model does not see it."""
     strict: bool | None = None
     """Without effect: answers always follow the schema."""
 
 
 class ResponseText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
-    """Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the instructions should."""
+    """Constrains the answer to JSON or to a JSON schema. The model is not told about it: describe it in the
+    instructions."""
     verbosity: Raw = ABSENT
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: str | None = None
-    """Where the model's chat template knows it; "none" where it knows `enable_thinking`, or nothing of reasoning."""
+    """ "none", "minimal", "low", "medium", "high", "xhigh" or "max". Needs a chat template that uses it. "none" also
+    works with a template that uses `enable_thinking` instead, or that has no reasoning at all."""
     generate_summary: Raw = ABSENT
     summary: Raw = ABSENT
 
 
 class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
-    """Accepted; we never pad events."""
+    """Without effect: events are never padded."""
 
 
 class ResponsesRequest(SamplingFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Field names and meanings as in OpenAI's API and vLLM's extensions of it."""
+
     input: str | list[InputItem]
-    """A text is a user's message."""
+    """A text, which is a user's message, or 1 to 4,096 items."""
     instructions: str | None = None
     """A system message before all others."""
     max_output_tokens: int | None = None
+    """Most tokens of the answer, reasoning included; at least 1. Default: as in the model's generation_config, else the
+    rest of the context."""
     stream_options: ResponseStreamOptions | None = None
+    """Only with `stream`."""
     text: ResponseText | None = None
     tools: list[FunctionTool] | None = None
+    """At most 128, with 256 KiB of names, descriptions and schemas in total."""
     tool_choice: str | FunctionChoice | None = None
-    """By default "auto", which needs a server with --tool-call-parser; "required" and a function do not. With "none"
-    the model is not shown the tools."""
+    """ "auto" (the default), "none", "required" or a function. "auto" needs a server with --tool-call-parser;
+    "required" and a function do not. With "none", the model is not shown the tools."""
     parallel_tool_calls: bool | None = None
-    """False: one call at most; of several that the model writes, the first."""
+    """False: at most one call; if the model writes several, the answer has only the first."""
     include: list[str] | None = None
-    """Only "message.output_text.logprobs", and "reasoning.encrypted_content", which has no effect: reasoning is told
-    as it is."""
+    """Only "message.output_text.logprobs" and "reasoning.encrypted_content". The second has no effect, because
+    reasoning is returned in plain text."""
     top_logprobs: int | None = None
+    """Most likely alternatives to return for each token, 0 to 20; needs "message.output_text.logprobs" in `include`.
+    Default: 0."""
     metadata: dict[str, str] | None = None
-    """Told again in the answer; up to 16 pairs."""
+    """Returned in the answer: at most 16 pairs, with keys of at most 64 and values of at most 512 characters."""
     chat_template_kwargs: dict[str, Raw] | None = None
-    """More variables of the model's chat template, such as {"enable_thinking": false}."""
+    """More variables of the model's chat template, such as {"enable_thinking": false}; at most 32, with 16 KiB of
+    JSON."""
     reasoning: Reasoning | None = None
 
     client_metadata: dict[str, str] | None = None
-    """Harmless: accepted, and without effect. Codex sends it."""
+    """Accepted without effect. Codex sends it."""
 
     background: Raw = ABSENT
     context_management: Raw = ABSENT

@@ -1,4 +1,4 @@
-"""What an answer is held to: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Constraints on an answer: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from typing import Any
 
@@ -9,20 +9,23 @@ from loraserve.api.schemas.unsupported import ABSENT
 
 
 class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="text"):
-    """Anything."""
+    """No constraint."""
 
 
 class JsonObjectFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="json_object"):
+    """A JSON object."""
+
     schema: dict[str, Any] | None = None
-    """Left out: any object."""
+    """A JSON Schema of at most 65,536 characters. Left out: any object."""
 
 
 class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: dict[str, Any]
+    """A JSON Schema of at most 65,536 characters."""
     name: str | None = None
     """Without effect."""
     description: str | None = None
-    """Without effect: the model is not shown it."""
+    """Without effect: the model does not see it."""
     strict: bool | None = None
     """Without effect: answers always follow the schema."""
 
@@ -35,22 +38,24 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One of `json`, `json_object`, `regex`, `choice` and `grammar`."""
+    """Exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`."""
 
     json: dict[str, Any] | str | None = None
-    """A JSON schema."""
+    """A JSON Schema, as an object or as text; at most 65,536 characters."""
     json_object: bool | None = None
-    """Any JSON object."""
+    """True: any JSON object."""
     regex: str | None = None
+    """A regular expression of at most 8,192 characters that the whole answer matches."""
     choice: list[str] | None = None
+    """The answer is one of these texts."""
     grammar: str | None = None
-    """Lark or GBNF."""
+    """A grammar of at most 8,192 characters, in Lark or GBNF syntax."""
     disable_any_whitespace: bool = False
-    """JSON without spaces and line breaks between its tokens."""
+    """True: no spaces and line breaks between JSON tokens. Only for JSON. Default: false."""
     whitespace_pattern: str | None = None
-    """A regular expression for what may stand between JSON's tokens; by default a space, or a line break with
-    indentation."""
+    """A regular expression for the whitespace between JSON tokens. Only for JSON. Default: one space, or a line break
+    with at most 40 characters of indentation."""
     disable_fallback: bool = False
-    """Without effect: there is no other way that could be fallen back to."""
+    """Without effect: there is only one implementation to use."""
     disable_additional_properties: Raw = ABSENT
     structural_tag: Raw = ABSENT

@@ -11,46 +11,53 @@ class TenantItem(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     description: str
     status: TenantState
-    """ "active"; "suspended", whose requests are refused; "draining" or "deleted", which can be restored for 24 hours;
-    "erased", of which only the id and the usage are left."""
+    """ "active"; "suspended": its requests are refused; "draining" or "deleted": can be restored for 24 hours;
+    "erased": only its id and its usage are left."""
     limits: Limits
     weight: float
     """Share of the engine relative to other tenants."""
     num_adapters: int
+    """Number of adapters."""
     adapter_bytes: int
-    """Over all versions, deleted ones too while they are on the disk; what limits.max_adapter_bytes is about."""
+    """Size of all versions, including deleted ones that are still on disk. Limited by `limits.max_adapter_bytes`."""
     num_keys: int
-    """Without revoked ones."""
+    """Number of keys, not counting revoked ones."""
     updated_at: float
     """Unix seconds."""
     deleted_at: float | None
-    """Unix seconds."""
+    """Unix seconds; null = not deleted."""
     erased_at: float | None
-    """Unix seconds."""
+    """Unix seconds; null = not erased."""
     rev: int
-    """Revision; as an ETag, what If-Match takes."""
+    """Revision of the document. Send it as an ETag in If-Match."""
     object: str = "tenant"
 
 
 class TenantList(msgspec.Struct, frozen=True):
     data: list[TenantItem]
     next_cursor: str | None
+    """Send it as `cursor` to get the next page; null on the last page."""
     object: str = "list"
 
 
 class CreateTenantRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     id: str
-    """Lower-case letters, digits and hyphens."""
+    """1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit. An id is never given twice."""
     description: str = ""
+    """At most 2,000 characters."""
     limits: Limits = Limits()
+    """Default: none."""
     weight: float = 1.0
+    """Share of the engine relative to other tenants: more than 0, at most 1000. Default: 1."""
 
 
 class PatchTenantRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Only what is given changes; `limits` as a whole."""
+    """Changes only the fields that are sent; `limits` is replaced as a whole."""
 
     description: str | UnsetType = UNSET
+    """At most 2,000 characters."""
     status: Status | UnsetType = UNSET
     """ "active" or "suspended"."""
     limits: Limits | UnsetType = UNSET
     weight: float | UnsetType = UNSET
+    """Share of the engine relative to other tenants: more than 0, at most 1000."""

@@ -1,4 +1,4 @@
-"""Tools that a chat's model may call, and its tool calls."""
+"""Tools that the model of a chat may call, and its calls."""
 
 import msgspec
 from msgspec import Raw
@@ -7,13 +7,15 @@ from loraserve.api.schemas.unsupported import ABSENT
 
 
 class ToolFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
     name: str
     description: str | None = None
     parameters: dict[str, Raw] | None = None
-    """A JSON Schema."""
+    """A JSON Schema of the arguments."""
     strict: bool | None = None
-    """Without effect: arguments always follow the schema where `tool_choice` is "required" or a function, and are what
-    the model writes where it is "auto"."""
+    """Without effect. If `tool_choice` is "required" or a function, arguments always follow the schema; if it is
+    "auto", they are whatever the model writes."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,7 +31,10 @@ class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The function that the model must call."""
+
     type: str
+    """Only "function"."""
     function: NamedFunction | None = None
     # Known so that these choices are refused by their type.
     allowed_tools: Raw = ABSENT
@@ -39,7 +44,7 @@ class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CalledFunction(msgspec.Struct, frozen=True):
     name: str
     arguments: str
-    """A JSON object, unless the model broke it off."""
+    """A JSON object, unless the model stopped in the middle of it."""
 
 
 class ResponseToolCall(msgspec.Struct, frozen=True):
@@ -47,6 +52,7 @@ class ResponseToolCall(msgspec.Struct, frozen=True):
 
     id: str
     type: str
+    """ "function"."""
     function: CalledFunction
 
 
@@ -56,7 +62,7 @@ class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first one of a call has all but the arguments, those that follow have these in pieces."""
+    """A piece of a call. The first one has everything but the arguments; the ones after it have these in pieces."""
 
     index: int
     function: FunctionDelta
@@ -67,9 +73,9 @@ class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 class RequestFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arguments: str
-    """A JSON object, unless the model broke it off; "" is an empty one."""
+    """A JSON object, which may be incomplete if the model stopped in the middle of it; "" means {}."""
     parsed_arguments: Raw = ABSENT
-    """Without effect: what OpenAI's `parse` and `stream` add to an answer."""
+    """Without effect. OpenAI's `parse` and `stream` add it to an answer."""
 
 
 class RequestToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +85,6 @@ class RequestToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function: RequestFunction | None = None
     type: str = "function"
     index: int | None = None
-    """Without effect: what clients keep of a stream."""
+    """Without effect. Clients keep it from a stream."""
     # Known so that these calls are refused by their type.
     custom: Raw = ABSENT

@@ -1,4 +1,4 @@
-"""Fields that clients know and we cannot honour: refused by name, except where their value asks for nothing."""
+"""Fields that clients know but this server does not support: refused by name, unless their value has no effect."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from msgspec import Raw
 from loraserve.serving.errors import ErrorCode, ServingError
 
 ABSENT: Any = msgspec.field(default_factory=Raw)
-"""No bytes at all: the field was not sent. A factory, because OpenAPI documents show defaults."""
+"""No bytes at all: the field was not sent. A factory, because a plain default would appear in the OpenAPI document."""
 MAX_NEUTRAL_BYTES = 128
-"""No neutral value is longer: what is longer is not even looked into."""
+"""Longer than every neutral value; anything longer is refused without being examined."""
 
 NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "audio": (),
@@ -38,7 +38,7 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "verbosity": (b'"medium"',),
     "vllm_xargs": (b"{}",),
     "web_search_options": (),
-    # Of responses.
+    # Responses.
     "background": (b"false",),
     "caller": (b'{"type":"direct"}',),
     "context_management": (
@@ -58,19 +58,19 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "prompt_cache_options": (),
     "summary": (b'"auto"',),
     "truncation": (b'"disabled"',),
-    # Of LoRAX.
+    # LoRAX.
     "merged_adapters": (),
     "typical_p": (b"1", b"1.0"),
     "watermark": (b"false",),
-    # Of embeddings and classifiers.
+    # Embeddings and classifiers.
     "messages": (),
-    # Of rerankers.
+    # Rerankers.
     "max_chunks_per_doc": (),
     "rank_fields": (b'["text"]',),
-    # Of a chat's messages.
+    # A chat's messages.
     "annotations": (b"[]",),
     "refusal": (),
-    # Of Anthropic's Messages API.
+    # Anthropic's Messages API.
     "allowed_callers": (b'["direct"]',),
     "citations": (b"[]",),
     "container": (),
@@ -83,28 +83,28 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "thread": (),
     "toolset_name": (),
 }
-"""JSON values, without spaces, that ask for nothing; null is always one of them."""
+"""For each field, the JSON values without whitespace that have no effect; null is always one of them."""
 
 
 LEAVE_IT_OUT = "Leave it out."
-NOTHING_IS_KEPT = "Nothing is kept of earlier requests: send their items with 'input'."
+NOTHING_IS_KEPT = "Earlier requests are not stored: send their items with 'input'."
 
 REMEDIES = {
-    "background": "Nothing is kept of an answer that nobody waits for. Leave it out.",
+    "background": "Answers are not stored: a request has to wait for its answer. Leave it out.",
     "conversation": NOTHING_IS_KEPT,
     "mcp_servers": "This server has no tools of its own. Leave it out.",
     "messages": "Send their text with 'input'.",
-    "max_tool_calls": "It is for tools that a server has of its own, and this one has none. Leave it out.",
+    "max_tool_calls": "It limits calls of a server's own tools, and this server has none. Leave it out.",
     "previous_response_id": NOTHING_IS_KEPT,
-    "prompt": "No prompts are kept here: send 'instructions' and 'input'.",
-    "thread": "Nothing is kept of earlier requests: send the messages so far.",
+    "prompt": "Prompts are not stored: send 'instructions' and 'input'.",
+    "thread": "Earlier requests are not stored: send the messages so far.",
     "truncation": "Send 'truncate_prompt_tokens': -1 to keep the last tokens that fit.",
 }
-"""What to do instead, where that is more than to leave the field out."""
+"""For fields where there is better advice than to leave them out."""
 
 
 class UnsupportedEverywhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of completions, chats and responses."""
+    """Fields of completions, chats, responses and messages."""
 
     guided_decoding_backend: Raw = ABSENT
     bad_words: Raw = ABSENT
@@ -118,7 +118,7 @@ class UnsupportedEverywhere(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 def refuse_unsupported(struct: msgspec.Struct, path: str = "") -> None:
-    """Raises `ServingError` naming the first field that asks for something we do not do."""
+    """Raises `ServingError` for the first field whose value requests an unsupported feature."""
     for field in struct.__struct_fields__:
         value = getattr(struct, field)
         if isinstance(value, Raw) and field in NEUTRAL_VALUES and not _is_neutral(field, value):

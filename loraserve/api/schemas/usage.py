@@ -8,20 +8,22 @@ from loraserve.serving.generation import TokenUsage
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int | UnsetType = UNSET
-    """Where a server tells reasoning apart."""
+    """Only on a server that separates reasoning (--reasoning-parser)."""
     accepted_prediction_tokens: int | UnsetType = UNSET
-    """Of a request with `prediction`: drafted tokens that the model chose too, several in one step."""
+    """Only with `prediction`: drafted tokens of it that the model also chose, several in one step."""
     rejected_prediction_tokens: int | UnsetType = UNSET
-    """They are no part of the completion."""
+    """Drafted tokens that the model did not choose; they are not part of the completion."""
 
 
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
+    """Tokens of all choices, reasoning included."""
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET

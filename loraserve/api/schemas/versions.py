@@ -7,68 +7,74 @@ from loraserve.store.records import Tier
 
 
 class InvocationItem(msgspec.Struct, frozen=True):
-    """What activates an activated LoRA: it counts from the last place of a prompt on where these tokens are, and a
-    prompt without them is refused."""
+    """The tokens that activate an activated LoRA: it has an effect from their last occurrence in a prompt on. A prompt
+    without them is refused."""
 
     token_ids: list[int]
     text: str | None
-    """Null where the version is of another base model."""
+    """The tokens' text; null if the version was made for another base model."""
 
 
 class ClassifierItem(msgspec.Struct, frozen=True):
-    """What a classifier tells apart: it answers /v1/classify, and has no text to answer with."""
+    """The labels of a classifier. It answers /v1/classify and generates no text."""
 
     num_labels: int
     problem_type: str | None
-    """As its config says: "single_label_classification", "multi_label_classification" or "regression"."""
+    """ "single_label_classification", "multi_label_classification" or "regression", as in its config; null if that has
+    none."""
     labels: list[str] | UnsetType | None = UNSET
-    """Their names, in the order of an answer's `probs`; null where `id2label` of its config gives none. Absent where
-    several models are listed."""
+    """Label names, in the order of an answer's `probs`; null if the config has no `id2label`. Absent from lists of
+    models."""
     score_template: str | UnsetType | None = UNSET
-    """Of a reranker: the text that /v1/rerank asks it with; null where its config gives none. Absent likewise."""
+    """For a reranker: the text into which /v1/rerank puts query and document; null if the config has none. Absent from
+    lists of models."""
 
 
 class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     """One immutable content of an adapter."""
 
     n: int
-    """`name@v1` is number 1; a number is never used again."""
+    """`name@v1` is number 1. A number is never reused."""
     digest: str
     """Hash of the content."""
     upload_id: str
     created_at: float
     """Unix seconds."""
     by: str
-    """Id of the key that made it, or "open", "cli" or "config"."""
+    """Id of the key that created it, or "open", "flag", "cli" or "config"."""
     size_bytes: int
+    """Size of its files."""
     max_rank: int
+    """Largest LoRA rank."""
     targets: list[str]
-    """Kinds of modules it adapts."""
+    """Module kinds that it adapts, such as "q_proj"."""
     invocation: InvocationItem | None
-    """Null where it is no activated LoRA."""
+    """Null if it is not an activated LoRA."""
     classifier: ClassifierItem | None
-    """Null where it is none."""
+    """Null if it is not a classifier."""
     chat_template: str | None
-    """Name of the operator's template that its chats are rendered with; null = the base model's."""
+    """Name of the operator's template that renders its chats; null = the base model's template."""
     bases: list[str]
-    """The base models that it was checked against, as they were called; empty where that was not recorded."""
+    """Names of the base models that it was checked against; empty if that was not recorded."""
     fits: bool
-    """Whether this server's base model is one of them, as far as that is known; requests for others are refused."""
+    """False: it was made for a base model other than this server's, and requests to it are refused (409)."""
     aliases: list[str]
-    """Names that lead to it now."""
+    """Aliases that refer to it now."""
     tier: Tier
+    """Where its bytes are: on disk ("disk"), mapped by the engine ("host") or in the engine's arena ("device")."""
     memory_bytes: int | None
-    """What it takes in the engine's memory; null until this server has loaded it."""
+    """Size in the engine's memory; null until this server has loaded it."""
     last_used_at: float | None
-    """By this server's engine, in Unix seconds; null if it was not used since the start."""
+    """Last use on this server; Unix seconds. Null if not used since the server started."""
     num_hits: int
-    """Requests since the start of this server."""
+    """Requests since this server started."""
     load_ms: float | None
-    """What its last load into the engine took."""
+    """Duration of its last load into the engine; null if not loaded yet."""
     object: str = "adapter.version"
 
 
 class VersionList(msgspec.Struct, frozen=True):
     data: list[VersionItem]
     next_cursor: str | None
+    """Send it as `cursor` to get the next page; null on the last page."""
     object: str = "list"

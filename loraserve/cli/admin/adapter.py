@@ -1,4 +1,4 @@
-"""`loraserve adapter`: adapters of a running server, and `validate`, which needs none."""
+"""`loraserve adapter`: manages adapters of a running server; `validate` needs no server."""
 
 import re
 from pathlib import Path
@@ -99,7 +99,7 @@ def alias(
     path = api_path("adapters", name, "aliases", alias)
     if is_deleted:
         connection.client().delete(path)
-        connection.show({}, f"{name}@{alias} is gone")
+        connection.show({}, f"{name}@{alias} is removed")
         return
     if version is None:
         raise click.UsageError("give the VERSION the alias should point to, or --delete")
@@ -113,7 +113,7 @@ def alias(
 @click.option("--alias", default="live", show_default=True)
 @with_connection
 def rollback(connection: Connection, name: str, alias: str) -> None:
-    """Go back to the version before the last move; a second rollback undoes it."""
+    """Point an alias back to its previous version; a second rollback undoes it."""
     found = connection.client().post(api_path("adapters", name, "rollback"), {"alias": alias})
     connection.show(found, f"{name}@{alias} is v{found['version']} again; it was v{found['previous']}")
 
@@ -131,10 +131,10 @@ def pin(connection: Connection, name: str, tier: str, ttl_s: int | str, is_off: 
     path = api_path("adapters", name, "residency")
     if is_off:
         connection.client().delete(path)
-        connection.show({}, f"{name} is not pinned any more")
+        connection.show({}, f"{name} is no longer pinned")
         return
     found = connection.client().put(path, {"tier": tier, "ttl_s": None if ttl_s == NO_LIMIT else ttl_s})
-    end = "it is taken off" if found["until"] is None else time_text(found["until"])
+    end = "it is unpinned" if found["until"] is None else time_text(found["until"])
     connection.show(found, f"{name} stays on {found['tier']} until {end}")
 
 
@@ -156,7 +156,7 @@ def remove(connection: Connection, name: str, version: int | None, drain_s: floa
         connection.show({}, f"{name}@v{version} is deleted")
         return
     found = connection.client().delete(api_path("adapters", name), drain_s=drain_s)
-    rest = "; requests still run with it" if found["status"] == "draining" else ""
+    rest = "; some requests still use it" if found["status"] == "draining" else ""
     connection.show(found, f"{name} is deleted{rest}; `loraserve adapter restore {name}` undoes it for 24 hours")
 
 
@@ -188,7 +188,7 @@ def _canary(text: str | None) -> Json | None:
         return None
     found = CANARY.fullmatch(text)
     if found is None:
-        raise click.BadParameter(f"{text!r} is not like v3=5%", param_hint="--canary")
+        raise click.BadParameter(f"{text!r} does not have the form v3=5%", param_hint="--canary")
     return {"version": int(found["version"]), "weight_bp": round(float(found["percent"]) * 100)}
 
 

@@ -1,4 +1,4 @@
-"""What `loraserve adapter show` prints."""
+"""The output of `loraserve adapter show`."""
 
 from typing import Any
 

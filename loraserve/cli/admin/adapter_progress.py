@@ -1,4 +1,4 @@
-"""An upload as a person watches it."""
+"""An upload with a progress bar."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from loraserve.cli.admin.client import AdminClient
 
 
 def upload_with_progress(client: AdminClient, name: str, folder: Path, activate: bool) -> dict[str, Any]:
-    """A bar on a terminal, nothing elsewhere."""
+    """Shows a bar on a terminal, and nothing if stderr is not one."""
     console = Console(stderr=True)
     total = sum((folder / file).stat().st_size for file in FILES if (folder / file).is_file())
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

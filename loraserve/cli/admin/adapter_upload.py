@@ -1,4 +1,4 @@
-"""Sends an adapter folder through an upload session, and goes on where a broken connection left it."""
+"""Uploads an adapter folder through an upload session, and resumes where a broken connection left off."""
 
 import itertools
 import time
@@ -10,12 +10,12 @@ from loraserve.cli.admin.client import AdminClient, AdminError, ConnectionLostEr
 from loraserve.cli.admin.paths import api_path
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""In the order they are sent: what is wrong with the config shows before the weights are sent."""
+"""In the order of sending: a bad config is reported before the weights are sent."""
 PICKLE = "adapter_model.bin"
-"""What older releases of PEFT wrote in place of the second."""
+"""The file that older releases of PEFT wrote instead of adapter_model.safetensors."""
 MAX_TRIES = 30
 RETRY_S = 2.0
-"""So often and after so long, as the console."""
+"""Tries and the pause between them, the same as the console's."""
 WAIT_S = 10
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ T = TypeVar("T")
 def upload(
     client: AdminClient, name: str, folder: Path, *, activate: bool, on_sent: OnSent, on_state: Callable[[str], None]
 ) -> Json:
-    """The session once it is ready. Raises `AdminError`, with the report of a refused adapter.
+    """Returns the session once it is ready. Raises `AdminError`, with the report if the adapter is refused.
 
     on_sent: called with the number of bytes sent, over both files.
     """
@@ -62,7 +62,7 @@ def _send_file(client: AdminClient, session: Json, path: Path, size: int, on_off
             start = _received(client, session["id"], path.name) if is_again else offset
             file.seek(start)
             data = file.read(session["chunk_bytes"])
-            if not data:  # The answer that all was there got lost.
+            if not data:  # Everything had arrived; only the response was lost.
                 return start
             return client.put_bytes(url, data, f"bytes {start}-{start + len(data) - 1}/{size}")["offset"]
 
@@ -72,7 +72,7 @@ def _send_file(client: AdminClient, session: Json, path: Path, size: int, on_off
 
 
 def _patiently(attempt: Callable[[bool], T]) -> T:
-    """Until there is an answer, as a server may be restarting. `attempt` is told whether it is not the first."""
+    """Retries until there is a response: the server may be restarting. `attempt` gets whether it is a retry."""
     for num_failures in itertools.count(1):
         try:
             return attempt(num_failures > 1)
@@ -89,7 +89,7 @@ def _received(client: AdminClient, upload_id: str, name: str) -> int:
 
 
 def _committed(client: AdminClient, upload_id: str, on_state: Callable[[str], None]) -> Json:
-    session = _patiently(lambda _: client.post(api_path("uploads", upload_id, "commit")))  # which may be repeated
+    session = _patiently(lambda _: client.post(api_path("uploads", upload_id, "commit")))  # safe to repeat
     while session["state"] in ("validating", "loading"):
         on_state(session["state"])
         session = _patiently(lambda _: client.get(api_path("uploads", upload_id), wait_s=WAIT_S))

@@ -1,4 +1,4 @@
-"""`loraserve adapter validate`: what an upload would say, from this machine alone."""
+"""`loraserve adapter validate`: the checks of an upload, without a server."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ KV_BYTES = 64 << 20
 
 
 def validate_folder(folder: Path, model: str | None, as_json: bool) -> None:
-    """Prints the report; ends with exit code 1 for an adapter that is refused."""
+    """Prints the report; exits with 1 if the adapter is refused."""
     try:
         served = asyncio.run(_description_of(model or str(DEMO / "model"), _compiled_kernels(is_demo=model is None)))
     except EngineStartFailedError as error:
@@ -34,7 +34,7 @@ def validate_folder(folder: Path, model: str | None, as_json: bool) -> None:
 
 
 async def _description_of(model: str, kernels: Path | None) -> ModelDescription:
-    """By loading the model: only a model that runs says what its linears are."""
+    """Loads the model: only a loaded model says which linear layers it has."""
     config = EngineConfig(
         model=model,
         kv_cache_memory_bytes=KV_BYTES,
@@ -49,9 +49,9 @@ async def _description_of(model: str, kernels: Path | None) -> ModelDescription:
 
 
 def _compiled_kernels(*, is_demo: bool) -> Path | None:
-    """Where this user's server keeps its own, if there was one: compiling them takes 35 s of a core."""
+    """The folder of kernels that this user's server compiled, if there is one: compiling takes 35 s on one core."""
     try:
         folder = default_data_dir() / ("demo/kernels" if is_demo else "kernels")
-    except click.UsageError:  # no home, so no server's folder in it
+    except click.UsageError:  # no home directory, so no server's folder in it
         return None
     return folder if folder.is_dir() else None

@@ -13,27 +13,27 @@ from loraserve.cli.proxy import through_proxy
 TIMEOUT_S = 60.0
 PAGE = 500
 REQUEST_ID = "x-request-id"
-"""A header of whatever loraserve answers."""
-REMEDY = "start it, or name another with --url or LORASERVE_URL"
+"""A header of every response of loraserve."""
+REMEDY = "start it, or give another address with --url or LORASERVE_URL"
 
 Json = dict[str, Any]
 
 
 class AdminError(Exception):
-    """The message is for the person at the terminal."""
+    """The message is shown to the user."""
 
     def __init__(self, message: str, report: Json | None = None) -> None:
-        """report: of a refused adapter."""
+        """report: the checks of a refused adapter."""
         super().__init__(message)
         self.report = report
 
 
 class ConnectionLostError(AdminError):
-    """There was no answer; whether the request had its effect is not known."""
+    """There was no response; the request may or may not have taken effect."""
 
 
 class ChangedMeanwhileError(AdminError):
-    """What was to be changed is at another revision than the one that the change was decided on."""
+    """The object is no longer at the revision on which the change was based."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class AdminClient:
         return self._call("GET", path, params=params)
 
     def get_text(self, path: str, **query: str | int | float | None) -> str:
-        """Of a table, such as CSV."""
+        """The text of a table, such as CSV."""
         params = {name: value for name, value in query.items() if value is not None}
         response = self._send("GET", path, params=params)
         _check(response)
@@ -60,12 +60,12 @@ class AdminClient:
         return self._call("PUT", path, body=body)
 
     def patch(self, path: str, body: Json, *, expected_rev: int | None = None) -> Json:
-        """expected_rev: raises `ChangedMeanwhileError` where that is not the newest."""
+        """expected_rev: raises `ChangedMeanwhileError` if it is not the newest revision."""
         headers = None if expected_rev is None else {"if-match": f'"{expected_rev}"'}
         return _checked(self._send("PATCH", path, json=body, headers=headers))
 
     def delete(self, path: str, *, drain_s: float | None = None) -> Json:
-        """drain_s: for which the answer waits, if need be."""
+        """drain_s: the server may delay its response by this many seconds while requests finish."""
         if drain_s is None:
             return self._call("DELETE", path)
         timeout = httpx.Timeout(TIMEOUT_S, read=TIMEOUT_S + drain_s)
@@ -87,7 +87,7 @@ class AdminClient:
                 return found
 
     def first(self, path: str, count: int, **query: str | None) -> list[Json]:
-        """Of a list whose pages may have fewer than asked for."""
+        """The first items of a list, `count` at most; a page may have fewer items than requested."""
         found: list[Json] = []
         cursor: str | None = None
         while True:
@@ -130,12 +130,12 @@ def _checked(response: httpx.Response) -> Json:
 
 
 def _not_ours(response: httpx.Response) -> AdminError:
-    """Of a page that a proxy shows first, or of another server: what was asked for is not done."""
+    """The error for a proxy's own page or another server's response: the request did not reach loraserve."""
     what = _media_type(response) or "no media type"
     named = "" if REQUEST_ID in response.headers else f" and without {REQUEST_ID}"
     return AdminError(
-        f"{response.url} answers with {what}{named}, as no loraserve does: look at --url, LORASERVE_URL and what is in "
-        "between"
+        f"{response.url} answers with {what}{named}, which loraserve never does: check --url, LORASERVE_URL and any "
+        "proxy in between"
     )
 
 
@@ -144,7 +144,7 @@ def _media_type(response: httpx.Response) -> str:
 
 
 def _check(response: httpx.Response) -> None:
-    """Raises `AdminError` with what the server says."""
+    """Raises `AdminError` with the server's message."""
     if response.is_success:
         return
     try:

@@ -1,4 +1,4 @@
-"""`loraserve config`: what a running server was started with."""
+"""`loraserve config`: the settings of a running server."""
 
 import rich_click as click
 

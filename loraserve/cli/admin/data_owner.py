@@ -1,4 +1,4 @@
-"""Who writes into a data directory: only files of the user that runs its server can be read by that server."""
+"""Makes commands write to a data directory as its owner: a server can read only files of the user that runs it."""
 
 import contextlib
 import os
@@ -14,18 +14,18 @@ ROOT = 0
 
 @contextlib.contextmanager
 def acting_as_owner(data_dir: Path) -> Iterator[None]:
-    """What is made inside is of the user whose documents are there; root acts as that user for so long.
+    """Files created inside belong to the owner of the directory's documents: root acts as that user meanwhile.
 
-    Raises `click.ClickException` for another user, who could not make what the server can read.
+    Raises `click.ClickException` for other users, because the server could not read their files.
 
-    NOTE: nothing is imported inside: that user may not be let into the folders where the packages are.
+    NOTE: import nothing inside: the owner may have no access to the folders of the packages.
     """
     place = next((folder for folder in (data_dir / "docs", data_dir) if os.path.exists(folder)), None)
     if place is None:
         yield
         return
     owner, caller_uid, caller_gid = place.stat(), os.geteuid(), os.getegid()
-    # Where everything is everybody's, as on some shared file systems, an owner says nothing.
+    # If this user has full access, as on some shared file systems, the owner does not matter.
     if owner.st_uid == caller_uid or (caller_uid != ROOT and os.access(place, os.R_OK | os.W_OK | os.X_OK)):
         yield
         return
@@ -44,7 +44,7 @@ def acting_as_owner(data_dir: Path) -> Iterator[None]:
 def _refusal(data_dir: Path, owner_uid: int, caller_uid: int) -> click.ClickException:
     owner, caller = _user(owner_uid), _user(caller_uid)
     return click.ClickException(
-        f"--data-dir {data_dir} is of the user {owner}, and what {caller} writes there its server cannot read: "
+        f"--data-dir {data_dir} belongs to {owner}, whose server could not read files written by {caller}: "
         f"run the command as {owner}, with `sudo -u {shlex.quote(owner)}`"
     )
 

@@ -1,4 +1,4 @@
-"""`loraserve keys`: API keys of a running server; with --data-dir, of a data directory."""
+"""`loraserve keys`: API keys of a running server or, with --data-dir, of a data directory."""
 
 import time
 from pathlib import Path
@@ -128,4 +128,4 @@ def _show_secret(connection: Connection, created: dict[str, Any]) -> None:
     click.echo(created["secret"])
     until = created["expires_at"]
     expiry = "" if until is None else f", until {time.strftime('%Y-%m-%d %H:%M', time.localtime(until))}"
-    click.echo(f"{created['role']} of tenant {created['tenant']}{expiry}. Keep it: it is not shown again.", err=True)
+    click.echo(f"{created['role']} of tenant {created['tenant']}{expiry}. Save it: it is not shown again.", err=True)

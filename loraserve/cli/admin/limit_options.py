@@ -29,7 +29,7 @@ class LimitType(click.IntRange):
 
 
 def with_limits(limits: dict[str, str]) -> Callable[[T], T]:
-    """An option for each; `given_limits` reads them."""
+    """Adds an option for each limit; `given_limits` reads them."""
 
     def decorate(command: T) -> T:
         for name, text in reversed(limits.items()):
@@ -41,6 +41,6 @@ def with_limits(limits: dict[str, str]) -> Callable[[T], T]:
 
 
 def given_limits(options: dict[str, Any]) -> dict[str, int | None]:
-    """None = no limit."""
+    """The limits that were given; None = no limit."""
     given = {name: options[name] for name in TENANT_LIMITS if options.get(name) is not None}
     return {name: None if limit == NO_LIMIT else limit for name, limit in given.items()}

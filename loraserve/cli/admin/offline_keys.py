@@ -1,4 +1,4 @@
-"""Keys in a data directory, with or without a server that runs on it."""
+"""Creates and revokes keys in a data directory, whether or not a server runs on it."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ from loraserve.store.records import ANY_TENANT, DEFAULT_TENANT, Limits, Role
 
 
 def create_offline(data_dir: Path, body: dict[str, Any]) -> dict[str, Any]:
-    """body: as POST /v1/keys takes it. What that would answer."""
+    """body: that of POST /v1/keys. Returns what that route would."""
     role = Role(body["role"])
     expires_in_s = body["expires_in_s"]
     limits = msgspec.convert(body["limits"], Limits)
@@ -43,7 +43,7 @@ def revoke_offline(data_dir: Path, key_id: str) -> None:
 
 @contextlib.contextmanager
 def _opened(data_dir: Path) -> Iterator[DocumentStore]:
-    """What goes wrong with it inside is said in a line."""
+    """Inside, errors of the directory become a one-line `click.ClickException`."""
     folder = data_dir.expanduser()
     try:
         with acting_as_owner(folder):

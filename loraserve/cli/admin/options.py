@@ -1,4 +1,4 @@
-"""What every command that talks to a server's management API takes: where it is, who asks, and how to print."""
+"""Options of every command that calls a server's management API: its address, the key and tenant, the output format."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ class Connection:
     as_json: bool
 
     def client(self, *, as_tenant: bool = True) -> "AdminClient":
-        """It is closed when the command ends. as_tenant: False = for all tenants, whatever --tenant says."""
+        """Closed when the command ends. as_tenant: False = for all tenants, ignoring --tenant."""
         from loraserve.cli.admin.client import connected
 
         opened = connected(self.url, self.api_key, self.tenant if as_tenant else None)
         return self.context.with_resource(opened)
 
     def show(self, answer: dict[str, Any], text: str) -> None:
-        """The answer with --json, otherwise the text."""
+        """Prints the answer with --json, otherwise the text."""
         from loraserve.cli.admin.output import print_json
 
         if self.as_json:
@@ -39,7 +39,7 @@ class Connection:
 
 
 def with_connection(command: T) -> T:
-    """Adds --url, --api-key, --tenant and --json, which the command gets as `connection`; its errors end with 1."""
+    """Adds --url, --api-key, --tenant and --json, passed to the command as `connection`. `AdminError` exits with 1."""
 
     @click.option(
         "--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", show_default=True, help="Server address."

@@ -1,4 +1,4 @@
-"""Prints what management commands found: JSON, or what a person reads."""
+"""Prints the results of management commands, as JSON or as text."""
 
 import json
 import sys
@@ -15,9 +15,9 @@ Json = dict[str, Any]
 COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 MAX_PROBLEMS = 10
 MAX_UNBROKEN = 32
-"""Characters of what names a row: of an id, not of every adapter's name."""
+"""Characters of a row's first cell: enough for an id, not for every adapter's name."""
 MAX_LINE = 10_000
-"""Characters, where no terminal is as wide as it is."""
+"""Characters per line when stdout is not a terminal."""
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -26,10 +26,10 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Nothing is left out: other commands take what is printed, such as ids.
+    """Never truncates: users pass printed values, such as ids, to other commands.
 
-    A row takes as many lines as the terminal makes necessary, and one where there is none. What names it, in the first
-    column, is not broken unless it is long.
+    On a terminal, rows wrap to its width; otherwise each row is one line. The first column, which names the row, does
+    not wrap unless a cell in it is long.
     """
     cells = [[_shown(cell) for cell in row] for row in rows]
     is_short = all(len(row[0]) <= MAX_UNBROKEN for row in cells)
@@ -50,26 +50,26 @@ def _shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """What would control the terminal is written out: names and paths come from whoever sent a request."""
+    """Escapes terminal control characters: names and paths come from clients."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def print_csv(text: str) -> None:
-    """As it came; on a terminal without what would control it."""
+    """Unchanged, except that terminal control characters are escaped on a terminal."""
     if sys.stdout.isatty():
         text = "".join(f"{printable(line)}\n" for line in text.splitlines())
     sys.stdout.write(text)
 
 
 def print_report(report: Json) -> None:
-    """Failures and warnings one by one, with what to do; what passed is counted."""
+    """Failures and warnings one by one, with remedies; then the number of checks that passed."""
     print_problems(report)
     num_passed = sum(check["status"] == "pass" for check in report["checks"])
     Console(stderr=True).print(f"{num_passed} checks passed", highlight=False)
 
 
 def print_problems(report: Json) -> None:
-    """Nothing of a report without any."""
+    """Failures and warnings only; prints nothing if there are none."""
     console = Console(stderr=True)
     problems = [check for check in report["checks"] if check["status"] != "pass"]
     for check in problems[:MAX_PROBLEMS]:
@@ -85,7 +85,7 @@ def print_problems(report: Json) -> None:
         if check["remedy"]:
             console.print(f"      → {printable(check['remedy'])}", markup=False, highlight=False, soft_wrap=True)
     if len(problems) > MAX_PROBLEMS:
-        console.print(f"and {len(problems) - MAX_PROBLEMS} more of these", highlight=False)
+        console.print(f"and {len(problems) - MAX_PROBLEMS} more", highlight=False)
 
 
 def bytes_text(count: float) -> str:

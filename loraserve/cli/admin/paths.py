@@ -1,4 +1,4 @@
-"""Paths of the management API, of names as people type them."""
+"""Paths of the management API, built from names that users type."""
 
 from urllib.parse import quote
 
@@ -6,16 +6,16 @@ import rich_click as click
 
 
 def api_path(*parts: str | int) -> str:
-    """`/v1/…` with each part as one segment, whatever is in it. Raises `click.UsageError` where it cannot be one.
+    """`/v1/…` with each part quoted as one segment. Raises `click.UsageError` for a part that cannot be one.
 
-    NOTE: every path that has a part from outside is made here. Written into a path as it is, `sql#old` is `sql`, and
-    `../tenants/bob` no key.
+    NOTE: build every path with a part from outside here. Unquoted, `sql#old` would mean `sql`, and the key id
+    `../tenants/bob` another route.
     """
     return "/v1/" + "/".join(_segment(str(part)) for part in parts)
 
 
 def _segment(part: str) -> str:
-    # Quoted, a slash would be one again to the server, and dots to a proxy. No name has the one or is the other.
+    # Quoting is no help: the server decodes a slash again, and a proxy dots. No name contains "/" or is "." or "..".
     if part in ("", ".", "..") or "/" in part:
-        raise click.UsageError(f"{part!r} is no name of anything: a name is not empty, '.' or '..', and has no '/'")
+        raise click.UsageError(f"{part!r} is not a valid name: names cannot be empty, '.' or '..', or contain '/'")
     return quote(part, safe="", errors="surrogateescape")

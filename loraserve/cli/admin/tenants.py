@@ -34,7 +34,7 @@ def create(connection: Connection, tenant_id: str, description: str, weight: flo
 
 
 @tenants.command("list")
-@click.option("--deleted", is_flag=True, help="Those that are deleted, instead of the others.")
+@click.option("--deleted", is_flag=True, help="List deleted tenants instead of the others.")
 @with_connection
 def list_tenants(connection: Connection, deleted: bool) -> None:
     """List tenants; deleted ones with --deleted."""
@@ -94,7 +94,7 @@ def remove(connection: Connection, tenant_id: str) -> None:
     if found["status"] == "erased":
         connection.show(found, f"{tenant_id} is erased")
         return
-    rest = "; some of it still runs, and ends" if found["status"] == "draining" else ""
+    rest = "; some of it is still being stopped" if found["status"] == "draining" else ""
     undo = f"`loraserve tenants restore {tenant_id}` undoes it for 24 hours"
     connection.show(found, f"{tenant_id} is deleted{rest}; {undo}")
 
@@ -109,14 +109,17 @@ def restore(connection: Connection, tenant_id: str) -> None:
 
 
 def _with_limits(client: "AdminClient", path: str, body: Json, changed: Json) -> Json:
-    """Also those that the API takes only as a whole, also while others change some. Raises `AdminError`."""
+    """Changes some limits, although the API only replaces all of them, and retries if others change the tenant.
+
+    Raises `AdminError`.
+    """
     from loraserve.cli.admin.client import AdminError, ChangedMeanwhileError
 
     for _ in range(MAX_TRIES):
         found = client.get(path)
         with contextlib.suppress(ChangedMeanwhileError):
             return client.patch(path, {**body, "limits": found["limits"] | changed}, expected_rev=found["rev"])
-    raise AdminError(f"Others changed the tenant {MAX_TRIES} times meanwhile: it is left as it is. Try again.")
+    raise AdminError(f"Others changed the tenant during each of {MAX_TRIES} tries, so it was not changed. Try again.")
 
 
 def _show(connection: Connection, tenant: Json) -> None:

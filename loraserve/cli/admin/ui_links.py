@@ -1,4 +1,4 @@
-"""Login links made by whoever may write to a server's data directory, without a key."""
+"""Login links for users who may write to a server's data directory; no key needed."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ CALL_S = 5.0
 def link_from_data_dir(
     data_dir: Path, key_id: str | None, redis_url: str | None, redis_prefix: str, fallback_url: str
 ) -> str:
-    """fallback_url: of a server that does not say where it is."""
+    """fallback_url: for a server that has not published its address."""
     key = _key(data_dir.expanduser(), key_id)
     store_url = redis_url or _private_server(data_dir.expanduser())
     try:
@@ -66,7 +66,7 @@ def _key(data_dir: Path, key_id: str | None) -> Document[KeyDoc]:
     if not keys:
         what = "admin key for all tenants ('*')" if key_id is None else f"key {key_id!r} that may log in"
         how = f"loraserve keys create --role admin --data-dir {data_dir}"
-        raise click.ClickException(f"{data_dir} has no {what}: `{how}` makes one")
+        raise click.ClickException(f"{data_dir} has no {what}: create one with `{how}`")
     return max(keys, key=lambda key: key.doc.created_at)
 
 
@@ -79,5 +79,5 @@ def _private_server(data_dir: Path) -> str:
     try:
         return socket_url((data_dir / "kv" / "socket.path").read_text().removesuffix("\n"))
     except OSError as error:
-        message = f"{data_dir} has no private server: is it the server's --data-dir? Else give its --redis-url"
+        message = f"{data_dir} has no private Redis: give the --data-dir of the server, or its --redis-url"
         raise click.ClickException(message) from error

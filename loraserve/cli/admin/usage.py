@@ -1,4 +1,4 @@
-"""`loraserve usage`: what was delivered."""
+"""`loraserve usage`: requests and tokens."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ SUMS = (
     ("cached", "num_cached_tokens"),
     ("output", "num_output_tokens"),
 )
-"""Of a row: the column's title and the answer's field."""
+"""Columns of a row: title and field of the response."""
 HOUR_S = 3600
 
 

@@ -1,4 +1,4 @@
-"""The file of answers, which outlives an interrupted batch: a line for each, whole as soon as it is there."""
+"""The answers file, which survives an interrupted batch: each answer is written as a whole line when it arrives."""
 
 import fcntl
 import os
@@ -20,12 +20,12 @@ from loraserve.cli.batches.batch_answer import BatchAnswer
 class AnswersFile:
     path: Path
     file: FileIO
-    """Without a buffer, which would be written again after a failure."""
+    """Unbuffered: a buffer would be written again after a failure."""
     answered: frozenset[str] = frozenset()
-    """By an earlier run: their custom_ids."""
+    """custom_ids that an earlier run answered."""
 
     def add(self, answer: BatchAnswer) -> None:
-        """It is with the operating system when this returns. Raises `click.ClickException`."""
+        """The answer is with the operating system when this returns. Raises `click.ClickException`."""
         line = memoryview(msgspec.json.encode(answer) + b"\n")
         try:
             while line:
@@ -36,8 +36,7 @@ class AnswersFile:
 
 @contextmanager
 def open_answers(path: Path, custom_ids: Collection[str], *, resume: bool) -> Iterator[AnswersFile]:
-    """custom_ids: those that may be answered. resume: what was answered is kept; failures, and a line that was not
-    written to its end, are not.
+    """custom_ids: those of the requests. resume: keeps answers, but not failures nor an incomplete last line.
 
     Raises `click.ClickException` if the file cannot be used, or is in use.
     """
@@ -50,7 +49,7 @@ def open_answers(path: Path, custom_ids: Collection[str], *, resume: bool) -> It
 def _begin(path: Path) -> Iterator[AnswersFile]:
     if path.exists():
         _check_regular(path)
-        raise click.ClickException(f"{path} exists: go on with it by --resume, or name another")
+        raise click.ClickException(f"{path} exists: continue it with --resume, or name another file")
     with _as_command_error(path):
         file = FileIO(path.resolve(), "x")
     with file:
@@ -60,15 +59,15 @@ def _begin(path: Path) -> Iterator[AnswersFile]:
 
 @contextmanager
 def _go_on(path: Path, custom_ids: Collection[str]) -> Iterator[AnswersFile]:
-    """With a new file in its place, of what is kept. The old one stays locked, for those who have it open already."""
+    """Replaces the file by a new one with the kept answers. The old one stays locked, for processes that opened it."""
     _check_regular(path)
-    place = path.resolve()  # a link stays one
+    place = path.resolve()  # a symbolic link is kept
     with _as_command_error(path):
         old = place.open("rb")
     with old:
         _lock(old, path)
         if not os.path.samestat(os.fstat(old.fileno()), place.stat()):
-            raise click.ClickException(f"{path} was written by another process just now")
+            raise click.ClickException(f"{path} was just replaced by another process")
         with _as_command_error(path):
             descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
         with FileIO(descriptor, "w") as file:
@@ -88,7 +87,7 @@ def _go_on(path: Path, custom_ids: Collection[str]) -> Iterator[AnswersFile]:
 
 def _check_regular(path: Path) -> None:
     if not path.is_file():
-        raise click.ClickException(f"{path} is no regular file")
+        raise click.ClickException(f"{path} is not a regular file")
 
 
 def _copy_answered(old: IO[bytes], new: FileIO, path: Path, custom_ids: Collection[str]) -> frozenset[str]:
@@ -108,24 +107,24 @@ def _answer_of(line: bytes, place: str, custom_ids: Collection[str]) -> BatchAns
     try:
         answer = msgspec.json.decode(line, type=BatchAnswer)
     except (ValueError, RecursionError) as error:
-        raise click.ClickException(f"{place} is no answer: {error}") from error
+        raise click.ClickException(f"{place} is not an answer: {error}") from error
     if answer.custom_id not in custom_ids:
-        raise click.ClickException(f"{place} answers {answer.custom_id!r}, which is not asked")
+        raise click.ClickException(f"{place} answers {answer.custom_id!r}, which is not in the requests file")
     return answer
 
 
 def _lock(file: IO[bytes] | FileIO, path: Path) -> None:
-    """Until it is closed."""
+    """Locks the file until it is closed."""
     try:
         with _as_command_error(path):
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise click.ClickException(f"{path} is written by another process") from None
+        raise click.ClickException(f"{path} is in use by another process") from None
 
 
 @contextmanager
 def _as_command_error(path: Path) -> Iterator[None]:
-    """What the operating system refuses is an error of the command; but not that another process has it."""
+    """Turns `OSError` into an error of the command, except `BlockingIOError`: another process has the lock."""
     try:
         yield
     except BlockingIOError:

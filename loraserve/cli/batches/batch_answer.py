@@ -1,4 +1,4 @@
-"""A line of answers, as OpenAI's Batch API gives it."""
+"""A line of the answers file, in the format of OpenAI's Batch API."""
 
 import msgspec
 from msgspec import Raw
@@ -11,7 +11,7 @@ OK = 200
 class BatchResponse(msgspec.Struct, frozen=True):
     status_code: int
     request_id: str
-    """Of the server; empty if it gave none."""
+    """The server's; empty if it sent none."""
     body: Raw
 
 
@@ -20,7 +20,7 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     custom_id: str
     response: BatchResponse | None
     error: Failure | None = None
-    """Why there is no response in JSON."""
+    """Why there is no JSON response."""
 
     @property
     def failure(self) -> Failure | None:

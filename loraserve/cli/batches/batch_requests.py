@@ -1,4 +1,4 @@
-"""A file of requests: lines as OpenAI's Batch API takes them."""
+"""A file of requests: lines in the format of OpenAI's Batch API."""
 
 import re
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ import rich_click as click
 from msgspec import Meta, Raw
 
 MAX_SHOWN = 10
-"""Of the faults of a file."""
+"""Faults of a file that are shown."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Of files that some programs on Windows write."""
+"""At the start of files from some Windows programs."""
 ENDPOINT = re.compile(
     r"(/adapters/[^/?#\s]+)?(/v[12])?/"
     r"(chat/completions|classify|completions|embeddings|messages|rerank|responses|score)"
@@ -21,28 +21,28 @@ ENDPOINT = re.compile(
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line."""
+    """A line of the file."""
 
     custom_id: Annotated[str, Meta(min_length=1)]
     url: str
-    """A path of the server."""
+    """A path on the server."""
     body: dict[str, Raw]
     method: Literal["POST"] = "POST"
 
     def content(self, model: str | None) -> bytes:
-        """The body, for that model if there is one."""
+        """The body as JSON. model: replaces the body's own; None = keep it."""
         return msgspec.json.encode(self.body if model is None else {**self.body, "model": model})
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsFile:
-    """One whose lines have been checked. They are read again as they are sent: only ids are in memory."""
+    """A file whose lines have been checked. They are read again as they are sent; only ids stay in memory."""
 
     path: Path
     custom_ids: frozenset[str]
 
     def requests(self) -> Iterator[BatchRequest]:
-        """Raises `click.ClickException` where they have changed so much that they are none."""
+        """Raises `click.ClickException` if the file has changed and a line is no longer a request."""
         try:
             for line in _lines(self.path):
                 yield line.request()
@@ -58,19 +58,19 @@ class _Line:
     def request(self) -> BatchRequest:
         """Raises `ValueError`."""
         try:
-            self.content.decode()  # also what is not looked at any further
+            self.content.decode()  # also checks the parts that are not parsed
             return _DECODER.decode(self.content)
         except RecursionError:
-            raise ValueError("it is nested too deep") from None
+            raise ValueError("it is nested too deeply") from None
 
 
 _DECODER = msgspec.json.Decoder(BatchRequest)
 
 
 def check_requests(path: Path) -> RequestsFile:
-    """Raises `click.ClickException` with the first faults, by line."""
+    """Raises `click.ClickException` with the first faults, each with its line number."""
     if not path.is_file():
-        raise click.ClickException(f"{path} is no file that can be read twice: write the requests to one")
+        raise click.ClickException(f"{path} cannot be read twice: write the requests to a regular file")
     line_of: dict[str, int] = {}
     shown: list[str] = []
     num_faults = 0
@@ -85,18 +85,18 @@ def check_requests(path: Path) -> RequestsFile:
     if shown:
         raise click.ClickException("\n".join(shown))
     if not line_of:
-        raise click.ClickException(f"{path} has no request")
+        raise click.ClickException(f"{path} has no requests")
     return RequestsFile(path, frozenset(line_of))
 
 
 def _fault(line: _Line, line_of: dict[str, int]) -> str | None:
-    """Of a request, which gets its place in line_of if there is none."""
+    """What is wrong with a line. None = nothing; then its custom_id is in line_of."""
     try:
         request = line.request()
     except ValueError as error:
         return str(error)
     if ENDPOINT.fullmatch(request.url) is None:
-        return f"url {request.url!r} is no endpoint that answers, such as /v1/chat/completions"
+        return f"url {request.url!r} is not a supported endpoint, such as /v1/chat/completions"
     if bytes(request.body.get("stream", b"false")) not in (b"false", b"null"):
         return "stream must be false: answers are written whole"
     first = line_of.setdefault(request.custom_id, line.number)
@@ -104,7 +104,7 @@ def _fault(line: _Line, line_of: dict[str, int]) -> str | None:
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Those that are not blank."""
+    """All lines that are not blank."""
     with path.open("rb") as file:
         for number, content in enumerate(file, start=1):
             if number == 1:

@@ -1,4 +1,4 @@
-"""Which request of a batch is sent next, how many run at a time, and when one is given up."""
+"""Decides which request of a batch is sent next, how many run concurrently, and when to give one up."""
 
 import asyncio
 import contextlib
@@ -13,31 +13,31 @@ from loraserve.cli.batches.batch_requests import BatchRequest
 from loraserve.cli.batches.sender import Attempt, Trouble
 
 FIRST_PAUSE_S = 0.5
-"""Doubled each time."""
+"""Doubled after each failure."""
 MAX_PAUSE_S = 8.0
 MAX_ERRORS = 3
-"""Of the server's own, after which a request has failed."""
+"""Server errors after which a request has failed."""
 GROW_AFTER = 16
-"""Answers since the last refusal, after which one request more runs at a time, up to the concurrency."""
+"""After this many answers without a 429, one more request runs concurrently, up to the chosen concurrency."""
 
 
 @dataclass(slots=True)
 class _Waiting:
     request: BatchRequest
     num_errors: int = 0
-    """The server's own."""
+    """Server errors (5xx)."""
     failed_since_s: float | None = None
-    """Its first failure; once it was refused, the last answer that any got, if that was later."""
+    """Time of its first failure. Once it was refused (429): the time of the last answer to any request, if later."""
     was_refused: bool = False
     next_pause_s: float = FIRST_PAUSE_S
-    """At most, where the server does not say how long."""
+    """Upper limit of the next pause, if the server does not send Retry-After."""
 
 
 class Dispatch:
-    """What may be answered later is sent again, before anything new.
+    """Resends failed requests that may succeed later, before new ones.
 
-    A server that refuses with 429 gets one request fewer at a time, so that none is refused again and again while
-    others take its place.
+    After a 429, one request fewer runs concurrently, so that no request is refused again and again while others take
+    its place.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Dispatch:
         concurrency: int,
         retry_for_s: float,
     ) -> None:
-        """on_answer: gets each once, also those of requests that were given up."""
+        """on_answer: called once per request, also for requests that were given up."""
         self.stopped_by: BatchAnswer | None = None
-        """After which nothing was sent any more, as it would have met the same."""
+        """The failure after which sending stopped, because other requests would have failed the same way."""
         self._send = send
         self._requests = requests
         self._again: deque[_Waiting] = deque()
@@ -60,13 +60,16 @@ class Dispatch:
         self._retry_for_s = retry_for_s
         self._num_workers = 0
         self._since_refusal = 0
-        """Answers."""
+        """Answers since the last 429."""
         self._given_up_since_answer = 0
         self._last_answer_s = float("-inf")
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
-        """Until all are answered or given up, or it stops. Raises a group of what `requests` and `on_answer` raise."""
+        """Runs until all are answered or given up, or it stops.
+
+        Raises an exception group with the errors of `requests` and `on_answer`.
+        """
         async with asyncio.TaskGroup() as group:
             for _ in range(self._concurrency):
                 self._begin_worker(group)
@@ -89,7 +92,7 @@ class Dispatch:
             if attempt.trouble is Trouble.REFUSED:
                 self._since_refusal = 0
                 if self._num_workers > 1:
-                    self._again.append(waiting)  # for whoever has an answer next
+                    self._again.append(waiting)  # for the next worker that gets an answer
                     break
             await self._pause(pause_s)
             self._again.append(waiting)
@@ -104,14 +107,14 @@ class Dispatch:
         return None if request is None else _Waiting(request)
 
     def _after_failure(self, waiting: _Waiting, attempt: Attempt) -> float | None:
-        """Counts it; how long to pause before the request is sent again, None if it is given up."""
+        """Counts the failure. Returns the pause before the request is sent again; None = give up."""
         now_s = time.monotonic()
         if waiting.failed_since_s is None:
             waiting.failed_since_s = now_s
         waiting.was_refused |= attempt.trouble is Trouble.REFUSED
-        if waiting.was_refused:  # its turn comes, as long as others have theirs
+        if waiting.was_refused:  # it will get its turn as long as others are answered
             waiting.failed_since_s = max(waiting.failed_since_s, self._last_answer_s)
-        # Not all at once: those that failed together would fail together again.
+        # Random, because requests that failed together and retried together would fail again.
         if attempt.retry_after_s is None:
             pause_s = uniform(0.5, 1) * waiting.next_pause_s
             waiting.next_pause_s = min(2 * waiting.next_pause_s, MAX_PAUSE_S)
@@ -123,7 +126,7 @@ class Dispatch:
         return pause_s if now_s + pause_s <= waiting.failed_since_s + self._retry_for_s else None
 
     def _count(self, attempt: Attempt) -> None:
-        """What has its last answer. Stops where the next would meet the same: no key, or nobody answers any more."""
+        """Counts a final answer. Stops if the next request would fail too: the key is refused, or no answers arrive."""
         if attempt.trouble in (None, Trouble.ERROR):
             self._last_answer_s = time.monotonic()
             self._since_refusal += 1
@@ -137,6 +140,6 @@ class Dispatch:
             self._stopped.set()
 
     async def _pause(self, seconds: float) -> None:
-        """Shorter if it stops."""
+        """Returns early if sending stops."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), seconds)

@@ -1,4 +1,4 @@
-"""One batch from start to end: check the requests, send those without an answer, write what comes."""
+"""Runs one batch: checks the requests, sends those without an answer, writes the answers."""
 
 import asyncio
 import signal
@@ -45,13 +45,13 @@ class _Outcome:
 
     @property
     def num_left(self) -> int:
-        """That were not sent to their end."""
+        """Requests without an answer or a failure."""
         return self.num_requests - self.num_answered - self.failures.total()
 
 
 def run_batch(settings: BatchSettings) -> int:
-    """Returns the exit code. Raises `click.ClickException` if requests or the server cannot be used, before anything is
-    sent, and if answers cannot be written."""
+    """Returns the exit code. Raises `click.ClickException` if the requests or the server cannot be used, before any
+    request is sent, or if answers cannot be written."""
     raise_soft_limit()
     try:
         requests = check_requests(settings.requests_file)
@@ -68,7 +68,7 @@ def run_batch(settings: BatchSettings) -> int:
 async def _send(settings: BatchSettings, requests: RequestsFile) -> _Outcome:
     headers = {} if settings.tenant is None else {"x-tenant": settings.tenant}
     async with async_http_client(settings.url, settings.api_key, headers) as client:
-        await fetch(client, without_user(settings.url), "v1/models")  # raises if nobody is there, or the key is wrong
+        await fetch(client, without_user(settings.url), "v1/models")  # raises if no server answers or the key is wrong
         sender = Sender(client, settings.model, settings.timeout_s)
         with open_answers(settings.answers_file, requests.custom_ids, resume=settings.resume) as answers:
             return await _send_waiting(sender, settings, requests, answers)
@@ -77,7 +77,7 @@ async def _send(settings: BatchSettings, requests: RequestsFile) -> _Outcome:
 async def _send_waiting(
     sender: Sender, settings: BatchSettings, requests: RequestsFile, answers: AnswersFile
 ) -> _Outcome:
-    """Those that no earlier run has answered."""
+    """Sends the requests that no earlier run has answered."""
     outcome = _Outcome(len(requests.custom_ids), len(answers.answered))
     with request_progress() as bars:
         bar = bars.add_task("requests", total=outcome.num_requests, completed=outcome.num_answered, failed="")
@@ -104,7 +104,7 @@ async def _send_waiting(
                 await dispatch.run()
             except* click.ClickException as errors:
                 failure = errors.exceptions[0]
-            if failure is not None:  # not in the clause, where Python 3.11.3 wraps it again
+            if failure is not None:  # outside the clause, in which Python 3.11.3 would wrap it again
                 raise failure
     outcome.stopped_by = dispatch.stopped_by.failure if dispatch.stopped_by else None
     outcome.interrupted_by = interruption.by
@@ -116,9 +116,9 @@ def _told(outcome: _Outcome) -> str:
     if num_failed := outcome.failures.total():
         told += f", {num_failed:,} failed ({', '.join(f'{n:,} {code}' for code, n in outcome.failures.most_common())})"
     if outcome.stopped_by is not None and outcome.num_left:
-        told += f"; it ends here, as others would fail in the same way ({outcome.stopped_by.message})"
+        told += f"; stopped, because the remaining requests would fail the same way ({outcome.stopped_by.message})"
     elif outcome.num_left and outcome.interrupted_by is None:
-        told += "; the file of requests has changed meanwhile"
+        told += "; the requests file has changed during the run"
     if outcome.num_answered < outcome.num_requests:
-        told += "; --resume sends what is left" if outcome.num_left else "; --resume sends those again"
+        told += "; --resume sends the rest" if outcome.num_left else "; --resume sends the failed ones again"
     return told

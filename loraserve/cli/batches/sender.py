@@ -1,4 +1,4 @@
-"""Sends a request of a batch once, and makes a line of answers of what comes."""
+"""Sends a request of a batch once, and turns the response into a line of the answers file."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -17,27 +17,27 @@ JSON_BODY = {"content-type": "application/json"}
 
 
 class Trouble(Enum):
-    """Why a request may be answered later that was not now."""
+    """Why a request failed that may succeed later."""
 
     AWAY = "away"
-    """Nobody answers, or nobody behind a proxy, or not in time."""
+    """No server answers, or none behind a proxy, or not in time."""
     REFUSED = "refused"
-    """429: there are too many."""
+    """429: too many requests."""
     ERROR = "error"
-    """The server's own, which may well be of this request."""
+    """Another server error, which this request may have caused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     answer: BatchAnswer
     status: int | None = None
-    """None: there was no response."""
+    """None = no response."""
     retry_after_s: float | None = None
-    """That the server asks to wait."""
+    """The server's Retry-After."""
 
     @property
     def trouble(self) -> Trouble | None:
-        """None: this is the answer."""
+        """None = this is the final answer."""
         match self.status:
             case None | 408 | 502 | 503 | 504:
                 return Trouble.AWAY
@@ -55,11 +55,11 @@ class Attempt:
 class Sender:
     client: aiohttp.ClientSession
     model: str | None
-    """In place of what requests say."""
+    """Replaces the requests' own; None = keep them."""
     timeout_s: float
 
     async def send(self, request: BatchRequest) -> Attempt:
-        """Never raises for what the server or network does: the answer says so."""
+        """Never raises for failures of the server or network: they are in the answer."""
         answer_id = f"batch_req_{uuid4().hex}"
         try:
             async with self.client.post(
@@ -84,7 +84,7 @@ class Sender:
 
 
 def _one_line(content: bytes) -> bytes | None:
-    """Without line breaks, which servers may indent with; None if it is no JSON object."""
+    """Without line breaks, which indented JSON has; None if it is not a JSON object."""
     try:
         content.decode()
         msgspec.json.decode(content, type=dict[str, Raw])
@@ -94,7 +94,7 @@ def _one_line(content: bytes) -> bytes | None:
 
 
 def _retry_after(response: ClientResponse) -> float | None:
-    """Seconds; a date, which proxies may send, counts for nothing."""
+    """Seconds; a date, which proxies may send, is ignored."""
     try:
         return max(0.0, float(response.headers["retry-after"]))
     except (KeyError, ValueError):

@@ -18,18 +18,18 @@ JSON_BODY = {"content-type": "application/json"}
 class RequestResult:
     model: str
     sent_s: float
-    """`time.perf_counter()` when it was sent, in an open loop when it was to be: were a late request timed from its
-    sending, nobody would see what its user had waited."""
+    """`time.perf_counter()` when it was sent; in an open loop the planned time, so that the wait of a late request
+    counts."""
     late_s: float = 0.0
-    """How much after its planned time it was sent."""
+    """Delay of its sending after the planned time."""
     ttft_s: float | None = None
     """From `sent_s` to the first token's arrival."""
     e2e_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)
-    """Between chunks with tokens."""
+    """Times between chunks with tokens."""
     prompt_tokens: int = 0
     cached_tokens: int | None = None
-    """Of the prompt, found in the server's prefix cache; None if it does not say."""
+    """Prompt tokens found in the server's prefix cache; None if it does not report them."""
     output_tokens: int = 0
     failure: Failure | None = None
 
@@ -43,12 +43,12 @@ class RequestResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestStyle:
-    """What all requests of a test have in common."""
+    """Properties that all requests of a test share."""
 
     kind: ServerKind = ServerKind.LORASERVE
     chat: bool = False
     ignore_eos: bool = True
-    """Only where the server can."""
+    """Applies only if the server supports it."""
     temperature: float = 0.0
 
     @property
@@ -85,9 +85,9 @@ class RequestStyle:
 async def send(
     client: aiohttp.ClientSession, style: RequestStyle, request: PlannedRequest, due_s: float | None = None
 ) -> RequestResult:
-    """due_s: `time.perf_counter()` when it was to be sent; None = now.
+    """due_s: planned time by `time.perf_counter()`; None = now.
 
-    Never raises for what the server or network does: the result says so.
+    Never raises for failures of the server or network: they are in the result.
     """
     now_s = time.perf_counter()
     sent_s = now_s if due_s is None else due_s
@@ -109,7 +109,7 @@ async def send(
 async def _measure(content: aiohttp.StreamReader, result: RequestResult) -> None:
     last_s: float | None = None
     tail = b""
-    # Each HTTP chunk by itself, also of those that come together.
+    # Each HTTP chunk separately, even if several arrive together.
     async for chunk, _ in content.iter_chunks():
         now_s = time.perf_counter()
         # Usage and the end mark are the last two events, however they are cut.
@@ -132,12 +132,12 @@ async def _measure(content: aiohttp.StreamReader, result: RequestResult) -> None
 
 
 def _mismatch(result: RequestResult, request: PlannedRequest, style: RequestStyle) -> Failure | None:
-    """A server that generates less than asked for would look fast."""
+    """Without this check, a server that generates fewer tokens than requested would look fast."""
     if result.output_tokens == 0:
         return Failure("no usage", "the stream ended without usage")
     if style.forces_length and result.output_tokens != request.max_tokens:
-        return Failure("tokens", f"{result.output_tokens} tokens came, {request.max_tokens} were asked for")
+        return Failure("tokens", f"{result.output_tokens} tokens arrived, {request.max_tokens} were requested")
     if isinstance(request.prompt, list) and not style.chat and result.prompt_tokens != request.prompt_tokens:
-        sent = f"{result.prompt_tokens} prompt tokens were counted, {request.prompt_tokens} were sent"
+        sent = f"the server counted {result.prompt_tokens} prompt tokens, {request.prompt_tokens} were sent"
         return Failure("tokens", sent)
     return None

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are."""
+"""Distributions of prompt and output lengths."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UniformLengths:
-    """Over mean - spread … mean + spread."""
+    """Uniform over mean - spread … mean + spread."""
 
     mean: int
     spread: int = 0
@@ -34,7 +34,7 @@ class UniformLengths:
 
 @dataclass(frozen=True, slots=True)
 class NormalLengths:
-    """With this mean and standard deviation, before those below 1 are raised to 1."""
+    """Normal with this mean and standard deviation, before lengths below 1 are raised to 1."""
 
     mean: int
     deviation: int
@@ -51,7 +51,7 @@ class LognormalLengths:
     sigma: float
 
     MAX_SHARE = 6
-    """Longer than this many means is drawn again, so that a short test is not one request."""
+    """Lengths above this many means are drawn again, so that one request does not dominate a short test."""
 
     def draw(self, random: Random) -> int:
         most = self.MAX_SHARE * self.mean
@@ -63,7 +63,7 @@ class LognormalLengths:
 
 @cache
 def _mu_when_cut(mean: float, sigma: float, most: float) -> float:
-    """Of the lognormal that has this mean once all above `most` is drawn again: without the cut it would be larger."""
+    """mu of the lognormal with this mean once values above `most` are drawn again; its uncut mean is larger."""
     cdf = NormalDist().cdf
     low, high = math.log(mean) - sigma**2 / 2, math.log(most)
     for _ in range(50):

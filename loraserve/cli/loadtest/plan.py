@@ -1,4 +1,4 @@
-"""What a load test sends: every request with its adapter, lengths and time, drawn from one seed before it starts."""
+"""Plans a load test: every request with its model, lengths and time, drawn from one seed before the test starts."""
 
 from dataclasses import dataclass
 from random import Random
@@ -8,7 +8,7 @@ from loraserve.cli.loadtest.lengths import Lengths
 from loraserve.cli.loadtest.popularity import Distribution, choose_models
 
 TOKEN_IDS = range(10, 250)
-"""Ordinary tokens in every vocabulary; which ones does not change the work."""
+"""Ordinary tokens in every vocabulary; their choice does not change the amount of work."""
 WORDS = "the a red fox one two and runs over high low into green old river far stone".split()
 
 
@@ -23,19 +23,19 @@ class SharedPrefixes:
 @dataclass(frozen=True, slots=True)
 class Workload:
     models: list[str]
-    """Adapters and base, by the name requests give; for Zipf the most popular first."""
+    """Adapters and base model, by their names in requests; for Zipf the most popular first."""
     num_requests: int
     prompt_tokens: Lengths
-    """Beside a shared prefix."""
+    """Not counting a shared prefix."""
     output_tokens: Lengths
     prefixes: SharedPrefixes | None = None
     distribution: Distribution = Distribution.ROUND_ROBIN
     zipf_s: float = 1.0
     power_alpha: float = 1.0
     text_prompts: bool = False
-    """Words, one per token asked for, in place of token ids."""
+    """Prompts of words, one per requested token, instead of token ids."""
     request_rate: float | None = None
-    """Requests per second, whatever the server does; None = closed loop."""
+    """Requests per second, however fast the server is; None = closed loop."""
     cv: float = 1.0
     """Coefficient of variation of the gaps between requests."""
     seed: int = 0

@@ -1,4 +1,4 @@
-"""A load test as one picture: how TTFT and ITL are distributed, and the adapters beside each other."""
+"""Plots a load test: the distributions of TTFT and ITL, and the adapters side by side."""
 
 from collections.abc import Iterable, Sequence
 
@@ -38,12 +38,12 @@ def _ttft_curves(results: Sequence[RequestResult], cold: bool) -> list[svg.Curve
 
 
 def _ttft_ms(results: Iterable[RequestResult]) -> list[float]:
-    """Of those that did not fail."""
+    """TTFT of the requests that did not fail."""
     return [result.ttft_s * 1000 for result in results if result.failure is None and result.ttft_s is not None]
 
 
 def _model_bars(good: Sequence[RequestResult]) -> list[svg.Bar]:
-    """Of the busiest models."""
+    """One bar for each of the busiest models."""
     busiest = sorted(group_by_model(good).items(), key=lambda item: -len(item[1]))[:MAX_BARS]
     found = [(model, percentiles_ms(result.ttft_s for result in results)) for model, results in busiest]
     return [svg.Bar(model, ttft.p50, least=ttft.p50, most=ttft.p99) for model, ttft in found if ttft is not None]

@@ -1,4 +1,4 @@
-"""Which model each request asks for."""
+"""Chooses the model of each request."""
 
 from enum import StrEnum
 from random import Random
@@ -16,10 +16,10 @@ class Distribution(StrEnum):
 def choose_models(
     models: list[str], count: int, distribution: Distribution, random: Random, *, zipf_s: float, power_alpha: float
 ) -> list[str]:
-    """The k-th model, from 1, in proportion to k ** -zipf_s; or by S-LoRA's power law.
+    """ZIPF chooses the k-th model, from 1, in proportion to k ** -zipf_s; POWER follows S-LoRA's power law.
 
-    In S-LoRA's traces a share x in 0 … 1 of the list is drawn with density alpha * x ** (alpha - 1): 1 is uniform,
-    below 1 favours the first models.
+    In S-LoRA's traces, a position x in 0 … 1 of the list is drawn with density alpha * x ** (alpha - 1): alpha 1 is
+    uniform, below 1 favors the first models.
     """
     match distribution:
         case Distribution.ROUND_ROBIN:

@@ -1,4 +1,4 @@
-"""Requests kept in a file, so that servers and libraries can answer literally the same ones."""
+"""Requests recorded in a file, so that servers and libraries can answer exactly the same ones."""
 
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_recorded(path: Path) -> list[RecordedRequest]:
-    """Raises `msgspec.DecodeError` for lines that are no requests."""
+    """Raises `msgspec.DecodeError` for lines that are not requests."""
     return msgspec.json.Decoder(RecordedRequest).decode_lines(path.read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""What a load test found, as JSON."""
+"""The results of a load test, as JSON."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from loraserve.cli.loadtest.summary import Summary, summarize
 
 
 class ColdReport(msgspec.Struct, frozen=True):
-    """Requests that were the first of their model in this test, and all others."""
+    """The first request of each model in this test, and all others."""
 
     first_use: Summary | None
     later: Summary | None
@@ -19,16 +19,16 @@ class ColdReport(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     settings: dict[str, object]
     interrupted: bool
-    """By a signal. Requests that had not ended are in none of the figures."""
+    """By a signal. Unfinished requests are in none of the figures."""
     wall_s: float
     client_cpu_s: float
     max_late_ms: float
-    """How late the generator sent a request of an open loop, which its TTFT and E2E include; large = the generator was
-    the bottleneck."""
+    """Longest delay with which the generator sent a request of an open loop; its TTFT and E2E include it. Large = the
+    generator was the bottleneck."""
     total: Summary
     by_model: dict[str, Summary]
     errors: dict[str, str]
-    """Failure's code → the first message that came with it."""
+    """Failure code → the first message with that code."""
     cold: ColdReport | None = None
 
 
@@ -52,7 +52,7 @@ def report(run: BenchRun, settings: dict[str, object], *, cold: bool = False) ->
 
 
 def group_by_model(results: Sequence[RequestResult]) -> dict[str, list[RequestResult]]:
-    """By name, each model's requests in the order they were sent."""
+    """Sorted by name; each model's requests in the order of sending."""
     groups: dict[str, list[RequestResult]] = {}
     for result in sorted(results, key=lambda result: (result.model, result.sent_s)):
         groups.setdefault(result.model, []).append(result)

@@ -1,4 +1,4 @@
-"""Sends a plan's requests: a closed loop keeps so many running, an open loop sends each at its time."""
+"""Sends planned requests: a closed loop keeps a fixed number running, an open loop sends each at its time."""
 
 import asyncio
 import resource
@@ -21,9 +21,9 @@ class BenchRun:
     results: list[RequestResult]
     wall_s: float
     client_cpu_s: float
-    """Processor time of the generator itself, which the server could not use."""
+    """CPU time of the load generator, which the server could not use."""
     interrupted_by: signal.Signals | None = None
-    """What ended it early."""
+    """The signal that ended it early."""
 
 
 async def run(
@@ -33,7 +33,7 @@ async def run(
     concurrency: int | None,
     on_result: OnResult,
 ) -> BenchRun:
-    """concurrency None = open loop. When a signal interrupts it, requests under way are given up and have no result."""
+    """concurrency: None = open loop. If a signal interrupts the run, unfinished requests are dropped without result."""
     began_s, cpu_began_s = time.perf_counter(), _cpu_s()
     results: list[RequestResult] = []
 

@@ -1,4 +1,4 @@
-"""Which server is measured, as far as its requests differ from OpenAI's."""
+"""Kinds of servers whose requests differ."""
 
 from enum import StrEnum
 
@@ -9,11 +9,11 @@ class ServerKind(StrEnum):
     SGLANG = "sglang"
     LORAX = "lorax"
     OPENAI = "openai"
-    """Anything else: only OpenAI's own fields."""
+    """Any other server: only OpenAI's own fields are sent."""
 
     @property
     def takes_token_ids(self) -> bool:
-        """LoRAX takes one text."""
+        """LoRAX accepts only text."""
         return self is not ServerKind.LORAX
 
     @property

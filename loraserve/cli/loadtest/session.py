@@ -1,4 +1,4 @@
-"""One load test from start to report: find the server's models, warm up, measure, print."""
+"""Runs one load test from start to report: find the server's models, warm up, measure, print."""
 
 import asyncio
 import signal
@@ -77,20 +77,20 @@ def _recorded(settings: BenchSettings) -> list[RecordedRequest]:
     except msgspec.DecodeError as error:
         raise click.ClickException(f"{settings.requests_file}: {error}") from error
     if not recorded:
-        raise click.ClickException(f"{settings.requests_file} holds no request")
+        raise click.ClickException(f"{settings.requests_file} contains no requests")
     return recorded
 
 
 def _fitted(settings: BenchSettings, target: Target) -> BenchSettings:
-    """What this server can be asked, with a word about what it cannot."""
+    """Adapts the settings to the server's abilities, and prints a note for each that it lacks."""
     notes = Console(stderr=True)
     if settings.ignore_eos and not target.kind.can_ignore_eos:
-        notes.print("this server is not known to ignore the end of text: outputs may be shorter than asked for")
+        notes.print("this server is not known to support ignore_eos: outputs may be shorter than requested")
     if target.kind.takes_token_ids or settings.text or settings.chat:
         return settings
     if settings.requests_file:
-        raise click.ClickException(f"--requests holds token ids, which {target.kind} does not take")
-    notes.print(f"{target.kind} takes no token ids: prompts are words")
+        raise click.ClickException(f"--requests contains token ids, which {target.kind} does not accept")
+    notes.print(f"{target.kind} does not accept token ids: prompts are words")
     return replace(settings, text=True)
 
 
@@ -125,13 +125,13 @@ async def _measure(
 
 
 def _warm_up(settings: BenchSettings, target: Target, workload: Workload) -> list[PlannedRequest]:
-    """Other prompts than the measured ones, so that no prefix is found; a cold test leaves its adapters alone."""
+    """Prompts differ from the measured ones, so that none of those is cached; a cold test uses none of its adapters."""
     if settings.cold:
         base = target.base if target.base not in workload.models else None
         count = settings.warm_up if settings.warm_up is not None else int(base is not None)
         if count and base is None:
             raise click.ClickException(
-                "--cold warms up with a base model that is not measured, and there is none: add --warm-up 0"
+                "--cold needs a base model that is not measured for its warm-up, and there is none: add --warm-up 0"
             )
         workload = replace(workload, models=[base or ""])
     else:

@@ -1,4 +1,4 @@
-"""What `loraserve bench` was asked for."""
+"""The settings of `loraserve bench`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +30,8 @@ SLORA_TRACE: dict[str, object] = {
     "output_tokens": 260,
     "output_spread": 252,
 }
-"""`--trace slora`: the synthetic traces of S-LoRA's paper as its smallest GPU ran them, by option. Alpha and cv are 1,
-lengths uniform in 8 … 512."""
+"""Options set by `--trace slora`: the synthetic traces of S-LoRA's paper, as run on its smallest GPU. Alpha and cv are
+1, lengths uniform in 8 … 512."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class BenchSettings:
         return self.num_requests or DEFAULT_NUM_REQUESTS
 
     def _lengths(self) -> tuple[Lengths, Lengths]:
-        """Of prompts and outputs."""
+        """Lengths of prompts and of outputs."""
         prompt, output = self.prompt_tokens, self.output_tokens
         if self.lengths == LengthLaw.SHAREGPT:
             return (

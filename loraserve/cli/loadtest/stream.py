@@ -1,7 +1,7 @@
-"""What a chunk of a streamed answer says, read as bytes.
+"""Reads chunks of a streamed answer as bytes.
 
-The generator shares the machine's cores with the server, so events are counted, not parsed; only those at the end, with
-the usage or an error, are.
+The generator shares the machine's cores with the server, so events are counted, not parsed. Only the last ones, which
+have the usage or an error, are parsed.
 """
 
 import re
@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 
 EMPTY_EVENTS = (b"data: [DONE]", b"data:[DONE]", b'"choices":[]')
-"""What marks an event without output: the end of the stream and the usage. A text in an event cannot look like one,
-because quotes in it are escaped."""
+"""Marks of events without output: the end of the stream, and the usage. Text inside an event cannot look like one,
+because its quotes are escaped."""
 EMPTY_DELTA = re.compile(
     rb'"delta":\{(?:(?:"\w+":(?:""|null|\[\]),)*"role":"assistant"(?:,"\w+":(?:""|null|\[\]))*|(?:"\w+":null,?)*)\}'
 )
-"""Likewise the opening and the end of a chat, also of servers that write all fields, in any order. An empty text
-without a role may be a token: of bytes that are no character yet."""
+"""Matches the first and last event of a chat, also from servers that write all fields, in any order. An empty text
+without a role may be a token whose bytes do not complete a character yet."""
 TAIL_BYTES = 16_384
 
 
 def has_token(chunk: bytes) -> bool:
-    """Whether any event carries output. Counts, because one chunk may hold several events."""
+    """Whether any event carries output. Counts, because one chunk may contain several events."""
     compact = chunk.replace(b'": ', b'":').replace(b', "', b',"')
     num_events = compact.startswith(b"data:") + compact.count(b"\ndata:")
     return num_events > sum(map(compact.count, EMPTY_EVENTS)) + len(EMPTY_DELTA.findall(compact))
@@ -38,14 +38,14 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """An event of the stream's last ones; `error` as the server writes it."""
+    """One of the stream's last events; `error` as the server writes it."""
 
     usage: Usage | None = None
     error: Any = None
 
 
 def last_events(tail: bytes) -> list[Ending]:
-    """In order; what is cut or no JSON is left out."""
+    """In order; skips events that are cut off or not JSON."""
     events = []
     for line in tail.splitlines():
         if line.startswith(b"data:") and (b'"usage"' in line or b'"error"' in line):

@@ -18,15 +18,15 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Of one model's requests, or of all. Times are of successful requests; None where there are none."""
+    """Figures of one model's requests, or of all. Times are those of successful requests; None if there are none."""
 
     num_requests: int
     num_failed: int
     errors: dict[str, int]
-    """Failure's code → how often."""
+    """Failure code → number of requests."""
     prompt_tokens: int
     cached_tokens: int | None
-    """Of the prompts, found in the prefix cache; None if the server does not say."""
+    """Prompt tokens found in the prefix cache; None if the server does not report them."""
     output_tokens: int
     output_tokens_per_s: float
     total_tokens_per_s: float

@@ -1,4 +1,4 @@
-"""Small charts as SVG, readable on light and dark pages: no background, and greys and blues between both."""
+"""Small SVG charts, readable on light and dark pages: no background, and colors of medium brightness."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Bar:
     most: float | None = None
     """Drawn as a line from least to most."""
     text: str | None = None
-    """In place of the value."""
+    """Shown instead of the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def line(x1: float, y1: float, x2: float, y2: float, color: str = GRID, width: f
 
 
 def bars(title: str, rows: Sequence[Bar], width: int, label_width: int = 200) -> str:
-    """Horizontal, from 0. As high as `bars_height(len(rows))`."""
+    """Horizontal bars from 0. The height is `bars_height(len(rows))`."""
     most = max((bar.value if bar.most is None else bar.most for bar in rows), default=0.0) or 1.0
     scale = (width - label_width - 60) / most
     parts = [text(0, 14, title, bold=True)]
@@ -76,7 +76,7 @@ def bars_height(count: int) -> int:
 
 
 def cumulative(title: str, unit: str, curves: Sequence[Curve], width: int, height: int) -> str:
-    """Shares of the values at or below x. The axis ends at the 99.5th percentile, so that one outlier hides nothing."""
+    """Share of the values at or below x. The axis ends near the 99.5th percentile, so that an outlier hides nothing."""
     left, bottom, top = 42, height - 22, 24
     end = axis_end(max((_quantile(curve.values, 0.995) for curve in curves if curve.values), default=1.0))
     parts = [text(0, 14, title, bold=True)]
@@ -102,7 +102,7 @@ def cumulative(title: str, unit: str, curves: Sequence[Curve], width: int, heigh
 
 
 def axis_end(largest: float) -> float:
-    """The least round number that is not below it."""
+    """The smallest round number that is not below `largest`."""
     if largest <= 0:
         return 1.0
     power = 10.0 ** (len(f"{largest:.0f}") - 1) if largest >= 1 else 0.1
@@ -117,7 +117,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def _thinned(ordered: Sequence[float], points: int = 200) -> list[tuple[float, float]]:
-    """At most so many (value, share at or below it)."""
+    """At most `points` pairs of a value and the share of values at or below it."""
     count = len(ordered)
     indices = range(count) if count <= points else [round(i * (count - 1) / (points - 1)) for i in range(points)]
     return [(ordered[i], (i + 1) / count) for i in indices]

@@ -1,4 +1,4 @@
-"""The report on a terminal."""
+"""Prints the report on a terminal."""
 
 import msgspec
 from rich import box
@@ -11,15 +11,15 @@ from loraserve.cli.loadtest.summary import Percentiles, Summary
 
 MAX_MODELS_SHOWN = 20
 LATE_MS = 10.0
-"""More than timers are off by."""
+"""More than the inaccuracy of timers."""
 
 
 def print_report(console: Console, found: Report) -> None:
     if found.interrupted:
-        console.print("interrupted: requests that had not ended are not counted", style="yellow")
+        console.print("interrupted: unfinished requests are not counted", style="yellow")
     console.print(Group(_totals(found), _times(found.total), *_models(found), *_cold(found.cold)))
     if found.max_late_ms > LATE_MS:
-        late = f"sent up to {found.max_late_ms:.0f} ms late, which TTFT and E2E include: the generator fell behind"
+        late = f"the generator fell behind: it sent up to {found.max_late_ms:.0f} ms late, which TTFT and E2E include"
         console.print(late, style="yellow")
     for code, message in found.errors.items():
         console.print(f"{found.total.errors[code]} failed: {code}: {message}", style="red", markup=False)

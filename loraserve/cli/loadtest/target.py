@@ -1,4 +1,4 @@
-"""What server is measured: which fields beyond OpenAI's it takes, and which models it has."""
+"""Inspects the measured server: its kind, which decides the request fields beyond OpenAI's, and its models."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,13 @@ class ModelCard(msgspec.Struct, frozen=True):
     id: str
     owned_by: str = ""
     parent: str | None = None
-    """Of an adapter: its base."""
+    """An adapter's base model."""
     adapter: Any = None
-    """What loraserve says of an adapter; nothing that other servers have to know."""
+    """loraserve's description of an adapter; other servers have none."""
 
     @property
     def answers_any_prompt(self) -> bool:
-        """With text. Not so an activated LoRA, which needs its invocation, nor a classifier."""
+        """Whether it answers with text. Not an activated LoRA, which needs its invocation, nor a classifier."""
         particular = ("invocation", "classifier")
         return not (isinstance(self.adapter, dict) and any(map(self.adapter.get, particular)))
 
@@ -32,7 +32,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class LoraxInfo(msgspec.Struct, frozen=True):
-    """Of LoRAX's /info, what tells it from other servers with such a route."""
+    """Fields of LoRAX's /info that distinguish it from other servers with such a route."""
 
     model_id: str
     max_batch_total_tokens: int
@@ -44,13 +44,13 @@ class Target:
     kind: ServerKind
     base: str | None = None
     adapters: list[str] = field(default_factory=list)
-    """Those it lists, without activated ones, as the test's prompts have no invocation, and without classifiers. LoRAX
-    lists none: it loads what a request names."""
+    """Adapters that it lists, except activated ones, because the test's prompts have no invocation, and classifiers.
+    LoRAX lists none: it loads the adapter that a request names."""
 
 
 async def find_target(client: aiohttp.ClientSession, url: str, wanted: ServerKind | None) -> Target:
-    """url: what errors call the server. wanted None = detect. A server that lists nothing is taken for one with
-    OpenAI's fields only."""
+    """url: names the server in errors. wanted: None = detect. A server that lists nothing is assumed to accept OpenAI's
+    fields only."""
     listed = _model_list(await fetch(client, url, "v1/models"))
     if listed is not None:
         bases = [card for card in listed.data if not card.parent]
@@ -66,7 +66,7 @@ async def find_target(client: aiohttp.ClientSession, url: str, wanted: ServerKin
 
 
 def wanted_models(target: Target, adapters: str, num_adapters: int | None) -> list[str]:
-    """`adapters` as the option says it: all, base, names, or @ and a file with a name per line."""
+    """adapters: value of the option: all, base, names, or @ and a file with one name per line."""
     match adapters:
         case "base":
             names = [target.base] if target.base else []
@@ -79,7 +79,7 @@ def wanted_models(target: Target, adapters: str, num_adapters: int | None) -> li
     if not names:
         raise click.ClickException("the server lists no models: name them with --adapters a,b,c or --adapters @FILE")
     if num_adapters is not None and num_adapters > len(names):
-        raise click.ClickException(f"--num-adapters {num_adapters}: there are {len(names)}")
+        raise click.ClickException(f"--num-adapters {num_adapters}: there are only {len(names)}")
     return names[:num_adapters]
 
 

@@ -1,4 +1,4 @@
-"""What is printed once the server answers: where it is, what it serves, and three commands to copy."""
+"""The text printed once the server answers: its address, its models, and up to three commands to copy."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from loraserve.engine.model_description import ModelDescription
 
 MAX_ADAPTERS_SHOWN = 8
 DEFAULT_URL = "http://127.0.0.1:8000"
-"""What the commands ask if nobody says otherwise."""
+"""Default address of the commands that call a server."""
 DEMO_CHAT_PROMPT = "<|user|>{}<|end|><|assistant|>"
 """The demo model's chat template, for its completion example."""
 
@@ -20,19 +20,19 @@ class Banner:
     uds: Path | None
     needs_key: bool
     open_to: str | None
-    """The address, where other machines can reach the server."""
+    """The listening address, if other machines can reach the server."""
     login_token: str | None
     """For one login to the console."""
     model_name: str
     model: ModelDescription
     adapters: list[str]
     particular: frozenset[str]
-    """Those of them that do not answer the examples' prompts with text: activated LoRA, classifiers, and those whose
-    chat template this server does not have."""
+    """Adapters that cannot answer the examples' prompts with text: activated LoRA, classifiers, and adapters whose chat
+    template this server does not have."""
     data_dir: Path
     is_demo: bool
     notes: list[str]
-    """Besides the model's."""
+    """Printed after the model's own notes."""
 
     def __str__(self) -> str:
         where = f"{self.uds} ({self.base_url})" if self.uds else self.base_url
@@ -60,7 +60,7 @@ class Banner:
         return [f"  console   {self.base_url}/ui/{how}"]
 
     def _login_command(self) -> str:
-        """Asks this server, wherever it listens."""
+        """The command that logs in to this server, with --url if it is not at the default address."""
         asked = "" if self.base_url == DEFAULT_URL else f" --url {self.base_url}"
         return f"loraserve ui login{asked}"
 

@@ -1,4 +1,4 @@
-"""`loraserve serve`: the options. What they start is in `server.py`."""
+"""`loraserve serve`: the options. `server.py` runs the server."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ _defaults = EngineConfig(model="")
 
 
 class _ServeCommand(click.RichCommand):
-    """Accepts command lines written for vLLM, and refuses what we do not have with a reason."""
+    """Accepts command lines written for vLLM; refuses flags that we do not have with a reason."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = without_what_asks_for_nothing(args)
@@ -43,9 +43,9 @@ def _main_name(token: str) -> str:
 
 
 def spread_values(args: list[str]) -> list[str]:
-    """`--lora-modules a=1 b=2` as vLLM takes it becomes `--lora-modules a=1 --lora-modules b=2`.
+    """Rewrites vLLM's `--lora-modules a=1 b=2` to `--lora-modules a=1 --lora-modules b=2`.
 
-    A model after the adapters stays a model: it is neither name=path nor JSON.
+    A model after the adapters remains a model: it is neither name=path nor JSON.
     """
     spread: list[str] = []
     flag: str | None = None
@@ -139,7 +139,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     panel="Model",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
-    help="Of weights, adapters and, by default, the KV cache. auto = the fastest that suits model and machine.",
+    help="Type of weights, adapters and, by default, the KV cache. auto = the fastest that suits model and machine.",
 )
 @_option(
     "--quantization",
@@ -325,7 +325,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     "--enable-prefix-caching/--no-enable-prefix-caching",
     panel="Engine",
     default=_defaults.enable_prefix_caching,
-    help="Reuse the KV cache of equal beginnings of prompts.",
+    help="Reuse the KV cache of prompts that begin with the same tokens.",
 )
 @_option(
     "--device",
@@ -377,7 +377,7 @@ def serve(ctx: click.Context, positional_model: str | None, **options: Any) -> N
     _check_variables(ctx)
     model = options.pop("model")
     if positional_model and _is_flag(ctx, "model") and positional_model != model:
-        raise click.UsageError(f"two models: {positional_model!r} and --model {model!r}")
+        raise click.UsageError(f"two models are given: {positional_model!r} and --model {model!r}")
     for flag, other in (("uds", "host"), ("host", "uds")):
         if _is_flag(ctx, flag) and not _is_flag(ctx, other):
             options[other] = ctx.params[other] = None
@@ -391,12 +391,12 @@ def serve(ctx: click.Context, positional_model: str | None, **options: Any) -> N
 
 
 def _is_flag(ctx: click.Context, option: str) -> bool:
-    """Rather than from a variable or the file, before which a flag counts, or its default."""
+    """Whether the value comes from a flag, which overrides variables, the config file and defaults."""
     return ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
 def _check_variables(ctx: click.Context) -> None:
-    """`LORASERVE_NO_CERTIFICATES=1` looks as if it did something."""
+    """Refuses variables such as `LORASERVE_NO_CERTIFICATES=1`, which would have no effect."""
     for option in ctx.command.params:
         for flag in option.secondary_opts:
             variable = f"LORASERVE_{flag.lstrip('-').replace('-', '_').upper()}"
@@ -406,11 +406,11 @@ def _check_variables(ctx: click.Context) -> None:
 
 def _check(settings: ServeSettings) -> None:
     if settings.model is None and len(settings.served_model_name) > 1:
-        # `--served-model-name a b` takes every word that follows, as in vLLM.
-        raise click.UsageError("several --served-model-name need a model: give MODEL before them, or --model")
+        # As in vLLM, `--served-model-name a b` takes all following words, and so may have taken the model.
+        raise click.UsageError("several --served-model-name require a model: give MODEL before them, or --model")
     if "" in settings.api_key:
-        # As "$UNSET" gives: the server would be on all addresses, and nobody could ask it.
-        raise click.UsageError("--api-key is empty")
+        # For example from "$UNSET": the server would listen on all addresses, and no client could use it.
+        raise click.UsageError("--api-key is empty: give a key, or leave the option out")
     if settings.enable_lora is False and (settings.lora_modules or settings.adapter_dir):
         raise click.UsageError("--no-enable-lora excludes --lora-modules and --adapter-dir")
     if settings.enable_lora is False and settings.adapter_chat_templates:
@@ -419,10 +419,10 @@ def _check(settings: ServeSettings) -> None:
     for module in settings.lora_modules:
         if module.base_model_name and not is_base_name(module.base_model_name, base_names):
             other = f"{module.name} is for the base model {module.base_model_name!r}"
-            raise click.UsageError(f"--lora-modules: {other}, and this is {' or '.join(base_names)}")
+            raise click.UsageError(f"--lora-modules: {other}, but this server's is {' or '.join(base_names)}")
     names = [template.name for template in settings.adapter_chat_templates]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise click.UsageError(f"--adapter-chat-templates: two are called {twice!r}")
+        raise click.UsageError(f"--adapter-chat-templates: two templates are named {twice!r}")
     if settings.enable_lora is False and settings.adapter_host_memory_bytes is not None:
         raise click.UsageError("--no-enable-lora excludes --adapter-host-memory-bytes")
     if settings.enable_auto_tool_choice and settings.tool_call_parser is None:

@@ -9,7 +9,7 @@ import rich_click as click
 
 
 def load_config_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """An eager option's callback: makes the file's values the other options' defaults."""
+    """Callback of an eager option: makes the file's values the defaults of the other options."""
     if path is None:
         return
     try:
@@ -32,6 +32,6 @@ def _unknown(key: str, known: list[str]) -> str:
 
 
 def _as_option_value(option: click.Parameter, value: Any) -> Any:
-    """An option that may be repeated takes one value too."""
+    """A repeatable option also accepts a single value."""
     is_repeatable = getattr(option, "multiple", False)
     return [value] if is_repeatable and not isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The adapters of the command line: each is what its name means for all tenants, once it is published."""
+"""Publishes the adapters of the command line: once published, an adapter has its name for all tenants."""
 
 import asyncio
 import contextlib
@@ -25,12 +25,12 @@ from loraserve.store.known_sources import KnownSources, States, states_of
 from loraserve.store.records import SHARED_TENANT
 
 CONFIG_ACTOR = "config"
-"""Who published what the command line names."""
+"""Publisher of the command line's adapters, for the audit trail."""
 PUBLISHED_AT_ONCE = 8
-"""Enough to keep the processes that check them busy, far fewer than the uploads a tenant may have open."""
+"""Enough to keep the checking processes busy, and far fewer than a tenant's maximum number of open uploads."""
 
 _PASSING = SERVER_FAULTS | {ErrorCode.INSUFFICIENT_QUOTA}
-"""What may be otherwise at the next try."""
+"""Errors that may be gone at the next try."""
 
 _logger = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ class ConfiguredAdapters:
         self._known = KnownSources(control.declared.settings.data_dir, f"{layout.fingerprint} {limits}")
 
     async def publish(self, adapters: Sequence[LoraModule], on_progress: Callable[[int], None]) -> None:
-        """What is there already is only read, and not even that if its files are those of an earlier start.
+        """Adapters that are already published are only read, and not even that if their files are unchanged.
 
-        on_progress: called with the number that are done. Raises `StartError`.
+        on_progress: called with the number of finished adapters. Raises `StartError`.
         """
         num_done = 0
         pending = iter(adapters)
@@ -81,12 +81,12 @@ class ConfiguredAdapters:
         )
 
     async def save(self) -> None:
-        """What a restart need not read again."""
+        """Records the digests of folders, so that a restart need not read them again."""
         with contextlib.suppress(OSError):
             await asyncio.to_thread(self._known.save)
 
     def _digest(self, folder: Path) -> str:
-        """Of its content. Raises `AdapterError`."""
+        """Digest of the folder's content. Raises `AdapterError`."""
         if (digest := self._known.digest(folder)) is not None:
             return digest
         states = self._known.begin(folder)
@@ -104,25 +104,27 @@ class ConfiguredAdapters:
 
 
 class AdapterDirWatch:
-    """Publishes folders that come to `--adapter-dir`, or change there, while the server runs.
+    """Publishes folders that are added to `--adapter-dir`, or change there, while the server runs.
 
-    Each once: what somebody deletes or rolls back afterwards stays so until its folder changes.
+    Each state of a folder is published once: an adapter that is deleted or rolled back later stays so until its folder
+    changes.
     """
 
     def __init__(self, folder: Path, configured: ConfiguredAdapters) -> None:
-        """What is there now is the start's to publish. Reads the folder."""
+        """Reads the folder. Adapters that are in it now are left to `ConfiguredAdapters.publish`."""
         self._folder = folder
         self._configured = configured
         self._before = _states_below(folder)
         self._done = dict(self._before)
-        """Also of folders that are gone: they may come back as they were, with the disk that they are on."""
+        """Includes folders that have disappeared: they may return unchanged, for example with the disk they are on."""
         self._complaints: dict[LoraModule, str] = {}
-        """About those that are tried again."""
+        """Last logged error of each adapter that is tried again."""
 
     async def look(self) -> None:
-        """Takes those whose files are as they were at the last look: none is read while it is being written.
+        """Publishes changed adapters whose files are the same as at the last scan, so that none is read while written.
 
-        What is refused is said once and left until it changes; what may pass, as a full disk does, is tried again.
+        A refused adapter is logged once and ignored until its files change. Temporary errors, such as a full disk, are
+        tried again.
         """
         before, found = self._before, await asyncio.to_thread(_states_below, self._folder)
         self._before = found
@@ -133,7 +135,7 @@ class AdapterDirWatch:
                 await self._configured.save()
 
     async def _publish(self, adapter: LoraModule) -> bool:
-        """Whether there is nothing left to do."""
+        """False if it is to be tried again."""
         try:
             await self._configured.publish_one(adapter)
         except (AdapterError, ServingError, OSError) as error:
@@ -153,13 +155,13 @@ def _said(adapter: LoraModule, error: AdapterError | ServingError | OSError) -> 
 
 
 def _states_below(folder: Path) -> dict[LoraModule, States]:
-    """Without those that lack a file."""
+    """Adapters that have both files."""
     states = {adapter: states_of(adapter.path) for adapter in adapter_folders(folder)}
     return {adapter: found for adapter, found in states.items() if found is not None}
 
 
 def notes_on_chat_templates(adapters: Sequence[LoraModule], served: str | None) -> list[str]:
-    """At most one: which of them were saved with a chat template that is not used."""
+    """At most one note, on adapters that were saved with a chat template that is not used."""
     names = [adapter.name for adapter in adapters if other_chat_template(adapter.path, served) is not None]
-    reason = "chats are rendered with the base model's chat template, not with the other one beside the adapter"
+    reason = "chats are rendered with the base model's chat template, not with those saved with these adapters"
     return [f"{reason}: {shown_names(names)}"] if names else []

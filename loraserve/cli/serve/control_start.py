@@ -1,4 +1,4 @@
-"""The data directory, Redis and what is declared there, opened for a server."""
+"""Opens the data directory, Redis and the declared documents for a server."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Generator
@@ -13,14 +13,14 @@ from loraserve.store.errors import StoreError
 
 @contextlib.asynccontextmanager
 async def opened_declared(settings: ServeSettings) -> AsyncGenerator[Declared]:
-    """With a Redis of its own unless there is --redis-url. Enter it in `start_errors`."""
+    """Starts a private Redis unless --redis-url is given. Enter it inside `start_errors`."""
     settings.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with contextlib.AsyncExitStack() as stack:
         url = settings.redis_url or (await stack.enter_async_context(PrivateServer(settings.data_path))).url
         declared = await open_declared(_control_settings(settings, url))
         stack.push_async_callback(declared.live.close)
         if settings.redis_url is None:
-            # A server that was killed while it published would keep its tenant's uploads waiting for 15 s.
+            # Leases of a server that was killed while publishing would keep its tenant's uploads waiting for 15 s.
             await declared.live.publish_leases.drop_all()
         _check_reachable_only_with_admin(settings, declared)
         yield declared
@@ -28,7 +28,7 @@ async def opened_declared(settings: ServeSettings) -> AsyncGenerator[Declared]:
 
 @contextlib.contextmanager
 def start_errors(settings: ServeSettings) -> Generator[None]:
-    """What is wrong with the data directory or Redis becomes a `StartError`. Not for what goes wrong later."""
+    """Turns errors of the data directory or Redis into a `StartError`. For the start only."""
     try:
         yield
     except OSError as error:
@@ -56,7 +56,10 @@ def _control_settings(settings: ServeSettings, redis_url: str) -> ControlSetting
 def _check_reachable_only_with_admin(settings: ServeSettings, declared: Declared) -> None:
     if settings.is_on_loopback or declared.authenticator.has_admin:
         return
+    default = " (the default with --api-key)" if settings.host is None else ""
+    infers_only = "; a key given with --api-key can only infer" if settings.api_key else ""
     raise StartError(
-        f"on {settings.bind_host} other machines can reach the server, and it has no admin key. Make one with "
-        f"`loraserve keys create --role admin --data-dir {settings.data_path}`, or use --host 127.0.0.1"
+        f"on {settings.bind_host}{default} other machines can reach the server, but it has no admin key{infers_only}. "
+        f"Create an admin key with `loraserve keys create --role admin --data-dir {settings.data_path}`, or start with "
+        "--host 127.0.0.1"
     )

@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with an end to what a client may keep open: bytes of a head, requests, time, connections.
+"""uvicorn's HTTP protocol with limits on what a client may use: bytes of a head, pipelined requests, time, connections.
 
-And without chunks for HTTP/1.0, which has none.
+Also sends no chunks to HTTP/1.0 clients, which do not know them.
 """
 
 import asyncio
@@ -11,34 +11,34 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from loraserve.cli.serve.open_files import max_connections
 
 MAX_UNFINISHED_BYTES = 64 * 1024
-"""Above the limit that `FrontDoor` explains to clients: only what never ends gets here."""
+"""Above the limit of `FrontDoor`, which explains itself to clients: only endless heads reach this one."""
 MAX_PIPELINED = 8
-"""Requests of a connection that wait for the answer to an earlier one."""
+"""Requests of a connection that wait for the response to an earlier one."""
 HEAD_S = 60.0
-"""From a connection's begin, or a head's, to the end of the head."""
+"""From the start of a connection, or of a request head, to the end of the head."""
 SILENCE_S = 60.0
-"""Between two pieces of a body, or until a client takes more of an answer. nginx gives as long for all three."""
+"""Between two pieces of a body, or until a client takes more of a response. All three limits are the same in nginx."""
 HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """httptools collects a URL or a header until it is complete, however long it is, before any ASGI app is asked.
+    """httptools collects a URL or a header of any length until it is complete, before it reaches an ASGI app.
 
-    uvicorn itself has a time limit only for connections between an answer and the next request. It queues as many
-    requests as a client sends, and tells only the last of them that the client has gone.
+    uvicorn's only time limit is for connections between a response and the next request. It queues as many requests as
+    a client sends, and reports a disconnect only to the last of them.
     """
 
     _in_head = False
     _has_advanced = False
-    """Whether the last piece held more than a part of a head, or of what trails a body."""
+    """Whether the last data received held more than a part of a head or of trailers."""
     _num_unfinished_bytes = 0
     _answered_cycle: RequestResponseCycle | None = None
-    """`cycle` is that of the request that came last."""
+    """The request being answered; `cycle` is the one that arrived last."""
     _num_unsent_bytes = 0
-    """When it was looked at last, while the client did not take what there is."""
+    """At the last check while the client was not taking data."""
     _waiting_since_s = 0.0
-    """For the client; of the event loop's clock."""
+    """Start of the wait for the client, on the event loop's clock."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -71,7 +71,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._waiting_since_s = self.loop.time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # What trails a body is no header: nobody has looked at it, nor at how much of it there is.
+        if self._in_head:  # Not for trailers: neither their content nor their size has been checked.
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -82,7 +82,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if self.pipeline:
-            # Who does not read does not see that the client has gone.
+            # uvicorn paused reading, but without it we would not notice that the client disconnects.
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
@@ -102,7 +102,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._waiting_since_s = self.loop.time()
 
     def close_if_too_slow(self) -> None:
-        """Call now and then."""
+        """Call periodically."""
         silent_s = self.loop.time() - self._waiting_since_s
         if self.flow.write_paused or self.transport.is_closing():
             num_unsent_bytes, before = self.transport.get_write_buffer_size(), self._num_unsent_bytes
@@ -110,10 +110,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if num_unsent_bytes < before:
                 self._waiting_since_s = self.loop.time()
             elif silent_s > SILENCE_S:
-                # What it does not take would keep the connection open.
+                # close() would wait until the client takes the rest.
                 self.transport.abort()
         elif self.flow.read_paused:
-            # It would send more: the time in which it may not is not its own.
+            # We are not reading, so this time does not count against the client.
             self._waiting_since_s = self.loop.time()
         elif self._is_answering:
             if self.cycle.more_body and silent_s > SILENCE_S:
@@ -136,7 +136,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
-    """uvicorn sends them all the same: here an answer of unknown length ends with its connection."""
+    """uvicorn sends chunks to HTTP/1.0 too: here the end of the connection ends a response of unknown length."""
 
     async def unchunked(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         has_length = False
@@ -148,7 +148,7 @@ def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3
                 if not has_length:
                     cycle.chunked_encoding = False
             elif message["type"] == "http.response.body" and not has_length:
-                # What uvicorn counts down to the end.
+                # uvicorn subtracts the bytes it sends, and expects 0 at the end.
                 cycle.expected_content_length += len(message.get("body", b""))
             await send(message)
 

@@ -13,22 +13,22 @@ from loraserve.cli.serve.http_protocol import BoundedHttpProtocol
 from loraserve.cli.serve.open_files import max_connections
 
 HTTP_GRACE_S = 5
-"""Connections have this long to take their last bytes once nothing runs any more."""
+"""Time for clients to take their last bytes once no request runs."""
 KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs (60 s), so that the server never closes one that is being reused."""
 TICKS_BETWEEN_LOOKS = 50
-"""Of a tenth of a second each."""
+"""A tick is a tenth of a second."""
 
 _logger = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handling: we drain first. With an end to clients that take forever."""
+    """uvicorn without its signal handling, because we drain first, and with limits on slow clients."""
 
     def __init__(self, app: ASGIApp) -> None:
         super().__init__(_config(app))
         self.answers = asyncio.Event()
-        """Set once it listens."""
+        """Set once the server listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -38,7 +38,7 @@ class HttpServer(uvicorn.Server):
         if counter % TICKS_BETWEEN_LOOKS == 0:
             connections = [*self.server_state.connections]
             if len(connections) >= max_connections():
-                _logger.warning("%d connections are open, as many as may be: others are refused", len(connections))
+                _logger.warning("%d connections are open, the maximum: further ones are refused", len(connections))
             for connection in connections:
                 if isinstance(connection, BoundedHttpProtocol):
                     connection.close_if_too_slow()

@@ -12,13 +12,13 @@ class ListenError(Exception):
 
 
 def bind_tcp(host: str, port: int, *, options: tuple[str, str] = ("--host", "--port")) -> socket.socket:
-    """Bound, not listening yet: clients are refused until the server is ready. Port 0 = any free one.
+    """Bound, not listening yet: connections are refused until the server is ready. Port 0 = any free one.
 
-    options: what host and port were given with, for `ListenError`.
+    options: the names of the options for host and port, for `ListenError`.
     """
     host_option, port_option = options
     try:
-        # Brackets: as a URL has them around an address of IPv6.
+        # As in URLs, an IPv6 address may have brackets.
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise ListenError(f"{host_option} {host} is not an address of this machine: {error.strerror}") from error
@@ -34,14 +34,14 @@ def bind_tcp(host: str, port: int, *, options: tuple[str, str] = ("--host", "--p
 
 def _tcp_reason(host: str, port: int, port_option: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; stop what listens there or choose another {port_option}"
+        return f"port {port} on {host} is in use; stop the program that listens there or choose another {port_option}"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than we have; choose a {port_option} above 1023"
+        return f"port {port} needs more privileges than this user has; choose a {port_option} above 1023"
     return f"cannot listen on {host} port {port}: {error.strerror}"
 
 
 def bind_unix(path: Path) -> socket.socket:
-    """Like `bind_tcp`. A socket file that nobody listens on any more is replaced."""
+    """Like `bind_tcp`. Replaces a socket file that no process listens on."""
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _is_served(path):
         path.unlink()
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -64,7 +64,7 @@ def _is_served(path: Path) -> bool:
 
 
 def base_url(bound: socket.socket) -> str:
-    """Where a client on this machine finds the server; for a Unix socket, what curl wants as the host."""
+    """URL of the server for clients on this machine; for a Unix socket, the URL to give curl."""
     if bound.family == socket.AF_UNIX:
         return "http://localhost"
     host, port = bound.getsockname()[:2]

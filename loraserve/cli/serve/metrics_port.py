@@ -1,4 +1,4 @@
-"""--metrics-port: a second address, where nobody needs a key to read /metrics and /health."""
+"""--metrics-port: a second address that serves /metrics and /health without a key."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from loraserve.cli.serve.http_server import HttpServer
 async def serving_metrics(
     bound: socket.socket, context: AppContext, allowed_hosts: list[str] | None
 ) -> AsyncGenerator[None]:
-    """Answers as long as this is entered."""
+    """Serves until the context is left."""
     http = HttpServer(create_metrics_app(context, allowed_hosts))
     serving = asyncio.create_task(http.serve([bound]))
     answers = asyncio.create_task(http.answers.wait())

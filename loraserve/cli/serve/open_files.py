@@ -1,4 +1,4 @@
-"""How many files and sockets this process may have open, and how many of them are for connections of clients."""
+"""How many files and sockets this process may have open, and how many of them are for client connections."""
 
 import contextlib
 import resource
@@ -7,22 +7,23 @@ from loraserve.cli.serve.start_error import StartError
 
 WANTED = 65_536
 WANTED_OF_MACOS = 10_240
-"""Some of its versions let nobody have more, whatever the hard limit says."""
+"""Some versions of macOS allow no more, whatever the hard limit is."""
 RESERVED = 128
-"""For files, Redis, the engine and the processes that read uploads: what runs goes on when clients take all others."""
+"""For files, Redis, the engine and the processes that read uploads, so that they keep working when clients use up all
+others."""
 LEAST = 2 * RESERVED
 
 
 def raise_limit() -> None:
-    """As far as the system lets us. Raises `StartError` where that is too few for a server."""
+    """Raises the limit as far as the system allows. Raises `StartError` if it is still too low for a server."""
     raise_soft_limit()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < LEAST:
-        raise StartError(f"only {soft} files may be open at once, and at least {LEAST} are needed: raise `ulimit -Hn`")
+        raise StartError(f"only {soft} files may be open at once, but at least {LEAST} are needed: raise `ulimit -Hn`")
 
 
 def raise_soft_limit() -> None:
-    """As far as the system lets us: shells often start with 1,024."""
+    """Raises the limit as far as the system allows; shells often start with 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return
@@ -35,6 +36,6 @@ def raise_soft_limit() -> None:
 
 
 def max_connections() -> int:
-    """At once."""
+    """Most client connections that may be open at once."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return WANTED if soft == resource.RLIM_INFINITY else soft - RESERVED

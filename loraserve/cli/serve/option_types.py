@@ -1,4 +1,4 @@
-"""Values of command-line options that are more than a word or a number."""
+"""Types of command-line options beyond words and plain numbers."""
 
 import json
 import re
@@ -43,18 +43,18 @@ def _factor(suffix: str | None) -> int:
 
 
 class DeviceType(click.ParamType):
-    """auto, cpu, cuda or cuda:<number>; whether there is such a GPU, the engine finds out."""
+    """auto, cpu, cuda or cuda:<number>; the engine checks whether that GPU exists."""
 
     name = "device"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value)):
-            self.fail(f"{value!r} is none of auto, cpu, cuda and cuda:<number>", param, ctx)
+            self.fail(f"{value!r} is not one of auto, cpu, cuda and cuda:<number>", param, ctx)
         return str(value)
 
 
 class CollectorUrlType(click.ParamType):
-    """Where spans are posted to."""
+    """URL that spans are posted to."""
 
     name = "url"
 
@@ -72,7 +72,7 @@ class LoraModule:
     name: str
     path: Path
     base_model_name: str | None = None
-    """The base model it is for; None = not said."""
+    """The base model it was made for; None = not given."""
 
 
 class LoraModuleType(click.ParamType):
@@ -91,7 +91,7 @@ class LoraModuleType(click.ParamType):
         return _named_paths(rv)
 
     def _place(self, path: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """What is missing otherwise is said at the start, with what it is for."""
+        """Fails only for a missing Hugging Face name. A missing folder is reported later, with the adapter's name."""
         folder = Path(path).expanduser()
         found = find_adapter(path if is_hugging_face_name(path) else str(folder))
         if found is None and is_hugging_face_name(path):
@@ -102,14 +102,14 @@ class LoraModuleType(click.ParamType):
         self, fields: dict[str, object], param: click.Parameter | None, ctx: click.Context | None
     ) -> LoraModule:
         if unknown := fields.keys() - {"name", "path", "base_model_name", "is_3d_lora_weight"}:
-            self.fail(f"unknown field {sorted(unknown)[0]!r}; known are name, path and base_model_name", param, ctx)
+            self.fail(f"unknown field {sorted(unknown)[0]!r}; known fields: name, path, base_model_name", param, ctx)
         name, path = fields.get("name"), fields.get("path")
         if not (isinstance(name, str) and isinstance(path, str) and name and path):
-            self.fail(f"{fields!r} needs name and path, both text", param, ctx)
+            self.fail(f"{fields!r} needs name and path, both strings", param, ctx)
         base_model_name = fields.get("base_model_name") or None
         if not isinstance(base_model_name, str | None):
-            self.fail(f"{fields!r} has a base_model_name that is not text", param, ctx)
-        # Nothing depends on it: the adapter's tensors say whether they are of single experts.
+            self.fail(f"{fields!r} has a base_model_name that is not a string", param, ctx)
+        # The value is not used: the adapter's tensors show whether they belong to single experts.
         if not isinstance(fields.get("is_3d_lora_weight"), bool | None):
             self.fail(f"{fields!r} has an is_3d_lora_weight that is not true or false", param, ctx)
         return LoraModule(name, self._place(path, param, ctx), base_model_name)
@@ -117,7 +117,7 @@ class LoraModuleType(click.ParamType):
 
 @dataclass(frozen=True, slots=True)
 class AdapterChatTemplate:
-    """A chat template that adapters may choose."""
+    """A chat template that adapters can choose."""
 
     path: Path
     template: NamedChatTemplate
@@ -128,7 +128,7 @@ class AdapterChatTemplate:
 
 
 class ChatTemplateType(click.ParamType):
-    """`name=path`, or in JSON `{"name": …, "path": …, "stop_tokens": […]}`."""
+    """`name=path`, or as JSON `{"name": …, "path": …, "stop_tokens": […]}`."""
 
     name = "name=path"
 
@@ -137,20 +137,20 @@ class ChatTemplateType(click.ParamType):
             return value
         fields = value if isinstance(value, dict) else _named_path(self, str(value), param, ctx)
         if unknown := fields.keys() - {"name", "path", "stop_tokens"}:
-            self.fail(f"unknown field {sorted(unknown)[0]!r}; known are name, path and stop_tokens", param, ctx)
+            self.fail(f"unknown field {sorted(unknown)[0]!r}; known fields: name, path, stop_tokens", param, ctx)
         name, path, stop_tokens = fields.get("name"), fields.get("path"), fields.get("stop_tokens", [])
         if not (isinstance(name, str) and isinstance(path, str) and name and path):
-            self.fail(f"{fields!r} needs name and path, both text", param, ctx)
+            self.fail(f"{fields!r} needs name and path, both strings", param, ctx)
         if not is_template_name(name):
-            self.fail(f"{name!r} is no name for a chat template: {TEMPLATE_NAME_RULE}", param, ctx)
+            self.fail(f"{name!r} is not a valid name for a chat template: {TEMPLATE_NAME_RULE}", param, ctx)
         if not (isinstance(stop_tokens, list) and all(isinstance(token, str) for token in stop_tokens)):
-            self.fail(f"{fields!r} has stop_tokens that are no list of tokens, as text", param, ctx)
+            self.fail(f"{fields!r} has stop_tokens that are not a list of strings", param, ctx)
         file = Path(path).expanduser()
         source = self._source(file, param, ctx)
         return AdapterChatTemplate(file, NamedChatTemplate(name=name, source=source, stop_tokens=stop_tokens))
 
     def _source(self, file: Path, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """A template that is broken would be found once the model is loaded, minutes later."""
+        """Parses the template now: otherwise a broken one would be found once the model is loaded, minutes later."""
         from jinja2 import TemplateError
 
         from loraserve.serving.text.chat_template import ChatTemplate
@@ -160,9 +160,9 @@ class ChatTemplateType(click.ParamType):
             ChatTemplate(source, {})
         except OSError as error:
             self.fail(f"{file} cannot be read: {error.strerror}", param, ctx)
-        # No UTF-8, a zero in its name, no template, or one that is nested too deeply for Jinja or for Python.
+        # Not UTF-8, a zero byte in the file's name, a syntax error, or nested too deeply for Jinja or Python.
         except (ValueError, TemplateError, RecursionError, SyntaxError) as error:
-            self.fail(f"{file} is no Jinja template: {error}", param, ctx)
+            self.fail(f"{file} is not a valid Jinja template: {error}", param, ctx)
         return source
 
     def split_envvar_value(self, rv: str) -> list[str]:
@@ -170,7 +170,7 @@ class ChatTemplateType(click.ParamType):
 
 
 def _named_paths(text: str) -> list[str]:
-    """Of a variable that has several, between white space, of which a JSON object may have some, too."""
+    """Splits a variable's values at white space, except within JSON objects."""
     found: list[str] = []
     while text := text.strip():
         end = len(text.split(maxsplit=1)[0])
@@ -178,7 +178,7 @@ def _named_paths(text: str) -> list[str]:
             try:
                 end = json.JSONDecoder().raw_decode(text)[1]
             except json.JSONDecodeError:
-                end = len(text)  # which its conversion will say
+                end = len(text)  # its conversion will report it
         found.append(text[:end])
         text = text[end:]
     return found

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from loraserve.store.records import VersionRecord
 
 ENGINE_GRACE_S = 10.0
-"""An engine told to stop has this long before it is killed."""
+"""Time for the engine to stop before it is killed."""
 
 
 def run_server(settings: ServeSettings) -> int:
-    """Returns the exit code once the server has stopped."""
+    """Runs the server until it stops. Returns the exit code."""
     never_fail()
     console = Console(stderr=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -100,17 +100,17 @@ class _Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-            # Shell and system may both tell of one closed terminal, so it is never a second signal.
+            # Shell and system may both send SIGHUP when one terminal closes, so it never counts as a second signal.
             loop.add_signal_handler(signal.SIGHUP, self._stop.set)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            # A second signal: now. The engine process ends with us.
+            # A second signal stops at once. The engine process ends with this one.
             os._exit(1)
         self._stop.set()
 
     async def _finishes_before_stop(self, task: asyncio.Task[Any]) -> bool:
-        """True with the task done (its exception is the task's); False with it cancelled because of a signal."""
+        """True: the task is done, perhaps with an exception. False: it was cancelled because of a signal."""
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -135,9 +135,9 @@ class _Server:
         return exit_code
 
     async def _wind_down(self, engine: LocalEngine, context: AppContext) -> int:
-        """Let what runs finish, then stop the engine, so that whatever is left ends as aborted and not cut off."""
+        """Lets running sequences finish, then stops the engine, so that the rest end as aborted and are not cut off."""
         if not self._stop.is_set():
-            self._print(f"the server stops: {engine.error or 'HTTP ended'}")
+            self._print(f"the server stops: {engine.error or 'the HTTP server ended'}")
             return 1
         lifecycle = context.runtime.lifecycle
         lifecycle.begin_drain()
@@ -150,7 +150,7 @@ class _Server:
         return 0
 
     async def _login_token(self, context: AppContext) -> str | None:
-        """For the console, to whoever sits at a terminal of a server with keys. Never into a journal."""
+        """A console login for the user at the terminal of a server with keys. Never written to a journal."""
         key_id = context.control.authenticator.newest_admin
         if key_id is None or self._settings.uds is not None or not sys.stdout.isatty():
             return None
@@ -185,7 +185,7 @@ class _Server:
 
 
 def _live_versions(context: AppContext) -> dict[str, VersionRecord]:
-    """By name, of the adapters that requests without a key, or with that of the command line, can use."""
+    """Live versions by name, of the adapters that requests without a key, or with one from --api-key, can use."""
     from loraserve.control.documents.adapter_edits import live_version
     from loraserve.control.tenancy.principal import server_principal
     from loraserve.store.records import DEFAULT_TENANT
@@ -196,7 +196,7 @@ def _live_versions(context: AppContext) -> dict[str, VersionRecord]:
 
 
 def _missing_templates(context: AppContext) -> dict[str, str]:
-    """Chat templates that this server does not have, by the labels of live adapters, whosesoever, that name them."""
+    """Chat templates that live adapters of any tenant name and this server does not have, by adapter label."""
     from loraserve.control.documents.adapter_edits import live_version
     from loraserve.control.names.labels import label_of
 
@@ -212,15 +212,15 @@ def _missing_templates(context: AppContext) -> dict[str, str]:
 
 
 def _notes_on_missing_templates(missing: Mapping[str, str]) -> list[str]:
-    """At most one. missing: see `_missing_templates`."""
+    """At most one note. missing: see `_missing_templates`."""
     if not missing:
         return []
     templates, adapters = shown_names(sorted({*missing.values()})), shown_names([*missing])
-    return [f"no --adapter-chat-templates called {templates}: chats are refused with {adapters}"]
+    return [f"--adapter-chat-templates does not define {templates}: chats with {adapters} are refused"]
 
 
 async def _first_of(*awaitables: Awaitable[Any]) -> None:
-    """Returns when one of them is done; the coroutines among the others are cancelled, tasks are left alone."""
+    """Returns when one of them is done. Of the others, coroutines are cancelled and tasks are left alone."""
     waiting = {awaitable: asyncio.ensure_future(awaitable) for awaitable in awaitables}
     await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
     for awaitable, future in waiting.items():

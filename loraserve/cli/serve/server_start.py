@@ -1,4 +1,4 @@
-"""From settings to an engine and an HTTP application over it, everything declared and every named adapter in place."""
+"""Builds the engine and the HTTP application from the settings, and publishes the adapters of the command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HTTP_MODULES = (
     "loraserve.cli.serve.http_server",
     "loraserve.serving.runtime",
 )
-"""What is needed once there is an engine."""
+"""Modules that are needed once the engine has started."""
 STARTING = "starting the engine"
 
 
@@ -50,18 +50,18 @@ class StartedServer:
     http: HttpServer
     """It does not listen yet."""
     notes: list[str]
-    """For the person who started it."""
+    """For the banner."""
 
 
 async def start_server(settings: ServeSettings, console: Console, opened: contextlib.AsyncExitStack) -> StartedServer:
-    """opened: gets what is to be closed last. Raises `StartError`, `EngineStartFailedError`; then nothing runs."""
+    """opened: receives the contexts to close last. Raises `StartError`, `EngineStartFailedError`; then nothing runs."""
     _check_temporary_folder()
     traces = usable(settings.trace_destination, console)
     if settings.enable_lora:
-        console.print("--enable-lora is not needed: adapters are always on", markup=False, soft_wrap=True)
+        console.print("--enable-lora is not needed: adapters are on by default", markup=False, soft_wrap=True)
     with StartupDisplay(console) as display:
         display.show(STARTING, 0, 1)
-        # One core imports torch in the engine's process, the other what serves HTTP in ours.
+        # The engine's process imports torch while this one imports the HTTP modules on another core.
         starting = asyncio.create_task(LocalEngine.start(settings.engine, display.show))
         try:
             await asyncio.to_thread(_check_model, settings.engine)
@@ -106,7 +106,7 @@ async def _build(
     certified = settings.engine if settings.certificates else None
     control = build_control(declared, engine, limits, certified)
     try:
-        # All that holds up the event loop comes before `start`: calls to Redis have a second.
+        # Work that blocks the event loop must come before `start`: calls to Redis time out after a second.
         runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
         control.observer.watch(runtime)
         context = AppContext.of(runtime, control)
@@ -116,7 +116,7 @@ async def _build(
         configured = ConfiguredAdapters(control, engine.model.layout, limits)
         if settings.adapter_dir is not None and settings.scan_interval_s > 0:
             watch = await asyncio.to_thread(AdapterDirWatch, settings.adapter_dir, configured)
-            control.background.every("looking at --adapter-dir", settings.scan_interval_s, watch.look)
+            control.background.every("scanning --adapter-dir", settings.scan_interval_s, watch.look)
         adapters = settings.adapters
         await configured.publish(adapters, lambda num_done: display.show("loading adapters", num_done, len(adapters)))
         notes = await asyncio.to_thread(notes_on_chat_templates, adapters, engine.model.chat_template)
@@ -132,19 +132,19 @@ def _check_temporary_folder() -> None:
         tempfile.gettempdir()
     except OSError as error:
         raise StartError(
-            "no temporary folder can be written to: mount a tmpfs at /tmp, or set TMPDIR to a folder that can"
+            "no temporary folder is writable: mount a tmpfs at /tmp, or set TMPDIR to a writable folder"
         ) from error
 
 
 def _check_model(config: EngineConfig) -> None:
-    """The engine would say the same, seconds later."""
+    """Reports a missing model at once; the engine would do so seconds later."""
     absent = why_absent(config.model, config.revision)
     if absent is not None:
         raise StartError(absent)
 
 
 def _check_adapters(adapters: Sequence[LoraModule]) -> None:
-    """A path that is mistyped would be found once the model is loaded, minutes later."""
+    """Reports a mistyped path at once; it would otherwise be found once the model is loaded, minutes later."""
     for adapter in adapters:
         try:
             os.stat(adapter.path / CONFIG_NAME)
@@ -153,7 +153,7 @@ def _check_adapters(adapters: Sequence[LoraModule]) -> None:
             why = f"{CONFIG_NAME} is missing from the adapter folder" if is_folder else "there is no such folder"
             raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {why}") from error
         except OSError:
-            continue  # said when it is read
+            continue  # reported when it is read
 
 
 def _import_http() -> None:
@@ -162,7 +162,7 @@ def _import_http() -> None:
 
 
 async def _abandon(starting: asyncio.Task[LocalEngine]) -> None:
-    """Whether it was ready or not."""
+    """Stops the engine, whether or not its start has finished."""
     starting.cancel()
     await asyncio.wait([starting])
     if not starting.cancelled() and starting.exception() is None:

@@ -1,4 +1,4 @@
-"""Every option's value in words, and where it came from."""
+"""Every option's value as text, and its source."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ URL_OPTIONS = ("redis_url", "otlp_traces_endpoint")
 
 
 def with_setting_values(settings: ServeSettings, ctx: click.Context, positional_model: str | None) -> ServeSettings:
-    """positional_model: given as an argument, which counts as a flag."""
+    """positional_model: the argument MODEL, which counts as a flag."""
     given = {**ctx.params, "model": positional_model or ctx.params.get("model")}
     derived = _derived(settings)
     values = [
@@ -56,7 +56,7 @@ def _value(option: click.Option, given: Mapping[str, Any], *, is_argument: bool,
 
 
 def _derived(settings: ServeSettings) -> dict[str, str]:
-    """What follows from the other options where they leave it open."""
+    """Values of options that were not given, derived from other options."""
     derived = {"data-dir": str(settings.data_path), "served-model-name": ", ".join(settings.model_names)}
     if (traces := settings.trace_destination) is not None and traces.problem is None:
         derived["otlp-traces-endpoint"] = without_secrets(traces.endpoint)
@@ -80,7 +80,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """A URL, such as redis://user:password@host/0?password=…: the query goes too, whatever it holds."""
+    """For a URL such as redis://user:password@host/0?password=…: hides the password and the whole query."""
     parts = urlsplit(url)
     credentials, at, host = parts.netloc.rpartition("@")
     user = credentials.partition(":")[0]

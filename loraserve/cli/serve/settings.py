@@ -1,4 +1,4 @@
-"""What `loraserve serve` was asked for, from flags, environment and config file together."""
+"""The settings of `loraserve serve`, from flags, environment and config file together."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 DEMO = Path(__file__).parents[2] / "demo"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-"""As a Host header has them. Checking it keeps web pages of other sites away from an open server."""
+"""As in a Host header. Checking it keeps web pages of other sites away from an open server."""
 DEMO_NAME = "loraserve-demo"
 ADAPTER_DIR_SCAN_S = 10.0
 
@@ -84,7 +84,7 @@ class ServeSettings:
     max_queued_per_tenant: int | None
     shutdown_timeout: float
     config: tuple[SettingValue, ...] = ()
-    """All of these in words."""
+    """All settings as text."""
 
     @property
     def is_demo(self) -> bool:
@@ -92,28 +92,28 @@ class ServeSettings:
 
     @property
     def bind_host(self) -> str:
-        """Without --host all machines can reach a server that was given a password, as with vLLM; else only this one.
+        """--host or its default: all addresses if --api-key is a password, as in vLLM; otherwise only this machine.
 
-        A key that `loraserve keys` made is none: `LORASERVE_API_KEY` is there for commands that ask a server.
+        A key made by `loraserve keys` is not a password: `LORASERVE_API_KEY` is also the key that commands send.
         """
         has_password = any(try_parse_id(key) is None for key in self.api_key)
         return self.host or ("0.0.0.0" if has_password else "127.0.0.1")
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names requests call the base model by; the first one is the main one."""
+        """The base model's names in requests; the first is the main one."""
         return self.served_model_name or (DEMO_NAME if self.model is None else self.model,)
 
     @property
     def data_path(self) -> Path:
-        """Everything we write is below it. The demo has its own: its adapters fit no other model."""
+        """Everything that the server stores is below it. The demo has its own: its adapters fit no other model."""
         if self.data_dir:
             return self.data_dir.expanduser()
         return default_data_dir() / "demo" if self.is_demo else default_data_dir()
 
     @property
     def adapters(self) -> list[LoraModule]:
-        """To load before serving: named ones, then the folders of --adapter-dir, then the demo's."""
+        """Adapters to publish before serving: --lora-modules, then the folders of --adapter-dir, then the demo's."""
         if self.enable_lora is False:
             return []
         found = list(self.lora_modules)
@@ -125,7 +125,7 @@ class ServeSettings:
 
     @property
     def scan_interval_s(self) -> float:
-        """Between looks at --adapter-dir while the server runs; 0 = none."""
+        """Time between scans of --adapter-dir while the server runs; 0 = no scans."""
         return ADAPTER_DIR_SCAN_S if self.adapter_dir_scan_s is None else self.adapter_dir_scan_s
 
     @property
@@ -135,22 +135,22 @@ class ServeSettings:
 
     @property
     def is_open_on_loopback(self) -> bool:
-        """Without keys on the command line, and reachable from this machine only."""
+        """No --api-key, and only this machine can reach the server."""
         return not self.api_key and self.is_on_loopback
 
     @property
     def metrics_bind_host(self) -> str:
-        """Its readers need no key, so only this machine reaches it unless --metrics-host says otherwise."""
+        """It needs no key, so only this machine can reach it unless --metrics-host is given."""
         return self.metrics_host or "127.0.0.1"
 
     @property
     def metrics_hosts(self) -> list[str] | None:
-        """What the Host header may name at --metrics-port; None = anything."""
+        """Host headers to accept at --metrics-port; None = any."""
         return [*LOOPBACK_HOSTS, *self.allowed_hosts] if _is_loopback(self.metrics_bind_host) else None
 
     @property
     def trace_destination(self) -> TraceDestination | None:
-        """None = no traces. OpenTelemetry's variables count too, as everywhere."""
+        """None = no traces. OpenTelemetry's standard variables count too."""
         return trace_destination(self.otlp_traces_endpoint, os.environ)
 
     @property
@@ -179,7 +179,7 @@ class ServeSettings:
 
     @property
     def _reasoning_parser(self) -> ReasoningFormat | None:
-        """gpt-oss's calls are read in the messages that its reasoning is told from."""
+        """gpt-oss's tool calls are found by the same parser as its reasoning, so one option implies the other."""
         if self.reasoning_parser is None and self.tool_call_parser == ToolCallFormat.OPENAI:
             return ReasoningFormat.OPENAI_GPTOSS
         return None if self.reasoning_parser is None else ReasoningFormat(self.reasoning_parser)
@@ -234,5 +234,5 @@ def default_data_dir() -> Path:
 
 
 def adapter_folders(directory: Path) -> list[LoraModule]:
-    """Every sub-folder with an adapter_config.json, named by the folder."""
+    """Every subfolder with an adapter_config.json, under the folder's name."""
     return [LoraModule(config.parent.name, config.parent) for config in sorted(directory.glob("*/adapter_config.json"))]

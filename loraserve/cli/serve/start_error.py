@@ -1,5 +1,5 @@
-"""Why a command cannot begin."""
+"""The error of a server that cannot start."""
 
 
 class StartError(Exception):
-    """The message is one line for a person."""
+    """The message is one line, shown to the user."""

@@ -1,4 +1,4 @@
-"""What a person sees while the server starts: bars on a terminal, one line per phase elsewhere."""
+"""Shows the progress of the start: bars on a terminal, otherwise one line per phase."""
 
 import time
 from types import TracebackType
@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 
 class StartupDisplay:
-    """A context manager; `show` may be called with any phases in any order."""
+    """A context manager. `show` accepts any phases in any order."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

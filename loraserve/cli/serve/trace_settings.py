@@ -1,4 +1,4 @@
-"""Whether traces are sent, and where to: what `--otlp-traces-endpoint` and OpenTelemetry's own variables say."""
+"""Whether and where traces are sent, according to `--otlp-traces-endpoint` and OpenTelemetry's own variables."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ class TraceDestination:
     endpoint: str
     """The whole URL that spans are posted to."""
     source: str
-    """What named it, for messages."""
+    """The flag or variable that named it, for messages."""
     problem: str | None
-    """Why nothing is sent there."""
+    """Why no traces can be sent there; None = they can."""
     is_fatal: bool = False
-    """Whether the server does not start with such a problem: variables are what platforms give to all they run."""
+    """Whether a problem stops the start. Not if a variable named it: platforms set those for every program they run."""
 
 
 def trace_destination(flag: str | None, environment: Mapping[str, str]) -> TraceDestination | None:
-    """None = no traces. flag: the option's value, a `collector_url`. An empty variable is as good as none."""
+    """None = no traces. flag: the option's value, a `collector_url`. An empty variable counts as unset."""
     is_disabled = environment.get(DISABLED_VARIABLE, "").strip().lower() == "true"
     if flag:
         if is_disabled:
@@ -43,15 +43,14 @@ def trace_destination(flag: str | None, environment: Mapping[str, str]) -> Trace
         return None
     variable, endpoint = named
     if EXPORTER not in exporters.split(","):
-        return TraceDestination(endpoint, variable, f"{EXPORTER_VARIABLE} is {exporters!r}; we have only {EXPORTER!r}")
+        return TraceDestination(
+            endpoint, variable, f"{EXPORTER_VARIABLE} is {exporters!r}; we support only {EXPORTER!r}"
+        )
     return TraceDestination(endpoint, variable, _problem(endpoint, environment))
 
 
 def collector_url(text: str) -> str:
-    """With the path that collectors take spans at, where it has none: nobody who leaves it out means another.
-
-    Raises `ValueError` for what is no URL of HTTP.
-    """
+    """Adds the collectors' standard path if the URL has none. Raises `ValueError` for text that is not an HTTP URL."""
     if not is_collector_url(text):
         raise ValueError(f"{text!r} is not {A_URL}")
     parts = urlsplit(text)
@@ -62,12 +61,12 @@ def is_collector_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # such as a port that is no number
+    except ValueError:  # such as a port that is not a number
         return False
 
 
 def _named(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """A variable and the endpoint it means: one is of traces alone, the other of what has a path for each signal."""
+    """A variable and its endpoint: one variable is for traces alone; the other is a base URL with a path per signal."""
     if endpoint := environment.get(ENDPOINT_VARIABLE):
         return ENDPOINT_VARIABLE, endpoint
     if base := environment.get(BASE_VARIABLE):
@@ -77,14 +76,14 @@ def _named(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 def _problem(endpoint: str, environment: Mapping[str, str]) -> str | None:
     if not is_collector_url(endpoint):
-        return f"it is not {A_URL}"  # not shown: it goes into a log, and may have a password
+        return f"it is not {A_URL}"  # not shown: the URL may contain a password, and this is logged
     for variable in PROTOCOL_VARIABLES:
         if protocol := environment.get(variable):
             if protocol.strip() != PROTOCOL:
-                return f"{variable} is {protocol!r}; spans go by OTLP over HTTP, {PROTOCOL!r}"
+                return f"{variable} is {protocol!r}; only OTLP over HTTP is supported, {PROTOCOL!r}"
             break
     if not _is_installed():
-        return f"traces need more packages: {INSTALL}"
+        return f"traces need additional packages: {INSTALL}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What sends a span for each inference request, where traces are wanted."""
+"""Starts the sending of a span for each inference request, if traces are wanted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODULES = ("loraserve.serving.telemetry.span_export", "loraserve.api.inference.r
 
 
 def usable(destination: TraceDestination | None, console: Console) -> TraceDestination | None:
-    """None = no traces, with a line where they were asked for in vain. Raises `StartError`."""
+    """None = no traces; prints a line if they were requested but cannot be sent. Raises `StartError`."""
     if destination is None or destination.problem is None:
         return destination
     _refuse(destination, destination.problem, console)
@@ -35,7 +35,7 @@ def usable(destination: TraceDestination | None, console: Console) -> TraceDesti
 async def opened_traces(
     destination: TraceDestination | None, base_name: str, console: Console
 ) -> AsyncGenerator[OnEnd | None]:
-    """What is to be told of each request's end. The last spans are sent on leaving. Raises `StartError`."""
+    """Yields the function to call at each request's end. The last spans are sent on exit. Raises `StartError`."""
     export = None if destination is None else await _started(destination, console)
     if export is None:
         yield None
@@ -56,15 +56,15 @@ async def _started(destination: TraceDestination, console: Console) -> SpanExpor
         from loraserve.serving.telemetry.span_export import SpanExport
 
         export = SpanExport(destination.endpoint, shown, installed_version("loraserve") or "")
-    except Exception as error:  # packages that do not fit together, a variable that the SDK refuses
+    except Exception as error:  # incompatible packages, or a variable that the SDK refuses
         _refuse(destination, f"{type(error).__name__}: {error}", console)
         return None
-    console.print(f"traces go to {shown}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"traces are sent to {shown}", markup=False, highlight=False, soft_wrap=True)
     return export
 
 
 def _refuse(destination: TraceDestination, problem: str, console: Console) -> None:
-    """Raises `StartError` where nobody wants the server without traces."""
+    """Raises `StartError` if the server must not start without traces."""
     if destination.is_fatal:
         raise StartError(f"{destination.source}: {problem}")
     message = f"no traces are sent, although {destination.source} is set: {problem}"

@@ -1,4 +1,4 @@
-"""Flags of `vllm serve` that we do not have: named, so that they are refused with a reason and not with a riddle."""
+"""Flags of `vllm serve` that we do not have, so that they are refused with a reason."""
 
 UNSUPPORTED_FLAGS = {
     "--cpu-offload-gb": "weights stay on one device",
@@ -9,35 +9,35 @@ UNSUPPORTED_FLAGS = {
     "--trust-remote-code": "code that comes with a model is never run",
     "--max-cpu-loras": "set --adapter-memory-bytes, and on a GPU --adapter-host-memory-bytes",
     "--lora-dtype": "adapters are served in the model's dtype (--dtype)",
-    "--enable-lora-bias": "adapters with lora_bias are always taken",
-    "--long-lora-scaling-factors": "an adapter does not change how long a context may be",
-    "--lora-extra-vocab-size": "adapters with new tokens are refused by name",
+    "--enable-lora-bias": "adapters with lora_bias are always accepted",
+    "--long-lora-scaling-factors": "adapters do not change the context length",
+    "--lora-extra-vocab-size": "adapters cannot add tokens; the base model must have rows for them",
     "--fully-sharded-loras": "one engine runs on one device",
-    "--lora-target-modules": "an adapter's targets are its own; every linear can be adapted",
+    "--lora-target-modules": "each adapter has its own targets; every linear layer can be one",
     "--specialize-active-lora": "on a GPU one graph serves any number of adapters",
-    "--enable-mixed-moe-lora-format": "adapters of experts are taken in either form, side by side",
-    "--enable-moe-shared-loras": "adapters with weights that experts share are not supported",
-    "--max-lora-cls-labels": "classifiers have as many as their heads, up to 4,096",
+    "--enable-mixed-moe-lora-format": "adapters for experts are accepted in both formats, also mixed",
+    "--enable-moe-shared-loras": "adapters with weights shared by experts are not supported",
+    "--max-lora-cls-labels": "a classifier has as many labels as its head, up to 4,096",
     "--enable-tower-connector-lora": "models read text only",
     "--default-mm-loras": "models read text only",
     "--hf-overrides": "edit the model's config.json",
-    "--speculative-config": "--num-speculative-tokens drafts from a request's text, as method ngram; no draft models",
-    "--enable-chunked-prefill": "long prompts are always cut to the token budget (--max-num-batched-tokens)",
-    "--no-enable-chunked-prefill": "long prompts are always cut to the token budget (--max-num-batched-tokens)",
+    "--speculative-config": "use --num-speculative-tokens, which drafts from the request's text; no draft models",
+    "--enable-chunked-prefill": "long prompts are always computed in chunks (--max-num-batched-tokens)",
+    "--no-enable-chunked-prefill": "long prompts are always computed in chunks (--max-num-batched-tokens)",
     "--scheduling-policy": "requests are scheduled fairly between tenants",
     "--exclude-tools-when-tool-choice-none": "the model never sees tools that it may not call",
-    "--tool-parser-plugin": "--tool-call-parser names the parsers there are",
-    "--structured-outputs-config": "llguidance holds answers to every schema and grammar",
-    "--guided-decoding-backend": "llguidance holds answers to every schema and grammar",
-    "--trust-request-chat-template": "requests bring no template; see --chat-template and --adapter-chat-templates",
-    "--default-chat-template-kwargs": "requests send chat_template_kwargs; or change the template (--chat-template)",
-    "--reasoning-parser-plugin": "--reasoning-parser names the parsers there are",
+    "--tool-parser-plugin": "--tool-call-parser lists the available parsers",
+    "--structured-outputs-config": "llguidance enforces all schemas and grammars",
+    "--guided-decoding-backend": "llguidance enforces all schemas and grammars",
+    "--trust-request-chat-template": "requests have no template; use --chat-template or --adapter-chat-templates",
+    "--default-chat-template-kwargs": "send chat_template_kwargs in requests, or change the template (--chat-template)",
+    "--reasoning-parser-plugin": "--reasoning-parser lists the available parsers",
     "--ssl-keyfile": "put a TLS proxy in front",
     "--ssl-certfile": "put a TLS proxy in front",
     "--root-path": "strip the prefix in the proxy",
     "--disable-log-requests": "requests are not logged",
     "--disable-log-stats": "statistics are not logged; read /metrics",
-    "--collect-detailed-traces": "spans always have queue, prefill and decode (--otlp-traces-endpoint)",
+    "--collect-detailed-traces": "spans always include queue, prefill and decode (--otlp-traces-endpoint)",
     "--api-server-count": "one API process serves one engine",
 }
 
@@ -54,7 +54,7 @@ OFF_BY_DEFAULT = frozenset(
         "--trust-request-chat-template",
     }
 )
-"""Of these, what vLLM has as --no-…, too, and does not do unless it is told to."""
+"""Those of these flags that vLLM also has as --no-…, and that are off by default in vLLM."""
 
 SHORT_FLAGS = {
     "-tp": "--tensor-parallel-size",
@@ -67,7 +67,7 @@ _ASKS_FOR_NOTHING = {f"{_LORA_DTYPE}=auto", *(flag.replace("--", "--no-", 1) for
 
 
 def without_what_asks_for_nothing(args: list[str]) -> list[str]:
-    """Without `--lora-dtype auto` and `--no-trust-remote-code` and the like: vLLM's defaults and what we do."""
+    """Drops `--lora-dtype auto`, `--no-trust-remote-code` and the like: they are vLLM's defaults and our behavior."""
     kept: list[str] = []
     for token in args:
         if token == "auto" and kept and _dashed(kept[-1]) == _LORA_DTYPE:
@@ -82,7 +82,7 @@ def _dashed(token: str) -> str:
 
 
 def refusal(token: str) -> str | None:
-    """Why the flag at the start of `token` is not supported; None if it is no such flag."""
+    """Why the flag at the start of `token` is not supported; None if it is not one of these flags."""
     flag = token.partition("=")[0]
     flag = SHORT_FLAGS.get(flag, flag).replace("_", "-")
     reason = UNSUPPORTED_FLAGS.get(flag)

@@ -27,14 +27,15 @@ def choose_host_tier_bytes(requested: int | None, accelerator: Accelerator | Non
     """0 = no tier. accelerator: None on a CPU. Raises `EngineStartError`."""
     if accelerator is None:
         if requested:
-            raise EngineStartError(f"{_FLAG} {requested} is for GPUs, and this is a CPU: leave it out")
+            raise EngineStartError(f"{_FLAG} {requested} is for GPUs only, but this is a CPU: omit it")
         return 0
     if requested is None:
         most = min(int(DEFAULT_SHARE * available_bytes), MAX_DEFAULT_BYTES)
         return 1 << (most.bit_length() - 1) if most else 0
     if locked_bytes(requested) > available_bytes:
         raise EngineStartError(
-            f"{_FLAG} {requested} locks {locked_bytes(requested)} bytes, of {available_bytes} available: lower it"
+            f"{_FLAG} {requested} locks {locked_bytes(requested)} bytes, but only {available_bytes} are "
+            "available: lower it"
         )
     return requested
 

@@ -126,13 +126,13 @@ class AdapterMemory:
         if packed.size_bytes > self.size_bytes:
             raise AdapterError(
                 "too_large",
-                f"adapter {digest[:12]} takes {packed.size_bytes} bytes, the adapter memory has {self.size_bytes}: "
+                f"adapter {digest[:12]} takes {packed.size_bytes} bytes, but the adapter memory has {self.size_bytes}: "
                 "raise --adapter-memory-bytes",
             )
         if packed.max_lora_rank > MAX_LORA_RANK:
             raise AdapterError(
                 "rank_too_large",
-                f"adapter {digest[:12]} has rank {packed.max_lora_rank}, at most {MAX_LORA_RANK} is accepted",
+                f"adapter {digest[:12]} has rank {packed.max_lora_rank}; at most {MAX_LORA_RANK} is accepted",
             )
         known = AdapterFile(path, packed.size_bytes, packed.invocation_token_ids, packed.head)
         self._files.add(digest, known)
@@ -151,7 +151,7 @@ class AdapterMemory:
         """The head of a referenced classifier: float32 [num_labels, hidden_size], there once a step that waits for its
         `arrivals` has run."""
         head = self._files[digest].head
-        assert head is not None, f"adapter {digest[:12]} is no classifier"
+        assert head is not None, f"adapter {digest[:12]} is not a classifier"
         start = self._arena.residents[digest].start + head.offset
         size = head.num_labels * head.hidden_size * torch.float32.itemsize // self._element_bytes
         return self.table.arena[start : start + size].view(torch.float32).view(head.num_labels, head.hidden_size)
@@ -276,12 +276,14 @@ class AdapterMemory:
         """`references`: running sequences by digest. Raises AssertionError naming what does not hold."""
         held = {digest: r.num_references for digest, r in self._arena.residents.items() if r.num_references}
         assert held == references, f"adapter references {held} differ from the running sequences' {references}"
-        assert self.num_in_use == len(held), f"{self.num_in_use} adapters are said to be in use, not {len(held)}"
+        assert self.num_in_use == len(held), f"num_in_use is {self.num_in_use}, but {len(held)} adapters are in use"
         if self._transit is not None:
             self._transit.check_invariants()
             loading = self._transit.loading
             assert not held.keys() & loading, "an adapter is referenced before its copies are queued"
-            assert loading | self._transit.arriving.keys() <= self._arena.residents.keys(), "what arrives has no extent"
+            assert loading | self._transit.arriving.keys() <= self._arena.residents.keys(), (
+                "an arriving adapter has no extent"
+            )
         evictable = {
             digest for digest in self._arena.residents if digest not in held and not self._is_on_its_way(digest)
         }
@@ -333,7 +335,7 @@ class AdapterMemory:
         """Finish it for steps queued from now on. The adapter is there, or the main stream waits for all of it."""
         table = self._unfinished.get(digest)
         if table is not None:
-            assert self._finish is not None, "an adapter that is to be finished, and nobody to do it"
+            assert self._finish is not None, "an adapter must be finished, but there is no `finish`"
             self._finish(table, self._arena.extent(resident))
             del self._unfinished[digest]
 

@@ -209,7 +209,7 @@ class AdapterTransit:
 
     def check_invariants(self) -> None:
         """Raises AssertionError naming what does not hold."""
-        assert not self._loading.keys() & self.arriving.keys(), "an adapter is read and copied at once"
+        assert not self._loading.keys() & self.arriving.keys(), "an adapter is being read and copied at the same time"
         if self._tier is not None:
             self._tier.check_invariants()
 

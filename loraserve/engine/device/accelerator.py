@@ -152,15 +152,15 @@ def choose_device(requested: str, num_gpus: int) -> torch.device:
         raise ValueError(f"--device {requested} is not supported: choose auto, cpu, cuda or cuda:<number>")
     if torch.version.hip:
         raise ValueError(
-            f"--device {requested} cannot be used: torch {torch.__version__} is for AMD's GPUs, and only NVIDIA's are "
-            "supported; choose cpu"
+            f"--device {requested} cannot be used: torch {torch.__version__} is built for AMD GPUs, but only NVIDIA "
+            "GPUs are supported; choose cpu"
         )
     if num_gpus == 0:
         hint = "no NVIDIA GPU is usable" if torch.version.cuda else f"torch {torch.__version__} is a build without CUDA"
         raise ValueError(f"--device {requested} cannot be used: {hint}; choose cpu")
     index = int(number or 0)
     if index >= num_gpus:
-        raise ValueError(f"--device {requested} does not exist: there are {num_gpus} GPUs, from cuda:0 on")
+        raise ValueError(f"--device {requested} does not exist: this machine has {num_gpus} GPUs, counted from cuda:0")
     return torch.device("cuda", index)
 
 

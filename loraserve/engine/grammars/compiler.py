@@ -170,7 +170,7 @@ def _read_tokenizer(tokenizer_json: str, ending_ids: list[int]) -> "LLTokenizer"
 
         return LLTokenizer(tokenizer_json, eos_token=ending_ids or None)
     except (ImportError, ValueError, RuntimeError) as error:
-        raise grammar_refused(f"not with this model's tokenizer: {error}") from error
+        raise grammar_refused(f"this model's tokenizer is not supported: {error}") from error
 
 
 def _limits(kind: GrammarKind) -> "LLParserLimits":

@@ -17,7 +17,7 @@ TOKEN_S = 0.001
 """Time that a sequence's grammar may take, at first and per token: what llguidance's limits count differs in time."""
 DRAFT_SHARE = 0.5
 """Share of that time after which nothing more is drafted: the output itself must not run short of time."""
-TOO_SLOW = "it takes too long to find out what can come next"
+TOO_SLOW = "computing the allowed next tokens takes too long"
 
 
 @dataclass(slots=True)

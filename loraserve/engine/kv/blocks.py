@@ -144,13 +144,13 @@ class BlockPool:
                 references[block] += 1
         assert references == self._num_references, "references differ from the live block tables"
         free, cached = set(self._free), set(self._evictable)
-        assert len(free) == len(self._free), "a block is free twice"
+        assert len(free) == len(self._free), "a block is in the free list twice"
         referenced = {block for block, count in enumerate(references) if count}
         assert not free & cached, "a block is free and cached"
         assert not (free | cached) & referenced, "a block is available and referenced"
         assert len(free) + len(cached) + len(referenced) == self.num_blocks, "blocks were lost"
         untouched = list(range(self.num_blocks - 1, self.num_ever_allocated - 1, -1))
-        assert self._free[: len(untouched)] == untouched, "blocks that were never handed out are not the last"
-        assert all(self._hash_of[block] is None for block in free), "a free block is findable"
-        assert all(self._hash_of[block] is not None for block in cached), "a cached block cannot be found"
+        assert self._free[: len(untouched)] == untouched, "never-allocated blocks are not first in the free list"
+        assert all(self._hash_of[block] is None for block in free), "a free block can be found by its hash"
+        assert all(self._hash_of[block] is not None for block in cached), "a cached block cannot be found by its hash"
         assert {self._hash_of[block]: block for block in self._block_of.values()} == self._block_of, "hashes disagree"

@@ -19,8 +19,8 @@ def choose_kv_cache_dtype(requested: str, accelerator: Accelerator | None) -> to
     major, minor = FLOAT8_CAPABILITY
     needs = f"--kv-cache-dtype fp8 needs an NVIDIA GPU of compute capability {major}.{minor} or newer"
     if accelerator is None:
-        raise EngineStartError(f"{needs}, and this is a CPU: choose auto")
+        raise EngineStartError(f"{needs}, but this is a CPU: choose auto")
     if accelerator.capability < FLOAT8_CAPABILITY:
         found = "{}.{}".format(*accelerator.capability)
-        raise EngineStartError(f"{needs}, and {accelerator.device} has {found}: choose auto")
+        raise EngineStartError(f"{needs}, but {accelerator.device} has {found}: choose auto")
     return KV_FLOAT8

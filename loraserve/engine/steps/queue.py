@@ -23,7 +23,7 @@ from loraserve.engine.steps.in_flight import StepInFlight
 from loraserve.engine.steps.model_runner import ModelRunner
 from loraserve.engine.steps.pooling import pool
 
-_NO_COPIES = "who had a row in the last step has its last block alone"
+_NO_COPIES = "a sequence with a row in the last step shares its last block"
 
 
 class StepQueue:
@@ -175,7 +175,7 @@ class StepQueue:
     ) -> StepBatch:
         """sampled: the rows to sample, as far as known; a device gets them with the batch."""
         if not isinstance(self._builder, GpuBatchBuilder):
-            assert before is None, "tokens are chosen on a device that batches are not built for"
+            assert before is None, "tokens were chosen on a device, but batches are built for the host"
             return self._builder.build(scheduled)
         if before is None:
             return self._builder.build(scheduled, sampled)

@@ -194,9 +194,24 @@ def test_an_entry_that_names_nothing_is_a_warning(fields: dict[str, Any], key: s
 @pytest.mark.parametrize(
     ("tensor", "shape", "code", "text"),
     [
-        (lora_key(OUTER, "A"), (4, OF_EXPERT), "rank_mismatch", "rank 4, and there are 4 experts"),
-        (lora_key(OUTER, "B"), (HIDDEN, 12), "rank_mismatch", "expected [32, 16], for adapter_config.json gives"),
-        (lora_key(INNER, "A"), (8, HIDDEN), "rank_mismatch", "expected [16, 32], for adapter_config.json gives"),
+        (
+            lora_key(OUTER, "A"),
+            (4, OF_EXPERT),
+            "rank_mismatch",
+            "rank 4 in adapter_config.json, and there are 4 experts",
+        ),
+        (
+            lora_key(OUTER, "B"),
+            (HIDDEN, 12),
+            "rank_mismatch",
+            "expected [32, 16]: this module has rank",
+        ),
+        (
+            lora_key(INNER, "A"),
+            (8, HIDDEN),
+            "rank_mismatch",
+            "expected [16, 32]: this module has rank",
+        ),
         (lora_key(INNER, "B"), (OF_EXPERT, 16), "shape_mismatch", "found [24, 16], expected [48, 16]"),
         (lora_key(OUTER, "A"), (NUM_EXPERTS, 4, OF_EXPERT), "shape_mismatch", "expected [16, 24]"),
     ],

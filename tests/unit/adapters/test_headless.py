@@ -171,8 +171,8 @@ def test_names_of_both_kinds_are_refused(tmp_path: Path) -> None:
     for fields in TASK_TYPES:
         error = refusal(tmp_path, tensors, **fields)
         assert (error.code, error.key) == ("unknown_module", name)
-        assert "all tensors need them" in error.message
-        assert "base_model.model. into base_model.model.model." in (error.remedy or "")
+        assert "all tensors must have such names" in error.message
+        assert "base_model.model. to base_model.model.model." in (error.remedy or "")
 
 
 def test_all_of_both_kinds_are_refused_too(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_an_adapter_of_another_class_is_still_told_its_names(tmp_path: Path) -> 
     """As of `AutoModel` of the class for text only."""
     error = refusal(tmp_path, headless(WHOLE), multimodal_layout())
     assert error.code == "unknown_module"
-    assert "base_model.model. into base_model.model.model.language_model." in (error.remedy or "")
+    assert "base_model.model. to base_model.model.model.language_model." in (error.remedy or "")
 
 
 def test_the_body_is_what_is_computed_first() -> None:

@@ -102,8 +102,8 @@ ZEROS = np.zeros((4, HIDDEN), np.float32)
         (renamed(A0, A0.replace("layers.0", "layers.9")), "unknown_module", None, "did you mean model.layers."),
         (renamed(A0, A0.replace("lora_A", "lora_A.default")), "unexpected_tensor", None, "without an adapter name"),
         (renamed(A0, A0.removeprefix("base_model.model.")), "unexpected_tensor", None, "base_model.model."),
-        (renamed(A0, "base_model.model.model.norm.weight"), "unexpected_tensor", None, "no LoRA tensor"),
-        (renamed(A0, f"base_model.model.{Q0}.weight"), "unexpected_tensor", None, "no LoRA tensor"),
+        (renamed(A0, "base_model.model.model.norm.weight"), "unexpected_tensor", None, "neither a LoRA tensor"),
+        (renamed(A0, f"base_model.model.{Q0}.weight"), "unexpected_tensor", None, "neither a LoRA tensor"),
         (renamed(A0, ""), "unexpected_tensor", None, "base_model.model."),
         (
             replaced(magnitude_key(Q0), ("F32", [32], bytes(128))),
@@ -237,11 +237,11 @@ def test_tensors_of_linears_that_text_never_reaches_are_left_out_with_a_warning(
     assert {entry.name for module in source.modules for entry in module.entries} == text.keys()
     modules, tensors = warnings_of(folder)
     assert (modules.name, modules.code, modules.key) == ("config.targets", "unreached_modules", "target_modules")
-    assert "3 linear layers that text never reaches are targeted too" in modules.message
+    assert "3 linear layers that text never reaches are also targeted" in modules.message
     assert QUERIES_OF_TOWER[0] in modules.message
     assert "exclude_modules='.*vision_tower.*'" in (modules.remedy or "")
     assert (tensors.name, tensors.code) == ("weights.unused", "unused_tensors")
-    assert "6 tensors are left out" in tensors.message
+    assert "6 tensors are ignored" in tensors.message
     without = write_folder(tmp_path / "text", config_of(), text)
     assert read_adapter(without, MULTIMODAL).digest == source.digest
     assert [check.name for check in warnings_of(without)] == ["config.targets"]
@@ -253,7 +253,7 @@ def test_their_magnitudes_are_left_out_too(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "all", config_of(use_dora=True), text | tower)
     source = read_adapter(folder, MULTIMODAL)
     assert {entry.name for module in source.modules for entry in module.entries} == text.keys()
-    assert "9 tensors are left out" in warnings_of(folder)[1].message
+    assert "9 tensors are ignored" in warnings_of(folder)[1].message
     without = write_folder(tmp_path / "text", config_of(use_dora=True), text)
     assert read_adapter(without, MULTIMODAL).digest == source.digest
     hidden = write_folder(tmp_path / "hidden", config_of(), lora_tensors(MULTIMODAL, ["q_proj"]) | tower)
@@ -267,7 +267,7 @@ def test_their_magnitudes_are_left_out_too(tmp_path: Path) -> None:
         (lora_key(TOWER_LINEARS[1], "A"), "unexpected_tensor", "not targeted"),
         (lora_key("model.vision_tower.conv", "A"), "unknown_module", "no such linear"),
         (lora_key("model.projection", "A"), "unknown_module", "no such linear"),
-        (f"base_model.model.{TOWER_LINEARS[0]}.weight", "unexpected_tensor", "no LoRA tensor"),
+        (f"base_model.model.{TOWER_LINEARS[0]}.weight", "unexpected_tensor", "neither a LoRA tensor"),
         (f"base_model.model.{TOWER_LINEARS[0]}.lora_B.bias", "unexpected_tensor", "lora_bias"),
         (magnitude_key(TOWER_LINEARS[0]), "unexpected_tensor", "DoRA"),
         (lora_key("model.language_model.layers.0.self_attn.v_proj", "A"), "unexpected_tensor", "not targeted"),
@@ -305,7 +305,7 @@ def test_an_adapter_of_another_class_of_the_model_is_told_what_its_linears_are_c
     assert f"the base model has no such linear; its own is called {name}" in error.message
     assert "another class of the model" in error.message
     prefixes = [layout.groups[0][0].name.removesuffix("layers.0.self_attn.q_proj") for layout in (trained_on, served)]
-    assert f"base_model.model.{prefixes[0]} into base_model.model.{prefixes[1]}" in (error.remedy or "")
+    assert f"base_model.model.{prefixes[0]} to base_model.model.{prefixes[1]}" in (error.remedy or "")
 
 
 def test_a_linear_of_another_size_is_not_taken_for_one_of_another_class(tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_the_tensors_of_an_embedding_are_taken_with_the_copy_of_its_table(tmp_pa
     source = check_adapter(folder, with_embedding(LAYOUT), checks)
     assert source is not None
     assert [module.target.module.name for module in source.modules] == ["model.embed_tokens"]
-    assert "targeted of the base model: the embedding" in [check.message for check in checks.listed()]
+    assert "targets in the base model: the embedding" in [check.message for check in checks.listed()]
     assert [check.code for check in checks.listed() if check.status is CheckStatus.WARN] == ["no_effect"]
 
 
@@ -455,7 +455,7 @@ def test_the_tensors_of_an_embedding_are_taken_with_the_copy_of_its_table(tmp_pa
             renamed(f"{EMBEDDING}.lora_embedding_B", f"{EMBEDDING}.lora_embedding_B.default"),
             "embed_tokens",
             "unexpected_tensor",
-            "PEFT writes lora_embedding_A and lora_embedding_B without an adapter name",
+            "save_pretrained writes lora_embedding_A and lora_embedding_B without an adapter name",
         ),
         (
             renamed(f"{EMBEDDING}.lora_embedding_B", f"base_model.model.{Q0}.lora_embedding_B"),

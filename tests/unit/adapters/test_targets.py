@@ -48,14 +48,16 @@ def test_the_embedding_is_targeted_by_name_or_pattern_and_cannot_have_a_bias() -
     for modules in (["embed_tokens", "q_proj"], r"model\.embed_tokens|.*q_proj"):
         names = [target.module.name for target in select(layout, target_modules=modules).targets]
         assert names == ["model.embed_tokens", *(f"model.layers.{layer}.self_attn.q_proj" for layer in range(2))]
-    with pytest.raises(AdapterError, match="lora_bias: is not for embeddings") as refused:
+    with pytest.raises(AdapterError, match="lora_bias: cannot be used with LoRA on an embedding") as refused:
         select(layout, target_modules=["embed_tokens"], lora_bias=True)
     assert refused.value.code == "invalid_field"
 
 
 def test_an_activated_lora_cannot_target_the_embedding() -> None:
     layout = with_embedding(tiny_layout())
-    with pytest.raises(AdapterError, match="alora_invocation_tokens: PEFT computes all tokens") as refused:
+    with pytest.raises(
+        AdapterError, match="alora_invocation_tokens: PEFT applies LoRA on an embedding to all tokens"
+    ) as refused:
         select(layout, target_modules=["embed_tokens", "q_proj"], alora_invocation_tokens=[5])
     assert (refused.value.code, refused.value.key) == ("invalid_field", "alora_invocation_tokens")
     assert len(select(layout, target_modules=["q_proj", "lm_head"], alora_invocation_tokens=[5]).targets) == 3

@@ -204,15 +204,15 @@ def test_releases_that_know_no_such_rows_refuse_the_file(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
-        ([9, 9], "token id 9 is there twice"),
+        ([9, 9], "token id 9 is listed more than once"),
         ([9, -1], "a list of token ids"),
         ([], "a list of token ids"),
         ([9, 4.0], "a list of token ids"),
-        ("9", "null, a list of token ids, or such lists by the names of tables"),
+        ("9", "null, a list of token ids, or an object with such a list for each table"),
         ({"embed_tokens": 9}, "a list of token ids"),
         ([9, VOCABULARY], f"token id {VOCABULARY} is outside model.embed_tokens of the base model (0 to 63)"),
         ({"wte": [9, 4]}, "which has model.embed_tokens and lm_head"),
-        ({"": [9, 4]}, "null, a list of token ids, or such lists by the names of tables"),
+        ({"": [9, 4]}, "null, a list of token ids, or an object with such a list for each table"),
         ({"tokens": [9, 4]}, "which has model.embed_tokens and lm_head"),
         ({"embed_tokens": [9, 4], "model.embed_tokens": [9, 4]}, "names model.embed_tokens twice"),
     ],
@@ -235,7 +235,7 @@ def test_a_token_that_no_text_has_is_refused(tmp_path: Path) -> None:
 def test_more_of_them_than_the_limit_are_refused(tmp_path: Path) -> None:
     error = refusal(adapter(tmp_path, [*range(129)]))
     assert (error.code, error.found, error.expected) == ("too_large", "129 tokens", "at most 128")
-    with pytest.raises(AdapterError, match="5 tokens, at most 4"):
+    with pytest.raises(AdapterError, match="5 tokens; at most 4"):
         read_adapter(adapter(tmp_path, [*range(5)]), LAYOUT, Limits(max_lora_rank=4))
 
 
@@ -250,10 +250,10 @@ def test_more_of_them_than_the_limit_are_refused(tmp_path: Path) -> None:
         (
             {"model.embed_tokens": rows_of(2), "lm_head": rows_of(2, seed=4)},
             "unexpected_tensor",
-            "which are the rows of the tied lm_head too",
+            "which is also used for the rows of the tied lm_head",
         ),
         ({"model.embed_tokens": rows_of(2), "lm_head": rows_of(3)}, "shape_mismatch", "found [3,"),
-        ({"model.embed_tokens": rows_of(2), "model.norm": rows_of(2)}, "unexpected_tensor", "are rows of tokens"),
+        ({"model.embed_tokens": rows_of(2), "model.norm": rows_of(2)}, "unexpected_tensor", "holds rows of tokens"),
     ],
 )
 def test_rows_that_are_not_as_the_config_says_are_refused(

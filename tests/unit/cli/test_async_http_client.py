@@ -66,7 +66,7 @@ def test_what_no_header_may_have_is_refused_unseen(name: str, value: str) -> Non
         async with async_http_client("http://server:2", key, headers):
             pass
 
-    with pytest.raises(click.ClickException, match=f"the value of {name} has a line end") as refused:
+    with pytest.raises(click.ClickException, match=f"the value of {name} has a line break") as refused:
         asyncio.run(connect())
     assert "hid" not in refused.value.message
 

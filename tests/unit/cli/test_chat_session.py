@@ -122,7 +122,7 @@ def test_refused_message_is_forgotten(events: list[dict], status: int) -> None:
 @pytest.mark.parametrize("answer", ["<html>", "[]", "{}", '{"data": []}', '{"data": null}'])
 def test_what_lists_no_models_is_said_to_be_no_server(answer: str) -> None:
     other = httpx.MockTransport(lambda _: httpx.Response(200, text=answer))
-    with pytest.raises(ChatError, match=r"^http://server/v1/models lists no models: is --url"):
+    with pytest.raises(ChatError, match=r"^http://server/v1/models lists no models: does the server at --url"):
         ChatSession(httpx.Client(transport=other, base_url="http://server"), None, None, ChatOptions())
 
 

@@ -36,7 +36,7 @@ def test_a_quantized_model_is_judged_as_at_a_start(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_bytes())
     stated = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     for bits, status, found in (
-        (4, Status.OK, "MiB of weights, quantized with gptq, made whole "),
+        (4, Status.OK, "MiB of weights, quantized with gptq; dequantized to bfloat16: "),
         (3, Status.FAIL, "bits (3) is not supported"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stated | {"bits": bits}}))

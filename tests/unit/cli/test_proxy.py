@@ -153,7 +153,7 @@ def test_what_is_no_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(click.ClickException, match="http://server:port: "):
         connect("http://server:port", None)
     monkeypatch.setenv("http_proxy", "http://ann:hid/den@127.0.0.1:1")
-    with pytest.raises(click.ClickException, match=r"^http_proxy is not the URL of a proxy$"):
+    with pytest.raises(click.ClickException, match=r"^http_proxy is not a valid proxy URL$"):
         connect("http://server.test:2", None)
 
 

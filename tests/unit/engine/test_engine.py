@@ -598,7 +598,7 @@ def _check_answer(choice: Choice, expected: Choice) -> None:
 @pytest.mark.parametrize(
     ("prompt", "changes", "message"),
     [
-        ([], {}, "the prompt has 0 tokens; 1 to 47 are possible"),
+        ([], {}, "the prompt has 0 tokens; 1 to 47 are allowed"),
         ([1] * 48, {}, "the prompt has 48 tokens"),
         ([VOCAB_SIZE], {}, "token id 30 is outside the vocabulary"),
         ([1, -1], {}, "token id -1 is outside"),

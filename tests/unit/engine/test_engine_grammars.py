@@ -161,7 +161,9 @@ def test_a_token_that_the_model_does_not_have_is_never_said(
     choice = run_to_idle(engine)["r", 0]
     assert choice.token_ids == list(range(num_tokens - 5, num_tokens))
     assert (choice.finish_reason, choice.error_code) == (FinishReason.ERROR, EngineErrorCode.GRAMMAR)
-    assert choice.error == "token 25 would have to come next, and the model has embeddings for 25 tokens, from 0 on"
+    assert (
+        choice.error == "the grammar requires token 25 next, but the model has embeddings only for token ids below 25"
+    )
     engine.check_invariants()
 
 

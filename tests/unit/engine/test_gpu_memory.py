@@ -30,7 +30,9 @@ def test_a_model_that_takes_all_of_it_names_the_flags_to_change() -> None:
     memory = GpuMemory(accelerator, 0.5)
     accelerator.free = 520
     assert memory.left_bytes(19) == 1
-    with pytest.raises(EngineStartError, match=r"take 500 bytes.* 500 are ours .*--max-num-batched-tokens, or raise"):
+    with pytest.raises(
+        EngineStartError, match=r"take 500 bytes.* share is 500 bytes .*--max-num-batched-tokens, or raise"
+    ):
         memory.left_bytes(20)
 
 

@@ -38,4 +38,4 @@ def test_what_comes_behind_the_pooling_is_not_left_out_without_a_word(tmp_path: 
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"type": "st.models.Dense"}, {"type": 3}, 4]))
     pooling, (note,) = pooling_defaults(str(tmp_path), None)
     assert pooling is None
-    assert "modules.json has Dense, which is not computed" in note
+    assert "modules.json has unsupported modules (Dense)" in note

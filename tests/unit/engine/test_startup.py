@@ -69,7 +69,7 @@ def test_nor_does_a_token_that_is_not_special(tmp_path: Path) -> None:
         token["special"] = token["special"] and token["content"] != "<|user|>"
     folder = Path(shutil.copytree(DEMO, tmp_path / "other"))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(EngineStartError, match=r"stop token '<\|user\|>' is no special token"):
+    with pytest.raises(EngineStartError, match=r"stop token '<\|user\|>' is not a special token"):
         describe(tmp_path, {}, tokenizer=str(folder), turn_end_tokens=("<|user|>",))
 
 
@@ -77,7 +77,7 @@ def test_nor_does_one_that_the_model_never_says(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|more {number}|>" for number in range(100)]})
     tokenizer.save_pretrained(tmp_path / "other")
-    refused = r"stop token '<\|more 99\|>' is token 360; the model's are 0 to \d+"
+    refused = r"stop token '<\|more 99\|>' has id 360, but the model's token ids are 0 to \d+"
     with pytest.raises(EngineStartError, match=refused):
         describe(tmp_path, {}, tokenizer=str(tmp_path / "other"), turn_end_tokens=("<|user|>", "<|more 99|>"))
 
@@ -152,7 +152,7 @@ def test_a_started_engine_knows_how_to_pool_and_how_long_a_vector_is(tmp_path: P
     (tmp_path / "model/modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     description = describe(tmp_path, {})
     assert description.default_pooling is None
-    assert any("modules.json has Dense" in note for note in description.notes)
+    assert any("modules.json has unsupported modules (Dense)" in note for note in description.notes)
 
 
 def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_what_the_model_could_not_use_and_what_failed_is_said(tmp_path: Path, mo
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(startup.CausalModel, "prepare", fail)
-    with pytest.raises(EngineStartError, match=r"the GPU failed, .*illegal memory access"):
+    with pytest.raises(EngineStartError, match=r"the GPU failed; starting again may help .*illegal memory access"):
         start_demo(tmp_path / "second", {})
 
 
@@ -262,15 +262,17 @@ def test_weights_in_eight_bits_are_refused_on_a_gpu_before_weights_are_loaded(
 ) -> None:
     monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
     monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(EngineStartError, match=r"--quantization int8 is computed on CPUs, and this is .*--device cpu"):
+    with pytest.raises(
+        EngineStartError, match=r"--quantization int8 is supported on CPUs only, but the device is .*--device cpu"
+    ):
         start_demo(tmp_path, {}, quantization="int8")
 
 
 @pytest.mark.parametrize(
     ("quantization", "remedy"),
     [
-        ("none", ", or take less of it for weights with --quantization int8 or int4"),
-        ("int8", ", or take less of it for weights with --quantization int4"),
+        ("none", ", or shrink the weights with --quantization int8 or int4"),
+        ("int8", ", or shrink the weights with --quantization int4"),
         ("int4", ""),
     ],
 )
@@ -278,7 +280,7 @@ def test_a_model_that_leaves_no_memory_is_refused_with_what_would_make_its_weigh
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, remedy: str
 ) -> None:
     monkeypatch.setattr(startup, "available_memory_bytes", lambda: MIB)
-    refused = rf"too few for a KV cache: choose a smaller model or more memory{remedy}$"
+    refused = rf"too few for a KV cache: use a smaller model or more memory{remedy}$"
     with pytest.raises(EngineStartError, match=refused):
         start_demo(tmp_path, {}, kv_cache_memory_bytes=None, quantization=quantization)
 
@@ -319,7 +321,9 @@ def test_drafts_are_only_for_a_backend_that_computes_rows_for_nothing(
     monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
     with pytest.raises(EngineStartError, match=r"--num-speculative-tokens is 3, .* with the reference backend"):
         start_demo(tmp_path / "refused", {}, num_speculative_tokens=3)
-    with pytest.raises(EngineStartError, match="is 3, but there is no speculative decoding of this model in float16"):
+    with pytest.raises(
+        EngineStartError, match="is 3, but speculative decoding is not available for this model in float16"
+    ):
         start_demo(tmp_path / "float16", {}, backend="cpu", dtype="float16", num_speculative_tokens=3)
 
 

@@ -207,7 +207,7 @@ def test_a_revision_in_the_place_of_another_is_not_served(
     (other,) = set(revision_files(tmp_path / "data")) - {own}
     own.write_bytes(other.read_bytes())
     assert [document.id for document in store.scan(ADAPTER)] == ["acme/chat"]
-    assert "belongs elsewhere" in damages[0].reason
+    assert "does not belong in this file" in damages[0].reason
     own.rename(own.with_name("00000002.json"))
     assert [document.id for document in store.scan(ADAPTER)] == ["acme/chat"]
 
@@ -360,7 +360,7 @@ def test_a_document_whose_folder_cannot_be_listed_is_not_taken_for_missing(
     commit_revisions(store, "sql", 1)
     (file,) = revision_files(tmp_path / "data")
     with of_another_user(file.parent):
-        with pytest.raises(UnreadFileError, match="see that the server's user may read it"):
+        with pytest.raises(UnreadFileError, match="make sure that the server's user can read it"):
             store.get(ADAPTER, "acme/sql")
         with pytest.raises(PermissionError):
             store.commit(adapter_document("sql", 1))
@@ -689,7 +689,7 @@ def test_a_damaged_number_of_what_was_retired_is_named_and_nothing_is_made_up(
     store: DocumentStore, tmp_path: Path
 ) -> None:
     (tmp_path / "data" / "docs" / "removed" / "adapter").write_bytes(b"many")
-    with pytest.raises(DamagedFileError, match="removed/adapter: is no number"):
+    with pytest.raises(DamagedFileError, match="removed/adapter: is not a revision number"):
         store.commit(adapter_document("sql", 1))
     store.commit(key_document("abcdefgh"))
 

@@ -110,7 +110,7 @@ def test_a_wrong_start_tells_where_to_go_on(store: UploadStore, offset: int) -> 
 
 def test_more_bytes_than_announced_are_refused(store: UploadStore) -> None:
     upload_id = create(store).id
-    with pytest.raises(UploadFileError, match="would have 5 bytes, 4 were announced"):
+    with pytest.raises(UploadFileError, match="would have 5 bytes, but 4 were announced"):
         store.append(upload_id, CONFIG, 0, b"12345")
     assert store.load(upload_id).files[0].received_bytes == 0
 
@@ -231,7 +231,7 @@ def test_a_change_that_refuses_changes_nothing(store: UploadStore) -> None:
 def test_an_upload_that_is_not_open_takes_no_bytes(store: UploadStore, state: UploadState) -> None:
     upload_id = create(store).id
     store.update(upload_id, become(state))
-    with pytest.raises(UploadStateError, match="cannot take more bytes"):
+    with pytest.raises(UploadStateError, match="cannot accept more bytes"):
         store.append(upload_id, CONFIG, 0, b"1")
 
 

@@ -210,7 +210,7 @@ def test_days_beyond_retention_are_removed(log: UsageLog, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("process", ["", "../x", "A", "a/b", "a.b", "-a", "a" * 65, "a\n"])
 def test_a_process_name_that_could_leave_the_folder_is_refused(tmp_path: Path, process: str) -> None:
-    with pytest.raises(InvalidNameError, match="use 1 to 64 of a-z, 0-9 and '-'"):
+    with pytest.raises(InvalidNameError, match="use 1 to 64 characters from a-z, 0-9 and '-'"):
         UsageLog(tmp_path, process)
 
 

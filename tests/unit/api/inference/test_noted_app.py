@@ -44,5 +44,5 @@ def test_a_request_is_answered_whatever_becomes_of_what_is_told_of_it(caplog: py
     with pytest.raises(RuntimeError, match="of the app"):
         ask(NotedApp(fail, cannot_tell))
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
-        (logging.ERROR, "a request could not be told of")
+        (logging.ERROR, "a request could not be reported")
     ] * 2

@@ -32,13 +32,13 @@ def test_what_costs_little(schema: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"multipleOf": 101}, "has 101 remainders of 'multipleOf'; the limit is 100"),
+        ({"multipleOf": 101}, "has 101 possible remainders of 'multipleOf'; the limit is 100"),
         ({"multipleOf": -101}, "multipleOf"),
         ({"multipleOf": 101.0}, "multipleOf"),
         ({"multipleOf": 1e300}, "multipleOf"),
         ({"multipleOf": 10**5000 + 1}, "multipleOf"),
         ({"anyOf": [{"multipleOf": 49}, {"items": [{"multipleOf": 52}]}]}, "multipleOf"),
-        ({"properties": {"a": {"const": "x" * 11}}}, "has 11 characters in one text; the limit is 10"),
+        ({"properties": {"a": {"const": "x" * 11}}}, "has 11 characters in one string; the limit is 10"),
     ],
 )
 def test_what_costs_more_than_it_says(schema: dict[str, Any], message: str) -> None:

@@ -176,7 +176,7 @@ def test_a_number_that_nobody_can_read_is_refused() -> None:
         ([], "is empty"),
         ([USER] * 7, "has 7 messages; the limit is 6"),
         ([sent(*[RESULT] * 4), said(*[CALL] * 3), USER], "has 7 blocks; the limit is 6"),
-        ([sent({**RESULT, "content": [text("")] * 7})], "has 7 blocks in results of calls; the limit is 6"),
+        ([sent({**RESULT, "content": [text("")] * 7})], "has 7 blocks in tool results; the limit is 6"),
     ],
 )
 def test_how_many_there_may_be(messages: list[object], message: str) -> None:

@@ -110,7 +110,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Request]:
 def test_what_is_no_name_is_refused_without_asking_a_server(
     asked: list[httpx.Request], command: tuple[str, ...]
 ) -> None:
-    with pytest.raises(click.UsageError, match=r"'\.\./tenants/bob' is no name"):
+    with pytest.raises(click.UsageError, match=r"'\.\./tenants/bob' is not a valid name"):
         main([word.replace(NAME, "../tenants/bob") for word in command], standalone_mode=False)
     assert asked == []
 

@@ -117,7 +117,7 @@ def test_another_user_is_told_whose_the_directory_is(data_dir: Path, has_documen
         data_dir.chmod(0o755)
     done = run_as(OTHER, data_dir, "create_offline(data_dir, BODY)")
     assert done.returncode == 1
-    assert f"is of the user #{OWNER}, and what #{OTHER} writes there its server cannot read" in done.stderr
+    assert f"belongs to #{OWNER}, whose server could not read files written by #{OTHER}" in done.stderr
     assert f"sudo -u '#{OWNER}'" in done.stderr
 
 

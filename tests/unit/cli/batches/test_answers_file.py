@@ -59,7 +59,7 @@ def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     add(path, answer("a"))
     before = path.read_bytes()
-    assert "exists: go on with it by --resume" in refusal(path, resume=False)
+    assert "exists: continue it with --resume" in refusal(path, resume=False)
     assert path.read_bytes() == before
 
 
@@ -92,9 +92,9 @@ def test_resuming_begins_where_there_is_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"custom_id":"a"}\n', "line 2 is no answer"),
-        (b"\n", "line 2 is no answer"),
-        (msgspec.json.encode(answer("other")) + b"\n", "line 2 answers 'other', which is not asked"),
+        (b'{"custom_id":"a"}\n', "line 2 is not an answer"),
+        (b"\n", "line 2 is not an answer"),
+        (msgspec.json.encode(answer("other")) + b"\n", "line 2 answers 'other', which is not in the requests file"),
     ],
 )
 def test_another_file_is_refused_and_kept(line: bytes, message: str, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_another_file_is_refused_and_kept(line: bytes, message: str, tmp_path: P
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with open_answers(path, IDS, resume=False):
-        assert "is written by another process" in refusal(path)
+        assert "is in use by another process" in refusal(path)
     assert add(path, resume=True) == frozenset()
 
 
@@ -142,7 +142,7 @@ def test_what_is_no_file_is_left_alone(kind: str, resume: bool, tmp_path: Path) 
     if kind == "pipe":
         os.mkfifo(path)
     before = path.stat().st_mode
-    assert refusal(path, resume=resume) == f"{path} is no regular file"
+    assert refusal(path, resume=resume) == f"{path} is not a regular file"
     assert path.stat().st_mode == before
 
 
@@ -167,7 +167,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path: Path, m
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", lock_late)
-    assert "was written by another process just now" in refusal(path)
+    assert "was just replaced by another process" in refusal(path)
     assert add(path, resume=True) == {"a", "b"}
 
 

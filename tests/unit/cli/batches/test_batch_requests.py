@@ -68,7 +68,7 @@ def test_whatever_answers_may_be_asked(url: str, tmp_path: Path) -> None:
     ],
 )
 def test_nothing_else_may(url: str, tmp_path: Path) -> None:
-    assert f"line 1: url {url!r} is no endpoint that answers" in fault(tmp_path, {**LINE, "url": url})
+    assert f"line 1: url {url!r} is not a supported endpoint" in fault(tmp_path, {**LINE, "url": url})
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_the_first_faults_are_listed(tmp_path: Path) -> None:
 
 def test_what_is_nested_too_deep_is_told(tmp_path: Path) -> None:
     body = '{"a":' + "[" * 10**5 + "]" * 10**5 + "}"
-    assert fault(tmp_path, f'{{"custom_id":"a","url":"/v1/completions","body":{body}}}').endswith("nested too deep")
+    assert fault(tmp_path, f'{{"custom_id":"a","url":"/v1/completions","body":{body}}}').endswith("nested too deeply")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_a_file_without_requests_is_refused(content: str, tmp_path: Path) -> None:
-    assert "has no request" in fault(tmp_path, *content.splitlines())
+    assert "has no requests" in fault(tmp_path, *content.splitlines())
 
 
 @pytest.mark.parametrize("place", ["custom_id", "url", "body"])
@@ -141,7 +141,7 @@ def test_a_byte_order_mark_is_none_of_a_line(tmp_path: Path) -> None:
 def test_what_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(click.ClickException, match="no file that can be read twice"):
+    with pytest.raises(click.ClickException, match="cannot be read twice"):
         check_requests(pipe)
 
 

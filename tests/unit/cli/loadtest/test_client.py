@@ -76,8 +76,8 @@ def test_usage_in_every_chunk_counts_as_the_last_says() -> None:
 @pytest.mark.parametrize(
     ("chunks", "status", "code", "message"),
     [
-        (events(TOKEN, usage(2, 1)), 200, "tokens", "1 tokens came, 3 were asked for"),
-        (events(TOKEN, usage(5, 3)), 200, "tokens", "5 prompt tokens were counted, 2 were sent"),
+        (events(TOKEN, usage(2, 1)), 200, "tokens", "1 tokens arrived, 3 were requested"),
+        (events(TOKEN, usage(5, 3)), 200, "tokens", "the server counted 5 prompt tokens, 2 were sent"),
         (events(TOKEN), 200, "no usage", "the stream ended without usage"),
         (events(TOKEN, {"error": {"message": "died", "code": "engine_dead"}}), 200, "stream engine_dead", "died"),
         ([b'{"error":{"message":"no such model"}}'], 404, "HTTP 404", "no such model"),

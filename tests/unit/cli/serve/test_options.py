@@ -94,7 +94,7 @@ def test_looks_at_the_adapter_dir_need_one(started: Started, tmp_path: Path) -> 
 
 
 def test_two_models_are_refused(started: Started) -> None:
-    assert "two models" in invoke("a", "--model", "b", code=2)
+    assert "two models are given" in invoke("a", "--model", "b", code=2)
 
 
 def test_lora_modules_take_several_values_in_both_forms(started: Started) -> None:
@@ -168,14 +168,14 @@ def test_an_adapter_chat_template_may_be_a_table_of_the_file(started: Started, t
     [
         ("plain", "'plain' is neither name=path nor a JSON object"),
         ("plain=nowhere.jinja", "nowhere.jinja cannot be read: No such file or directory"),
-        ("plain=broken.jinja", "broken.jinja is no Jinja template"),
-        ("plain=latin1.jinja", "latin1.jinja is no Jinja template"),
-        ("plain=nested.jinja", "nested.jinja is no Jinja template"),
-        ("plain=ze\0ro.jinja", "is no Jinja template"),
-        ("a/b=good.jinja", "'a/b' is no name for a chat template: 1 to 64 letters"),
+        ("plain=broken.jinja", "broken.jinja is not a valid Jinja template"),
+        ("plain=latin1.jinja", "latin1.jinja is not a valid Jinja template"),
+        ("plain=nested.jinja", "nested.jinja is not a valid Jinja template"),
+        ("plain=ze\0ro.jinja", "is not a valid Jinja template"),
+        ("a/b=good.jinja", "'a/b' is not a valid name for a chat template: 1 to 64 letters"),
         ('{"name": "a", "path": "good.jinja", "stop": ["x"]}', "unknown field 'stop'"),
-        ('{"name": "a", "path": "good.jinja", "stop_tokens": "x"}', "stop_tokens that are no list of tokens"),
-        ('{"name": "a", "path": "good.jinja", "stop_tokens": [3]}', "stop_tokens that are no list of tokens"),
+        ('{"name": "a", "path": "good.jinja", "stop_tokens": "x"}', "stop_tokens that are not a list of strings"),
+        ('{"name": "a", "path": "good.jinja", "stop_tokens": [3]}', "stop_tokens that are not a list of strings"),
         ('{"name": "a"}', "needs name and path"),
         ("{", "is not valid JSON"),
     ],
@@ -204,7 +204,7 @@ def test_without_adapters_there_are_no_templates_for_them(started: Started, tmp_
 def test_two_adapter_chat_templates_have_two_names(started: Started, tmp_path: Path) -> None:
     (tmp_path / "good.jinja").write_text("{{ messages }}")
     values = [f"a={tmp_path}/good.jinja"] * 2
-    assert "two are called 'a'" in invoke("--adapter-chat-templates", *values, code=2)
+    assert "two templates are named 'a'" in invoke("--adapter-chat-templates", *values, code=2)
     assert not started
 
 
@@ -257,7 +257,7 @@ def test_served_model_name_takes_several_values(started: Started) -> None:
 
 
 def test_model_swallowed_by_served_model_name_is_noticed(started: Started) -> None:
-    assert "need a model" in invoke("--served-model-name", "a", "m", code=2)
+    assert "require a model" in invoke("--served-model-name", "a", "m", code=2)
 
 
 @pytest.mark.parametrize(
@@ -598,7 +598,7 @@ def test_the_parser_of_reasoning_reaches_the_api(started: Started, name: str) ->
     invoke("m")
     assert started[-1].serving.reasoning_parser is None
     assert "'qwen3'" in invoke("m", "--reasoning-parser", "granite", code=2)
-    assert "names the parsers there are" in invoke("m", "--reasoning-parser-plugin", "x.py", code=2)
+    assert "lists the available parsers" in invoke("m", "--reasoning-parser-plugin", "x.py", code=2)
 
 
 def test_the_calls_of_gpt_oss_are_read_where_its_reasoning_is(started: Started) -> None:

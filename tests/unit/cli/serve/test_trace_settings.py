@@ -79,7 +79,7 @@ def test_missing_packages_are_a_problem_with_its_remedy(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     destination = trace_destination("http://a/v1/traces", {})
     assert destination is not None
-    assert destination.problem == f"traces need more packages: {trace_settings.INSTALL}"
+    assert destination.problem == f"traces need additional packages: {trace_settings.INSTALL}"
 
 
 @pytest.mark.parametrize(

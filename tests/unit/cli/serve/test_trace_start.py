@@ -29,7 +29,7 @@ def test_it_is_said_where_traces_go_without_the_password() -> None:
     assert opened(None) == (False, "")
     assert opened(TraceDestination(URL, VARIABLE, None)) == (
         True,
-        "traces go to http://user:***@127.0.0.1:1/v1/traces",
+        "traces are sent to http://user:***@127.0.0.1:1/v1/traces",
     )
 
 

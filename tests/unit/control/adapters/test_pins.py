@@ -29,7 +29,7 @@ def test_no_more_is_pinned_to_the_device_than_fits_there(valkey: Valkey, tmp_pat
             with_arena_bytes(node, 2 * len(PACKED) + 1)
             for name in ("a", "b", "a"):
                 await node.adapters.pin(ACME, "r", name, Tier.DEVICE, ttl_s=60)
-            with pytest.raises(ServingError, match="'c' takes 7 bytes, and of the 15 bytes") as refused:
+            with pytest.raises(ServingError, match="'c' takes 7 bytes, but of the 15 bytes") as refused:
                 await node.adapters.pin(ACME, "r", "c", Tier.DEVICE, ttl_s=60)
             assert refused.value.code is ErrorCode.CONFLICT
             assert (await node.adapters.read(ACME, "c")).doc.pin is None

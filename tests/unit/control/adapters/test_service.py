@@ -189,7 +189,7 @@ def test_what_is_deleted_counts_as_long_as_it_is_on_the_disk(valkey: Valkey, tmp
             await node.versions.delete(ACME, "r", "a", 2)
             for name in "ab":
                 message = await refused(name, "3")
-                assert "100 bytes are of deleted ones" in message
+                assert "100 bytes belong to deleted versions" in message
                 assert f"at {utc(node.clock.now + SWEPT_WITHIN_S)}" in message
             node.clock.now += SWEPT_WITHIN_S
             await publish("a", "3")

@@ -107,7 +107,7 @@ def test_an_older_copy_in_which_it_is_deleted_erases_nobody_that_was_restored(
             assert len([*again.documents.scan(DocumentKind.ADAPTER)]) == 2
             assert before == len(held(again)) == 2
         assert "Redis knows revision 4 of tenant 'acme', which the data directory does not have" in caplog.text
-        assert "the tenant 'acme' is erased later" in caplog.text
+        assert "erasing the tenant 'acme' is postponed" in caplog.text
 
     run(scenario)
 

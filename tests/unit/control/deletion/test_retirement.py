@@ -396,7 +396,7 @@ def test_without_redis_nothing_is_removed(
                 patched.setattr(node.live.documents, "revs", fail)
                 await node.retirement.sweep()
             assert {*ids} <= {*on_disk(node)}
-            assert "removed later: it is gone" in caplog.text
+            assert "postponed: it is gone" in caplog.text
             await node.retirement.sweep()
             assert not {*ids} & {*on_disk(node)}
 

@@ -54,7 +54,7 @@ def test_the_log_tells_of_an_outage_once_whoever_finds_it(caplog: pytest.LogCapt
         clock.now += 20
     outage.succeeded()
     outage.succeeded()
-    assert caplog.messages == ["Redis is not reachable: no answer", "Redis is there again, after 60 s"]
+    assert caplog.messages == ["Redis is not reachable: no answer", "Redis is reachable again after 60 s"]
 
 
 def test_a_redis_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -327,7 +327,7 @@ def test_whoever_has_a_key_may_fill_32_places_of_the_queue_and_an_open_servers_u
             ):
                 burst = await asyncio.gather(*(node.admit(principal) for _ in range(300)), return_exceptions=True)
                 messages = {error.message for error in burst if isinstance(error, ServingError)}
-                assert messages == {f"{whose} has {limit} sequences waiting, the limit is {limit}. Retry later."}
+                assert messages == {f"{whose} has {limit} sequences waiting; the limit is {limit}. Retry later."}
             assert node.running.num_sequences() == ENGINE_SEQUENCES + 100
 
     run(scenario)

@@ -139,7 +139,9 @@ def test_what_uploads_left_on_the_disk_counts_once_until_it_is_swept(valkey: Val
             uploads = [left(digest, 100, node.clock.now) for digest in "abb"]
             assert node.quota.room_bytes("acme", unpublished=uploads) == 50
             node.quota.check("acme", "sql", 50, unpublished=uploads)
-            with pytest.raises(ServingError, match="100 bytes are of deleted ones, or of uploads that") as refused:
+            with pytest.raises(
+                ServingError, match="100 bytes belong to deleted versions, or to uploads that"
+            ) as refused:
                 node.quota.check("acme", "sql", 51, unpublished=uploads)
             assert refused.value.code is ErrorCode.INSUFFICIENT_QUOTA
             with pytest.raises(ServingError):
@@ -165,7 +167,9 @@ def test_an_adapter_has_so_many_versions_deleted_ones_counted_while_they_are_on_
             await with_tenants(node)
             for digest in "abc":
                 assert await publish(node, "sql", digest) is None
-            with pytest.raises(ServingError, match=r"'sql' has 3 versions; at most 3 can be.*--keep-versions") as full:
+            with pytest.raises(
+                ServingError, match=r"'sql' has 3 versions; at most 3 are allowed.*--keep-versions"
+            ) as full:
                 await node.versions.publish(ACME, "r", "sql", content("d" * 64))
             assert full.value.code is ErrorCode.INSUFFICIENT_QUOTA
             with pytest.raises(ServingError):

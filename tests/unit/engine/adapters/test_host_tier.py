@@ -131,7 +131,9 @@ def test_by_default_a_tenth_of_what_is_free_is_locked(requested: int | None, ava
 
 
 def test_more_than_there_is_is_refused() -> None:
-    with pytest.raises(EngineStartError, match=r"--adapter-host-memory-bytes 1100 locks 2048 bytes, of 2000 available"):
+    with pytest.raises(
+        EngineStartError, match=r"--adapter-host-memory-bytes 1100 locks 2048 bytes, but only 2000 are available"
+    ):
         choose_host_tier_bytes(1100, HostAccelerator(), 2000)
     assert choose_host_tier_bytes(1024, HostAccelerator(), 1024) == 1024
 
@@ -139,7 +141,7 @@ def test_more_than_there_is_is_refused() -> None:
 def test_a_cpu_has_no_tier() -> None:
     assert choose_host_tier_bytes(None, None, 100 * GIB) == 0
     assert choose_host_tier_bytes(0, None, 100 * GIB) == 0
-    with pytest.raises(EngineStartError, match="--adapter-host-memory-bytes 5 is for GPUs, and this is a CPU"):
+    with pytest.raises(EngineStartError, match="--adapter-host-memory-bytes 5 is for GPUs only, but this is a CPU"):
         choose_host_tier_bytes(5, None, 100 * GIB)
 
 

@@ -202,7 +202,7 @@ def test_needs_a_free_slot_as_well_as_space(paths: dict[str, Path]) -> None:
 
 def test_an_adapter_larger_than_the_arena_is_refused_by_name(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(7)
-    with pytest.raises(AdapterError, match="takes 2048 bytes, the adapter memory has 1792") as caught:
+    with pytest.raises(AdapterError, match="takes 2048 bytes, but the adapter memory has 1792") as caught:
         add(memory, paths, ADAPTERS[5])
     assert caught.value.code == "too_large"
     assert not memory.knows(ADAPTERS[5].digest)
@@ -212,7 +212,7 @@ def test_refuses_a_rank_the_kernels_have_no_room_for(tmp_path: Path) -> None:
     memory = make_adapter_memory(600)
     largest, too_large = TinyAdapter(1, MAX_LORA_RANK), TinyAdapter(1, MAX_LORA_RANK + 1)
     memory.add(largest.digest, str(largest.write(tmp_path)))
-    with pytest.raises(AdapterError, match="has rank 513, at most 512 is accepted") as caught:
+    with pytest.raises(AdapterError, match="has rank 513; at most 512 is accepted") as caught:
         memory.add(too_large.digest, str(too_large.write(tmp_path)))
     assert caught.value.code == "rank_too_large"
     assert not memory.knows(too_large.digest)
@@ -298,7 +298,7 @@ def test_a_damaged_file_is_hashed_once_for_all_who_wait_for_it_and_again_once_it
     memory.add(ADAPTERS[0].digest, str(path))
     damage(path)
     for _ in range(3):
-        with pytest.raises(AdapterError, match="differs from its sha256") as caught:
+        with pytest.raises(AdapterError, match="does not match its sha256") as caught:
             memory.try_acquire(ADAPTERS[0].digest)
         assert caught.value.code == "bad_packed_file"
     assert hashed == [ADAPTERS[0].digest]

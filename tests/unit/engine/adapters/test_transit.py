@@ -234,7 +234,7 @@ def test_what_failed_between_two_rounds_is_told_once(make_memory: MakeMemory, tm
         memory.wait_for_upload()
         memory.settle_uploads()
         assert memory.used_bytes == 0
-        with pytest.raises(AdapterError, match="differs from its sha256"):
+        with pytest.raises(AdapterError, match="does not match its sha256"):
             memory.try_acquire(TWO.digest)
 
 

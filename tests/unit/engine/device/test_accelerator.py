@@ -34,7 +34,7 @@ def test_auto_takes_a_gpu_that_the_kernels_run_on(
     ("requested", "num_gpus", "message"),
     [
         ("cuda", 0, "--device cuda cannot be used: .*; choose cpu"),
-        ("cuda:2", 2, "--device cuda:2 does not exist: there are 2 GPUs, from cuda:0 on"),
+        ("cuda:2", 2, "--device cuda:2 does not exist: this machine has 2 GPUs, counted from cuda:0"),
         ("mps", 2, "--device mps is not supported: choose auto, cpu, cuda or cuda:<number>"),
         ("cuda:", 2, "--device cuda: is not supported"),
         ("cuda:-1", 2, "--device cuda:-1 is not supported"),
@@ -48,7 +48,7 @@ def test_a_device_that_is_not_there_is_refused_with_what_is(requested: str, num_
 def test_a_gpu_of_another_maker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a CUDA device to torch, and Triton's options for NVIDIA's are refused when the first kernel is compiled."""
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    with pytest.raises(ValueError, match=r"--device cuda cannot be used: .* AMD's GPUs, .* choose cpu"):
+    with pytest.raises(ValueError, match=r"--device cuda cannot be used: .* AMD GPUs, .* choose cpu"):
         choose_device("cuda", 2)
     assert choose_device("auto", 2) == torch.device("cpu")
 

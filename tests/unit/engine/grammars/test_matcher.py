@@ -156,7 +156,7 @@ def test_a_schema_of_references_as_deep_as_its_length_allows(key: str) -> None:
 
 def test_a_tokenizer_that_cannot_be_read_refuses_grammars_and_nothing_else() -> None:
     grammars = Grammars('{"model": {"type": "nosuch"}}', [EOS])
-    with pytest.raises(EngineRequestError, match="not with this model's tokenizer"):
+    with pytest.raises(EngineRequestError, match="this model's tokenizer is not supported"):
         grammars.compile(one_of("a")).result()
 
 

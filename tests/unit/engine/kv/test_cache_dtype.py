@@ -21,13 +21,13 @@ def test_an_older_gpu_is_refused_with_what_it_is_and_what_to_do(capability: tupl
     accelerator = HostAccelerator(torch.device("cuda:1"), capability=capability)
     found = rf"cuda:1 has {capability[0]}\.{capability[1]}: choose auto"
     with pytest.raises(
-        EngineStartError, match=rf"--kv-cache-dtype fp8 .* compute capability 8\.9 or newer, and {found}"
+        EngineStartError, match=rf"--kv-cache-dtype fp8 .* compute capability 8\.9 or newer, but {found}"
     ):
         choose_kv_cache_dtype("fp8", accelerator)
 
 
 def test_a_cpu_is_refused() -> None:
-    with pytest.raises(EngineStartError, match=r"fp8 needs an NVIDIA GPU .* 8\.9 or newer, and this is a CPU: choose"):
+    with pytest.raises(EngineStartError, match=r"fp8 needs an NVIDIA GPU .* 8\.9 or newer, but this is a CPU: choose"):
         choose_kv_cache_dtype("fp8", None)
 
 

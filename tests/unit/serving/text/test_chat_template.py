@@ -161,7 +161,7 @@ def test_any_other_name_may_be_a_variable() -> None:
 
 def test_a_template_that_shows_no_tools_refuses_them() -> None:
     mute = ChatTemplate("{# tools #}{{ messages[0].content }}{{ messages[0].tools }}", SPECIAL)
-    with pytest.raises(ServingError, match="chat template shows no tools") as caught:
+    with pytest.raises(ServingError, match="chat template does not support tools") as caught:
         mute.render(Conversation([ChatMessage("user", "x")], tools=TOOLS))
     assert caught.value.param == "tools"
     with pytest.raises(ServingError, match="tool calls"):
@@ -190,7 +190,7 @@ def test_the_effort_is_said_as_the_template_knows_it() -> None:
     assert rendered(knows_thinking, "none", enable_thinking=True) == "True"
     assert rendered("x", "none") == "x"
     for template in (knows_thinking, "x"):
-        with pytest.raises(ServingError, match="'high'; the model's chat template knows no effort") as caught:
+        with pytest.raises(ServingError, match="'high'; the model's chat template takes no reasoning effort") as caught:
             rendered(template, "high")
         assert caught.value.param == "reasoning_effort"
 
