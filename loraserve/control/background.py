@@ -48,5 +48,5 @@ async def _persist(name: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
             return await work()
         except Exception:
-            logger.exception("%s failed and begins again", name)
+            logger.exception("%s failed and will be restarted", name)
             await asyncio.sleep(RETRY_S)

@@ -99,8 +99,8 @@ class ControlPlane:
         await self._remove_leftovers()
         await self.uploads.start()
         background = self.background
-        background.run("following changes", self.catalog.run)
-        background.run("ending what is revoked", self.revocation.run)
+        background.run("following document changes", self.catalog.run)
+        background.run("ending revoked requests", self.revocation.run)
         background.run("renewing leases", self.live.leases.renew_forever)
         background.run("keeping pinned adapters", self.pins.run)
         if self.certifier is not None:
@@ -109,9 +109,9 @@ class ControlPlane:
         background.every("settling requests", SETTLE_EVERY_S, self.admission.settle_again)
         background.every("syncing the usage log", SYNC_USAGE_EVERY_S, self._sync_usage)
         background.every("expiring uploads", EXPIRE_UPLOADS_EVERY_S, self.uploads.expire)
-        background.every("removing what killed servers left", SWEEP_EVERY_S, self._remove_leftovers)
-        background.every("erasing tenants and sweeping contents", SWEEP_EVERY_S, self.erasure.sweep)
-        background.every("removing documents of what is gone", SWEEP_EVERY_S, self.retirement.sweep)
+        background.every("removing leftovers of killed servers", SWEEP_EVERY_S, self._remove_leftovers)
+        background.every("erasing tenants and removing unused contents", SWEEP_EVERY_S, self.erasure.sweep)
+        background.every("retiring old documents", SWEEP_EVERY_S, self.retirement.sweep)
 
     async def close(self) -> None:
         """Call once no request runs any more."""

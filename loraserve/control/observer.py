@@ -58,12 +58,12 @@ class Observer:
     metrics: ServerMetrics
 
     def start(self, background: Background) -> None:
-        background.run("telling what runs", self.snapshots.run)
+        background.run("publishing snapshots", self.snapshots.run)
         background.run("sampling for charts", self.sampling.run)
-        background.every("adding up usage", SHIP_EVERY_S, self.shipping.ship)
+        background.every("shipping usage", SHIP_EVERY_S, self.shipping.ship)
         background.every("writing off lost requests", SWEEP_LOST_EVERY_S, self.lost.sweep)
-        background.run("removing what is old", self._retain)
-        background.run("measuring the disk", self.metrics.run)
+        background.run("removing old logs and revisions", self._retain)
+        background.run("measuring disk space", self.metrics.run)
 
     def watch(self, runtime: Runtime) -> None:
         """Report on this runtime from now on."""

@@ -56,4 +56,6 @@ def _start(items: Sequence[T], id_of: Callable[[T], str], cursor: str) -> int:
 
 
 def _unknown_cursor() -> Exception:
-    return invalid_value("cursor", "is not one of this list, or its item is gone. Start again without a cursor.")
+    return invalid_value(
+        "cursor", "does not belong to this list, or its item no longer exists. Start again without a cursor."
+    )

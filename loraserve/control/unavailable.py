@@ -8,7 +8,7 @@ RETRY_AFTER_S = 2
 
 def live_unavailable() -> ServingError:
     message = (
-        "The server's Redis is not reachable or takes no changes, so nothing can be changed or admitted now. "
+        "The server's Redis is not reachable or accepts no writes, so nothing can be changed or admitted now. "
         "Retry in a few seconds."
     )
     return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
@@ -17,7 +17,7 @@ def live_unavailable() -> ServingError:
 def not_newest(what: str) -> ServingError:
     """what: the document or documents of which Redis has a newer revision."""
     message = (
-        f"The server's data directory does not have the newest revision of {what}. Retry in a few seconds; should it "
-        "stay so, it is an older copy, and the server's log says what to do."
+        f"The server's data directory does not have the newest revision of {what}. Retry in a few seconds. If this "
+        "persists, the directory is an older copy; the server's log says what to do."
     )
     return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)

@@ -32,7 +32,9 @@ class AppendOnlyFile:
         if b"aof_enabled:1" in state and b"aof_last_write_status:err" in state:
             await ask(self._socket, "CONFIG SET appendonly no")
             self._off_since_s = now_s
-            logger.error("the private server cannot write its file and goes on without it: is the disk full?")
+            logger.error(
+                "the private server cannot write its append-only file and continues without it: is the disk full?"
+            )
         elif self._off_since_s is not None and now_s - self._off_since_s >= AGAIN_AFTER_S:
             await ask(self._socket, "CONFIG SET appendonly yes")
             self._off_since_s = None

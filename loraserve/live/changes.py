@@ -59,7 +59,9 @@ class ChangeFeed:
         except (RedisError, OSError) as error:
             if isinstance(error, NotPrimaryError):
                 self._connection.renew_links(error.moved_to)
-            raise LiveUnavailableError(f"no changes from Redis: {str(error) or 'no answer in time'}") from error
+            raise LiveUnavailableError(
+                f"cannot read changes from Redis: {str(error) or 'no answer in time'}"
+            ) from error
         return [_change(position, fields) for _, entries in streams or [] for position, fields in entries]
 
     async def close(self) -> None:
@@ -70,7 +72,7 @@ class ChangeFeed:
     def _check_run_id(self, run_id: str) -> None:
         known, self._run_id = self._run_id, run_id
         if known is not None and known != run_id:
-            raise LiveRestartedError("Redis was restarted or replaced while changes were read")
+            raise LiveRestartedError("Redis was restarted or replaced while changes were being read")
 
 
 def _change(position: bytes, fields: list[bytes]) -> Change:

@@ -145,7 +145,7 @@ class LiveConnection:
         now_s = time.monotonic()
         if now_s - self._refusal_said_s >= REFUSAL_SAID_EVERY_S:
             self._refusal_said_s = now_s
-            logger.error("Redis answers, but refuses what it is asked for: %s", error)
+            logger.error("Redis answers, but refuses commands: %s", error)
         return LiveRefusedError(f"Redis refused: {error}")
 
     def _make_connection(self) -> AbstractConnection:

@@ -12,7 +12,7 @@ class LiveUnavailableError(LiveError):
     """
 
     def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(f"{reason} (tried again in {retry_after_s:g} s)")
+        super().__init__(f"{reason} (next attempt in {retry_after_s:g} s)")
         self.retry_after_s = retry_after_s
 
 

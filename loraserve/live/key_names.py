@@ -18,7 +18,7 @@ class KeyNames:
 
     def __post_init__(self) -> None:
         if not PREFIX_PATTERN.fullmatch(self.prefix):
-            raise ValueError(f"--redis-prefix {self.prefix!r} must be 1 to 32 of the characters A-Z a-z 0-9 _ . -")
+            raise ValueError(f"--redis-prefix {self.prefix!r} must be 1 to 32 characters from A-Z a-z 0-9 _ . -")
 
     def meta(self) -> str:
         """Hash: schema, epoch."""

@@ -62,7 +62,7 @@ class ServerLink:
             # In a cluster, a replica executes no commands on keys either, but redirects to the node that does.
             is_alone = _try_field(cluster, "cluster_enabled") != "1"
             if is_alone and _try_field(replication, "role") == "slave":
-                raise NotPrimaryError("the server does not decide: it is a replica")
+                raise NotPrimaryError("the server cannot act as the primary: it is a replica")
         except BaseException:
             # Connecting performs handshake and authentication in several exchanges; any of them may be cancelled.
             await self.close()
@@ -85,15 +85,15 @@ class ServerLink:
                 try:
                     replies.append(await connection.read_response(timeout=math.inf))
                 except MovedError as error:
-                    message = f"another node of the cluster has the keys: {error}"
+                    message = f"another cluster node has the keys: {error}"
                     raise NotPrimaryError(message, error.node_addr) from error
                 except ResponseError as error:
                     if _is_of_no_primary(error):
-                        raise NotPrimaryError(f"the server does not decide: {error}") from error
+                        raise NotPrimaryError(f"the server cannot act as the primary: {error}") from error
                     failure = failure or error
                     replies.append(None)
                 except ValueError as error:  # redis-py fails to parse some errors, such as MOVED without an address
-                    raise RedisError(f"its answer cannot be read: {error}") from error
+                    raise RedisError(f"its answer cannot be parsed: {error}") from error
             is_complete = True
         finally:
             if not is_complete:
@@ -111,7 +111,7 @@ def parse_run_id(info: bytes) -> str:
     """Parses the answer to INFO."""
     run_id = _try_field(info, "run_id")
     if run_id is None:
-        raise ResponseError("INFO server names no run_id; is this Redis 6.2 or newer, or a Valkey?")
+        raise ResponseError("INFO server returned no run_id; is this Redis 6.2 or newer, or a Valkey?")
     return run_id
 
 

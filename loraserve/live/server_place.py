@@ -75,7 +75,9 @@ def _short_folder(folder: Path) -> Path:
     short.mkdir(mode=0o700, exist_ok=True)
     found = short.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o777 != 0o700:
-        raise LiveServerError(f"{short} is not a folder of this user alone (0700): remove it, or set XDG_RUNTIME_DIR")
+        raise LiveServerError(
+            f"{short} is not a folder that only this user can access (0700): remove it, or set XDG_RUNTIME_DIR"
+        )
     if len(os.fsencode(short / SOCKET_NAME)) > LONGEST_SOCKET_PATH:
         raise LiveServerError(
             f"{short / SOCKET_NAME} is longer than {LONGEST_SOCKET_PATH} bytes: set XDG_RUNTIME_DIR to a shorter path, "

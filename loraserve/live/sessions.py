@@ -114,7 +114,7 @@ class LiveSessions:
             return await self.begin_idempotent(record)
         found = self._record_decoder.decode(body)
         if (found.tenant, found.client_key) != (record.tenant, record.client_key):
-            raise LiveUnavailableError("Redis answered with the idempotency record of somebody else")
+            raise LiveUnavailableError("Redis answered with another caller's idempotency record")
         return found
 
     async def end_idempotent(self, record: IdempotencyRecord) -> None:

@@ -52,7 +52,7 @@ class LiveView:
         schema = await self._connection.call("HGET", self._names.meta(), "schema")
         if schema is not None and schema != str(SCHEMA_VERSION).encode():
             raise LiveSchemaError(
-                f"the keys {self._names.meta().removesuffix('meta')}* in Redis have schema version {schema.decode()}, "
+                f"the keys {self._names.meta().removesuffix('meta')}* in Redis have schema version {schema.decode()}; "
                 f"this loraserve uses {SCHEMA_VERSION}: start it with another --redis-prefix, or delete those keys"
             )
 

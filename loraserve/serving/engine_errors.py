@@ -30,13 +30,11 @@ def request_failed(
             return model_not_found(adapter.name)
         case EngineErrorCode.ADAPTER_UNREADABLE if adapter is not None:
             logger.error("adapter %s (%s): %s", adapter.name, adapter.digest, message)
-            text = (
-                f"The adapter '{adapter.name}' could not be read; the server's log says why. Its files are packed anew"
-            )
-            text += " for the next request: try again."
+            text = f"The adapter '{adapter.name}' could not be read; the server's log says why. "
+            text += "The next request repacks its files: try again."
             return ServingError(ErrorCode.ADAPTER_UNREADABLE, text)
         case EngineErrorCode.GRAMMAR:
-            text = f"The answer cannot be held to the schema or grammar that was asked for: {message}."
+            text = f"The requested schema or grammar cannot be enforced: {message}."
             return ServingError(ErrorCode.INVALID_VALUE, text, param=None if grammar is None else grammar.param)
         case EngineErrorCode.NOT_FINITE:
             return ServingError(ErrorCode.NOT_FINITE, f"{message[0].upper()}{message[1:]}.")

@@ -39,7 +39,7 @@ class Lifecycle:
 
     def check_open(self) -> None:
         if self._draining:
-            message = "The server is shutting down and takes no new requests. Retry on another replica."
+            message = "The server is shutting down and accepts no new requests. Retry on another replica."
             raise ServingError(ErrorCode.SERVER_DRAINING, message, retry_after_s=DRAIN_RETRY_AFTER_S)
 
     def enter(self, num_sequences: int) -> None:

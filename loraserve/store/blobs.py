@@ -90,7 +90,7 @@ class BlobStore:
 
     def _path(self, digest: str) -> Path:
         if not DIGEST.fullmatch(digest):
-            raise InvalidNameError("a digest is 64 hexadecimal characters in lower case")
+            raise InvalidNameError("a digest is 64 lowercase hexadecimal characters")
         return self._folder / digest[:2] / digest
 
 

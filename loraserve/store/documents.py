@@ -152,7 +152,7 @@ class DocumentStore:
         except OSError as error:
             raise _unread(str(path), error) from None
         except ValueError:
-            raise DamagedFileError(path, "is no number of a revision") from None
+            raise DamagedFileError(path, "is not a revision number") from None
 
     def retire(self, documents: Sequence[AnyDocument], removed_rev: int = 0) -> list[AnyDocument]:
         """Removes the documents whose newest revision on disk is the one passed; returns them.
@@ -375,7 +375,9 @@ class DocumentStore:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedFileError(path, f"cannot be read: {error}") from None
         if document.rev != _rev(name) or _folder_name(document.id) != os.path.basename(folder):
-            raise DamagedFileError(path, f"holds revision {document.rev} of {document.id!r}, which belongs elsewhere")
+            raise DamagedFileError(
+                path, f"holds revision {document.rev} of {document.id!r}, which does not belong in this file"
+            )
         return document
 
 

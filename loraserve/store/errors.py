@@ -13,7 +13,7 @@ class RevisionTakenError(StoreError):
     """Another writer committed this revision first; read the newest one and decide again."""
 
     def __init__(self, kind: DocumentKind, document_id: str, rev: int) -> None:
-        super().__init__(f"{kind} {document_id!r}: revision {rev} exists already; read the newest and try again")
+        super().__init__(f"{kind} {document_id!r}: revision {rev} already exists; read the newest and try again")
         self.kind = kind
         self.document_id = document_id
         self.rev = rev
@@ -32,7 +32,7 @@ class DamagedFileError(StoreError):
     remedy = "restore it from a backup or move it away"
 
     def __init__(self, path: Path | str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}; it is not used: {self.remedy}")
+        super().__init__(f"{path}: {reason}. It is not used; {self.remedy}")
         self.path = Path(path)
         self.reason = reason
 
@@ -40,7 +40,7 @@ class DamagedFileError(StoreError):
 class UnreadFileError(DamagedFileError):
     """The system refused to read it, perhaps temporarily: too many open files, an I/O error, another user's folder."""
 
-    remedy = "see that the server's user may read it, or restore it from a backup"
+    remedy = "make sure that the server's user can read it, or restore it from a backup"
 
 
 class IncompleteBlobError(StoreError):
@@ -69,7 +69,7 @@ class OffsetError(StoreError):
     """Bytes were sent for an offset other than the end of the stored bytes; continue at `actual`."""
 
     def __init__(self, file: str, offset: int, actual: int) -> None:
-        super().__init__(f"{file}: bytes from offset {offset}, but {actual} are stored: go on at {actual}")
+        super().__init__(f"{file}: bytes from offset {offset}, but {actual} bytes are stored: continue at {actual}")
         self.actual = actual
 
 

@@ -15,7 +15,7 @@ ALIAS_NAME = re.compile(r"(?!v[0-9]+\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 _VERSION = re.compile(r"v([1-9][0-9]{0,8})")
-_ALPHABET = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
+_ALPHABET = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
 
 
 class BaseRef(msgspec.Struct, frozen=True):
@@ -64,7 +64,9 @@ def check_adapter_name(name: str, base_names: Collection[str]) -> None:
 def check_alias_name(name: str) -> None:
     """Raises `InvalidNameError`."""
     if not ALIAS_NAME.fullmatch(name):
-        raise InvalidNameError(f"an alias cannot be named {_shown(name)}: use {_ALPHABET}, and not v and a number")
+        raise InvalidNameError(
+            f"an alias cannot be named {_shown(name)}: use {_ALPHABET}, but not 'v' followed by a number"
+        )
 
 
 def check_tenant_name(name: str) -> None:

@@ -149,16 +149,18 @@ class UploadStore:
         with self._locked(upload_id):
             session = self.load(upload_id)
             if session.state is not UploadState.OPEN:
-                raise UploadStateError(upload_id, session.state, "take more bytes")
+                raise UploadStateError(upload_id, session.state, "accept more bytes")
             file = session.file(file_name)
             if file is None:
                 announced = ", ".join(file.name for file in session.files)
-                raise UploadFileError(f"{file_name[:80]!a} is not part of upload {upload_id}: it has {announced}")
+                raise UploadFileError(
+                    f"{file_name[:80]!a} is not part of upload {upload_id}: its files are {announced}"
+                )
             end = offset + memoryview(data).nbytes
             if offset != file.received_bytes:
                 raise OffsetError(file.name, offset, file.received_bytes)
             if end > file.size_bytes:
-                raise UploadFileError(f"{file.name} would have {end} bytes, {file.size_bytes} were announced")
+                raise UploadFileError(f"{file.name} would have {end} bytes, but {file.size_bytes} were announced")
             self._parts(upload_id).append(file.name, offset, data)
             return end
 
@@ -339,7 +341,9 @@ def _check_files(files: Sequence[UploadFile]) -> None:
     names = sorted(file.name for file in files)
     if names != sorted(UPLOAD_FILES):
         shown = ", ".join(ascii(name[:80]) for name in names[:8])
-        raise UploadFileError(f"an adapter is {' and '.join(UPLOAD_FILES)}, each once; announced: {shown or 'nothing'}")
+        raise UploadFileError(
+            f"an adapter consists of {' and '.join(UPLOAD_FILES)}, each once; announced: {shown or 'nothing'}"
+        )
     for file in files:
         if file.size_bytes < 0:
             raise UploadFileError(f"{file.name} cannot have {file.size_bytes} bytes")

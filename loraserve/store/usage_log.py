@@ -59,7 +59,9 @@ class UsageLog:
     def __init__(self, data_dir: Path, process: str) -> None:
         """process: unique across processes and restarts; 1 to 64 of a-z, 0-9, `-`, else raises `InvalidNameError`."""
         if not PROCESS_NAME.fullmatch(process):
-            raise InvalidNameError(f"a process cannot be named {process[:80]!a}: use 1 to 64 of a-z, 0-9 and '-'")
+            raise InvalidNameError(
+                f"a process cannot be named {process[:80]!a}: use 1 to 64 characters from a-z, 0-9 and '-'"
+            )
         self._folder = data_folder(data_dir, "usage")
         self._process = process
         self._encoder = msgspec.json.Encoder()

@@ -51,7 +51,7 @@ class AliasService:
         def change(doc: AdapterDoc) -> AdapterDoc:
             if alias in doc.aliases:
                 if create_only:
-                    message = f"'{name}@{alias}' exists, and If-None-Match: * asks that it does not."
+                    message = f"'{name}@{alias}' exists, but If-None-Match: * requires that it does not."
                     raise ServingError(ErrorCode.PRECONDITION_FAILED, message)
             elif len(doc.aliases) >= MAX_ALIASES:
                 message = f"'{name}' has {MAX_ALIASES} aliases, which is the limit. Delete one first."

@@ -100,8 +100,8 @@ class Pins:
         limit_bytes = self._engine.model.arena_size_bytes
         if 0 < size_bytes > limit_bytes - sum(map(self._size_bytes, pinned)):
             message = (
-                f"The adapter '{doc.name}' takes {size_bytes} bytes, and of the {limit_bytes} bytes of adapter memory "
-                f"the pinned adapters leave less. Unpin others, or pin it to '{Tier.HOST}'."
+                f"The adapter '{doc.name}' takes {size_bytes} bytes, but of the {limit_bytes} bytes of adapter memory "
+                f"the pinned adapters leave less than that. Unpin others, or pin it to '{Tier.HOST}'."
             )
             raise ServingError(ErrorCode.CONFLICT, message, headers=NO_RETRY)
 

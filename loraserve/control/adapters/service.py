@@ -229,9 +229,9 @@ class AdapterService:
 def _check(doc: AdapterDoc) -> None:
     if len(doc.description) > MAX_DESCRIPTION_CHARACTERS:
         count = len(doc.description)
-        raise invalid_value("description", f"has {count} characters; at most {MAX_DESCRIPTION_CHARACTERS}.")
+        raise invalid_value("description", f"has {count} characters; at most {MAX_DESCRIPTION_CHARACTERS} are allowed.")
     if len(doc.tags) > MAX_TAGS:
-        raise invalid_value("tags", f"has {len(doc.tags)} tags; at most {MAX_TAGS}.")
+        raise invalid_value("tags", f"has {len(doc.tags)} tags; at most {MAX_TAGS} are allowed.")
     for tag in doc.tags:
         if not 0 < len(tag) <= MAX_TAG_CHARACTERS or not tag.isprintable():
             raise invalid_value("tags", f"has {tag[:80]!r}; a tag is 1 to {MAX_TAG_CHARACTERS} printable characters.")

@@ -160,7 +160,7 @@ def _check_memory(job: CertificateJob) -> None:
     available = available_memory_bytes()
     if available < job.memory_factor * weight_bytes:
         raise Skipped(
-            f"{available / 2**30:.1f} GiB of memory are free, {job.memory_factor:g} times the base's "
+            f"{available / 2**30:.1f} GiB of memory are free, but {job.memory_factor:g} times the base's "
             f"{weight_bytes / 2**30:.1f} GiB are needed"
         )
 
@@ -197,7 +197,7 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription, 
     engine = Engine(config, lambda *_: None)
     description = engine.describe()
     if description.layout.fingerprint != job.base_fingerprint:
-        raise Skipped("the base model on the disk is not the served one any more")
+        raise Skipped("the base model on disk is no longer the one that is served")
     engine.load_adapter(job.digest, job.packed_path)
     vocab_size = description.vocab_size
     rng = random.Random(job.digest)
@@ -217,7 +217,7 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription, 
         while engine.has_work():
             for output in engine.step():
                 if output.error is not None:
-                    raise Skipped(f"the engine answered: {output.error}")
+                    raise Skipped(f"the engine reported an error: {output.error}")
                 sample.tokens += output.token_ids
                 if output.pooled is not None:
                     yield torch.frombuffer(bytearray(output.pooled), dtype=torch.float32)
@@ -263,7 +263,7 @@ def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool
         if "lora_" in name or name.endswith(ROWS)  # without copies of base weights, which may be rounded here
     }
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
-        raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by other ranks than in training")
+        raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by different ranks than in training")
     model = _base_model(job, dtype, keeps_stored=keeps_stored)
     signal.signal(signal.SIGALRM, _patterns_take_too_long)
     signal.alarm(PATTERN_S)

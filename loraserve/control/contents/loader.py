@@ -47,7 +47,7 @@ class ContentLoader:
                 return size_bytes
             except AdapterLoadError as error:
                 # The packed file is a cache: it is written again from the content itself.
-                logger.warning("the packed file of %s is not usable (%s); it is made again", digest[:12], error)
+                logger.warning("the packed file of %s is unusable (%s) and will be rebuilt", digest[:12], error)
         await self._pack(digest)
         try:
             await self._load_packed(digest, path)

@@ -110,7 +110,7 @@ class Erasure:
         try:
             await self._declarations.edit(TenantDoc, tenant, checked, actor=ACTOR, action=action, request_id="")
         except (DamagedFileError, ServingError) as error:
-            logger.error("the tenant %r is erased later: %s", tenant, error)
+            logger.error("erasing the tenant %r is postponed: %s", tenant, error)
 
 
 def _is_due(document: Document[TenantDoc], now: float) -> bool:
@@ -124,4 +124,4 @@ def _later_without_redis() -> Iterator[None]:
     try:
         yield
     except LiveUnavailableError as error:
-        logger.warning("deleted tenants are erased later: %s", error)
+        logger.warning("erasing deleted tenants is postponed: %s", error)

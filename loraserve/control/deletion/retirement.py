@@ -67,7 +67,7 @@ class Retirement:
             doomed_adapters = outlived(adapters, now, RESTORABLE_S + KEPT_AT_LEAST_S)
             await self._retire(cast(list[AnyDocument], doomed_adapters))
         except LiveUnavailableError as error:
-            logger.warning("documents of what is gone for long are removed later: %s", error)
+            logger.warning("retiring old documents is postponed: %s", error)
 
     async def _now(self) -> float:
         """This server's time or Redis's, whichever is earlier, as in `Erasure`; at most 30 days after the last change.

@@ -147,8 +147,8 @@ def check_num_versions(doc: AdapterDoc, *, now: float) -> None:
         return
     of_deleted = f", {num_deleted} of them deleted within the last 70 minutes" if num_deleted else ""
     message = (
-        f"The adapter '{doc.name}' has {num_versions} versions{of_deleted}; at most {MAX_VERSIONS} can be. Delete some "
-        "that nobody needs, or have the server do it: loraserve serve --keep-versions N."
+        f"The adapter '{doc.name}' has {num_versions} versions{of_deleted}; at most {MAX_VERSIONS} are allowed. "
+        "Delete versions that are no longer needed, or let the server do it: loraserve serve --keep-versions N."
     )
     raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
@@ -179,7 +179,9 @@ def move_alias(
 
 def remove_alias(doc: AdapterDoc, alias: str) -> AdapterDoc:
     if alias == LIVE_ALIAS:
-        message = f"'{LIVE_ALIAS}' is what the bare name means and cannot be deleted. Move it, or disable the adapter."
+        message = (
+            f"'{LIVE_ALIAS}' cannot be deleted: the bare adapter name resolves to it. Move it, or disable the adapter."
+        )
         raise ServingError(ErrorCode.CONFLICT, message, param="alias")
     alias_of(doc, alias)
     return replace(doc, aliases={name: value for name, value in doc.aliases.items() if name != alias})
@@ -189,7 +191,9 @@ def roll_back(doc: AdapterDoc, alias: str, *, now: float) -> AdapterDoc:
     """Swaps with the previous version, so that a second rollback undoes the first."""
     old = alias_of(doc, alias)
     if old.previous is None:
-        message = f"'{doc.name}@{alias}' has no version to go back to: it was never moved, or that version is deleted."
+        message = (
+            f"'{doc.name}@{alias}' has no version to roll back to: it was never moved, or that version was deleted."
+        )
         raise ServingError(ErrorCode.CONFLICT, message, param="alias")
     return _with_alias(doc, alias, Alias(version=old.previous, previous=old.version, moved_at=now))
 
@@ -199,7 +203,9 @@ def remove_version(doc: AdapterDoc, n: int, *, now: float) -> AdapterDoc:
     leading = sorted(name for name, alias in doc.aliases.items() if n in versions_behind(alias))
     if leading:
         names = ", ".join(f"'{name}'" for name in leading)
-        message = f"Version {n} of '{doc.name}' is what {names} leads to. Move that first."
+        message = (
+            f"Version {n} of '{doc.name}' is still the target of {names}. Move its aliases to another version first."
+        )
         raise ServingError(ErrorCode.CONFLICT, message, param="version")
     return replace(
         doc,
@@ -247,7 +253,7 @@ def _canary(doc: AdapterDoc, version: int, share: CanaryShare, kept: Canary | No
         raise invalid_value("canary.weight_bp", f"is {share.weight_bp}; it must be 0 to {MAX_WEIGHT_BP}.")
     version_of(doc, share.version)
     if share.version == version:
-        raise invalid_value("canary.version", f"is {version}, which the alias itself leads to.")
+        raise invalid_value("canary.version", f"is {version}, which the alias already points to.")
     if kept is not None and kept.version == share.version:
         salt = kept.salt
     return Canary(version=share.version, weight_bp=share.weight_bp, salt=salt)

@@ -361,8 +361,9 @@ class Catalog(DocumentIndex):
         """Keys exist. NOTE: if none of their documents can be read, nobody is let in, rather than everybody."""
         if not self.has_keys:
             logger.error(
-                "there are keys, and none of their documents can be read: the server is closed and takes none of them. "
-                "Restore what is named above, or make a key: loraserve keys create --role admin --data-dir DIR"
+                "API keys exist, but none of their documents can be read: the server stays closed and "
+                "accepts none of these keys. Restore the files named above, or create a key: "
+                "loraserve keys create --role admin --data-dir DIR"
             )
         self._was_told_of_keys = True
 

@@ -148,7 +148,11 @@ class Declarations:
             await self._live.documents.put(document)
         except LiveUnavailableError as error:
             logger.warning(
-                "%s %s revision %d is on disk, Redis is told later: %s", document.kind, document.id, document.rev, error
+                "%s %s revision %d is on disk; Redis will be updated later: %s",
+                document.kind,
+                document.id,
+                document.rev,
+                error,
             )
             self._catalog.tell_later(document)
         finally:
@@ -164,5 +168,5 @@ class Declarations:
 def _check_precondition(current: Document[D] | None, expected_rev: int | None) -> None:
     if expected_rev is not None and (current is None or current.rev != expected_rev):
         found = "it does not exist" if current is None else f"it is at revision {current.rev}"
-        message = f"If-Match asks for revision {expected_rev}, but {found}. Read it again and decide anew."
+        message = f"If-Match requires revision {expected_rev}, but {found}. Read it again and retry."
         raise ServingError(ErrorCode.PRECONDITION_FAILED, message)

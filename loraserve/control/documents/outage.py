@@ -50,7 +50,7 @@ class Outage:
     def succeeded(self) -> None:
         """Redis answered."""
         if self._began_s is not None and self._is_said:
-            logger.warning("Redis is there again, after %.0f s", self._clock() - self._began_s)
+            logger.warning("Redis is reachable again after %.0f s", self._clock() - self._began_s)
         self._began_s = None
 
     def confirm(self, refs: list[DocumentRef]) -> None:

@@ -36,7 +36,7 @@ def state_of(doc: TenantDoc, *, goes_on: bool) -> TenantState:
 def check_deletable(tenant: str) -> None:
     """Raises `ServingError` (409)."""
     if tenant in BUILTIN_TENANTS:
-        message = f"'{tenant}' is a tenant that every server has, and cannot be deleted. Suspend it instead."
+        message = f"'{tenant}' is a built-in tenant and cannot be deleted. Suspend it instead."
         raise ServingError(ErrorCode.CONFLICT, message)
 
 
@@ -49,7 +49,10 @@ def mark_restored(tenant: str, doc: TenantDoc, *, now: float) -> TenantDoc:
     if doc.deleted_at is None:
         return doc
     if not _is_restorable(doc, now):
-        message = f"The tenant '{tenant}' was deleted {_day(doc.deleted_at)}, more than 24 hours ago: it is erased."
+        message = (
+            f"The tenant '{tenant}' was deleted {_day(doc.deleted_at)}, more than 24 hours ago: "
+            "it is erased and cannot be restored."
+        )
         raise ServingError(ErrorCode.CONFLICT, message)
     return replace(doc, deleted_at=None)
 
@@ -80,17 +83,17 @@ def id_taken(tenant: Document[TenantDoc], now: float) -> ServingError:
     """For creating a tenant whose id exists or existed."""
     deleted_at = tenant.doc.deleted_at
     if deleted_at is None:
-        message = f"The tenant '{tenant.id}' exists already."
+        message = f"The tenant '{tenant.id}' already exists."
     elif _is_restorable(tenant.doc, now):
         message = (
             f"The tenant '{tenant.id}' was deleted {_day(deleted_at)} and can be restored until "
             f"{_day(deleted_at + RESTORABLE_S)}: POST /v1/tenants/{tenant.id}/restore, or "
-            f"`loraserve tenants restore {tenant.id}`. Its id is not given again."
+            f"`loraserve tenants restore {tenant.id}`. Its id cannot be reused."
         )
     else:
         message = (
-            f"There was a tenant '{tenant.id}', deleted {_day(deleted_at)}. Its usage is kept under that id, which is "
-            "therefore not given again. Choose another."
+            f"The tenant '{tenant.id}' was deleted {_day(deleted_at)}. Its usage is kept under that id, which "
+            "therefore cannot be reused. Choose another id."
         )
     return ServingError(ErrorCode.CONFLICT, message, param="id")
 

@@ -225,10 +225,10 @@ def _compare_sha256(name: str, descriptor: int, size: int, announced: str, check
         digest.update(block)
         position += len(block)
     if digest.hexdigest() == announced.lower():
-        checks.passed("files.sha256", f"{name} is what was announced", found=announced)
+        checks.passed("files.sha256", f"{name} matches the announced sha256", found=announced)
         return
     found = f"{digest.hexdigest()} over {size} bytes"
-    message = f"{name}: its sha256 is {digest.hexdigest()}, announced was {announced}"
+    message = f"{name}: its sha256 is {digest.hexdigest()}, but {announced} was announced"
     checks.fail("files.sha256", AdapterError("sha256_mismatch", message, file=name, found=found, expected=announced))
 
 

@@ -134,7 +134,7 @@ class Ingest:
                 raise DoesNotFitError(digest, answer.report.summary)
             if answer.manifest.digest != digest:
                 raise IngestError(
-                    f"the files of adapter {digest[:12]} are damaged: they are {answer.manifest.digest[:12]}"
+                    f"the files of adapter {digest[:12]} are damaged: their digest is {answer.manifest.digest[:12]}"
                 )
             return await asyncio.to_thread(self.keep_packed, output, answer.manifest)
         finally:
@@ -177,8 +177,10 @@ class Ingest:
             except TimeoutError:
                 raise IngestError(f"reading the adapter took longer than {self._timeout_s:g} s") from None
             except ForkServerError as error:
-                _logger.error("no process reads adapters: %s", error)
-                raise IngestError("no process reads the adapter; the server's log says more") from None
+                _logger.error("the process that reads adapters is not available: %s", error)
+                raise IngestError(
+                    "the process that reads adapters is not available; the server's log says more"
+                ) from None
         if ended.returncode != 0:
             errors = ended.errors.decode(errors="backslashreplace")
             _logger.error("the process that reads adapters failed (%s): %s", ended.returncode, errors)

@@ -67,6 +67,6 @@ def validate_adapter(
     check_adapter(folder, layout, checks, limits=limits, base_names=base_names)
     file = other_chat_template(folder, chat_template)
     if file is not None:
-        message = f"{file}: its chat template is not used: chats are rendered with the base model's, which is another"
+        message = f"{file}: its chat template is not used: chats are rendered with the base model's, which differs"
         checks.warn("folder.chat_template", AdapterError("other_chat_template", message, file=file))
     return Report(checks=checks.listed())

@@ -38,10 +38,10 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         is_up = self._outage.began_s is None
-        yield gauge("redis_up", "1 while Redis answers and lets requests in.", is_up)
-        full = "1 while Redis answers, but takes nothing new: requests are served, and nothing can be changed."
+        yield gauge("redis_up", "1 while Redis answers and admits requests.", is_up)
+        full = "1 while Redis answers but accepts no writes: requests are served, but nothing can be changed."
         yield gauge("redis_full", full, is_up and self._outage.is_full)
-        yield gauge("usage_lines_waiting", "Usage that the disk did not take yet.", self._usage.num_kept)
+        yield gauge("usage_lines_waiting", "Usage lines not written to disk yet.", self._usage.num_kept)
         if self._free_bytes is not None and self._size_bytes is not None:
-            yield gauge("data_free_bytes", "What the data directory's disk has left for us.", self._free_bytes)
+            yield gauge("data_free_bytes", "Bytes free for the server on the data directory's disk.", self._free_bytes)
             yield gauge("data_size_bytes", "Size of the data directory's disk.", self._size_bytes)

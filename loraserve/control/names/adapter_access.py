@@ -86,5 +86,5 @@ class AdapterAccess:
         shared = self._catalog.adapter(SHARED_TENANT, name)
         if shared is None or shared.doc.deleted_at is not None or principal.acting_tenant == SHARED_TENANT:
             return adapter_not_found(name)
-        message = f"The adapter '{name}' belongs to '{SHARED_TENANT}'. To change it takes a key for all tenants ('*') "
+        message = f"The adapter '{name}' belongs to '{SHARED_TENANT}'. Changing it needs a key for all tenants ('*') "
         return ServingError(ErrorCode.FORBIDDEN, f"{message}that acts for '{SHARED_TENANT}' (X-Tenant).")

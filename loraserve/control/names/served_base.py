@@ -41,7 +41,7 @@ def check_fits(doc: AdapterDoc, version: VersionRecord, base: BaseRecord) -> Non
     made_for = " and ".join(_shown(known) for known in version.bases)
     message = (
         f"Version {version.n} of '{doc.name}' was made for the base model {made_for}; this server has {_shown(base)}. "
-        "Ask a server that has that model, or upload the adapter here."
+        "Use a server that has that model, or upload the adapter here."
     )
     raise ServingError(ErrorCode.ADAPTER_OTHER_BASE, message, headers=NO_RETRY)
 

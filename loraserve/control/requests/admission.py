@@ -136,7 +136,7 @@ class Admission:
                     await self._refresh(principal, target, reply)
                     principal = self._authenticator.newest(principal)
                     target = await self._resolver.again(principal, target)
-        message = "The adapter, key or tenant is being changed all the time. Retry in a moment."
+        message = "The adapter, key or tenant keeps changing. Retry shortly."
         raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=1)
 
     async def finish(self, admitted: Admitted, outcome: Outcome) -> None:
@@ -178,7 +178,7 @@ class Admission:
             reply = await self._live.admission.admit(call)
             if not isinstance(reply, ViewChanged):
                 return reply
-        raise LiveUnavailableError("Redis is emptied or restarted again and again")
+        raise LiveUnavailableError("Redis keeps being emptied or restarted")
 
     def _call(self, principal: Principal, target: Target, request_id: str, reserve: int) -> AdmitCall:
         tenant = self._catalog.tenant(principal.acting_tenant)

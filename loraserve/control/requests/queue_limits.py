@@ -61,5 +61,5 @@ class QueueLimits:
 
 def _check_queue(whose: str, num_waiting: int, cap: int) -> None:
     if num_waiting >= cap:
-        message = f"{whose} has {max(0, num_waiting)} sequences waiting, the limit is {cap}. Retry later."
+        message = f"{whose} has {max(0, num_waiting)} sequences waiting; the limit is {cap}. Retry later."
         raise ServingError(ErrorCode.QUEUE_FULL, message, retry_after_s=QUEUE_RETRY_AFTER_S)

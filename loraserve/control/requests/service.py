@@ -103,7 +103,7 @@ class RequestService:
         if tenant is None or tenant == principal.acting_tenant:
             return [principal.acting_tenant]
         if not principal.is_any_tenant:
-            message = "'tenant' names another tenant than your key's. Only a key for all tenants ('*') may do that."
+            message = "'tenant' names a tenant other than your key's. Only a key for all tenants ('*') may do that."
             raise ServingError(ErrorCode.FORBIDDEN, message, param="tenant")
         if tenant == ANY_TENANT:
             return sorted(document.id for document in self._catalog.all_tenants())
@@ -188,7 +188,7 @@ def _place_of(cursor: str) -> _Place:
         return _Place((float(found["at"]), found["id"]), None)
     if found := ENDED_CURSOR.fullmatch(text):
         return _Place(None, (found["position"], found["tenant"]))
-    raise invalid_value("cursor", "is not one of this list. Start again without a cursor.")
+    raise invalid_value("cursor", "does not belong to this list. Start again without a cursor.")
 
 
 def _newest_first(recent: RecentRequest) -> tuple[int, int]:

@@ -155,5 +155,5 @@ def _is_action(action: str, wanted: str) -> bool:
 def _position(cursor: str) -> str:
     position = decode_cursor(cursor)
     if not POSITION.fullmatch(position):
-        raise invalid_value("cursor", "is not one of this list. Start again without a cursor.")
+        raise invalid_value("cursor", "does not belong to this list. Start again without a cursor.")
     return position

@@ -96,7 +96,7 @@ class Authenticator:
         if document is None or not self._is_good(document.doc, sha256):
             document = await self._newest_key(key_id)
         if document is None or not self._is_good(document.doc, sha256):
-            raise _refused("The API key of this session was rotated or does not work any more. Log in again.")
+            raise _refused("The API key of this session was rotated or no longer works. Log in again.")
         principal = self._principal(document, document.doc.sha256 if sha256 is None else sha256)
         await self._learn_tenant(principal, acting_tenant)
         return self._act_for(principal, acting_tenant)
@@ -113,7 +113,7 @@ class Authenticator:
         A rotation does not end work that began before it. Work that began with the old secret ends with the grace time.
         """
         if principal.is_open and not self.is_open:
-            raise _refused("This server asks for an API key by now. Send one as 'Authorization: Bearer ls-…'.")
+            raise _refused("This server now requires an API key. Send one as 'Authorization: Bearer ls-…'.")
         if principal.key_id is None:
             self._check_tenant(principal)
             return principal
@@ -124,7 +124,7 @@ class Authenticator:
             raise _rotated()
         newest = replace(self._principal(document, principal.key_sha256), acting_tenant=principal.acting_tenant)
         if not newest.is_any_tenant and newest.acting_tenant != newest.tenant:
-            raise _refused("The API key is of another tenant now.")
+            raise _refused("The API key now belongs to another tenant.")
         self._check_tenant(newest)
         return newest
 
@@ -167,7 +167,7 @@ class Authenticator:
         is_newest = is_key(text, doc.sha256 if doc is not None else NO_HASH)
         is_previous = is_key(text, (doc.previous_sha256 if doc is not None else None) or NO_HASH)
         if document is None or doc is None or not (is_newest or (is_previous and self._is_old_secret_good(doc))):
-            raise _refused("The API key is not known. Check that it was copied whole.")
+            raise _refused("The API key is not known. Check that you copied all of it.")
         if not self._is_active(doc):
             raise _refused("The API key was revoked, was suspended or has expired. Ask an admin for another.")
         return self._principal(document, hash_key(text))
@@ -189,7 +189,7 @@ class Authenticator:
     def _act_for(self, principal: Principal, acting_tenant: str | None) -> Principal:
         if acting_tenant is not None and acting_tenant != principal.acting_tenant:
             if not principal.is_any_tenant:
-                message = "X-Tenant names another tenant than your key's. Only a key for all tenants ('*') may do that."
+                message = "X-Tenant names a tenant other than your key's. Only a key for all tenants ('*') may do that."
                 raise ServingError(ErrorCode.FORBIDDEN, message)
             if self._catalog.tenant(acting_tenant) is None:
                 message = f"X-Tenant: the tenant '{acting_tenant[:64]}' does not exist."
@@ -249,7 +249,7 @@ def check_not_suspended(catalog: Catalog, tenant: str) -> None:
 
 
 def _rotated() -> ServingError:
-    return _refused("The API key was rotated, and the time for the old one is over.")
+    return _refused("The API key was rotated, and the grace period of the old one is over.")
 
 
 def _refused(message: str) -> ServingError:

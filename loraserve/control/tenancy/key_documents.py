@@ -93,18 +93,20 @@ def rotated(doc: KeyDoc, new: NewKey, grace_s: float, now: float) -> KeyDoc:
 def check(doc: KeyDoc, now: float | None) -> None:
     """now: None if the expiry did not change; then it may have passed. Raises `ServingError`."""
     if len(doc.name) > MAX_NAME_CHARACTERS:
-        raise invalid_value("name", f"has {len(doc.name)} characters; at most {MAX_NAME_CHARACTERS}.")
+        raise invalid_value("name", f"has {len(doc.name)} characters; at most {MAX_NAME_CHARACTERS} are allowed.")
     if doc.adapters is not None:
         if len(doc.adapters) > MAX_ALLOWED_ADAPTERS:
-            raise invalid_value("adapters", f"has {len(doc.adapters)} names; at most {MAX_ALLOWED_ADAPTERS}.")
+            raise invalid_value(
+                "adapters", f"has {len(doc.adapters)} names; at most {MAX_ALLOWED_ADAPTERS} are allowed."
+            )
         for adapter in doc.adapters:
             if not ADAPTER_NAME.fullmatch(adapter):
                 raise invalid_value("adapters", f"has {adapter[:80]!r}, which cannot be an adapter's name.")
     if now is not None and doc.expires_at is not None:
         if doc.expires_at <= now:
-            raise invalid_value("expires_at", f"is {doc.expires_at:g}, which has passed. It is in Unix seconds.")
+            raise invalid_value("expires_at", f"is {doc.expires_at:g}, which is in the past. Give it in Unix seconds.")
         if doc.expires_at > now + MAX_LIFE_S:
-            message = f"is {doc.expires_at:g}, more than 100 years from now. It is in Unix seconds; null = never."
+            message = f"is {doc.expires_at:g}, more than 100 years from now. Give it in Unix seconds; null = never."
             raise invalid_value("expires_at", message)
     check_limits(doc.limits, of_tenant=False)
 

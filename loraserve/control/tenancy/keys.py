@@ -84,7 +84,7 @@ class KeyService:
         principal.require(Action.ADMINISTER)
         tenant = principal.acting_tenant if tenant is None else tenant
         if tenant != principal.tenant and not principal.is_any_tenant:
-            raise ServingError(ErrorCode.FORBIDDEN, "You can make keys of your own tenant only.", param="tenant")
+            raise ServingError(ErrorCode.FORBIDDEN, "You can create keys only for your own tenant.", param="tenant")
         if tenant != ANY_TENANT and self._catalog.tenant(tenant) is None:
             raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.", param="tenant")
         new, now = generate_key(), self._clock()
@@ -209,8 +209,8 @@ class KeyService:
 def _too_many_keys(tenant: str, num_keys: int) -> ServingError:
     whose = "for all tenants ('*')" if tenant == ANY_TENANT else f"of the tenant '{tenant}'"
     message = (
-        f"There are {num_keys} keys {whose} that are neither revoked nor expired; at most {MAX_KEYS} can be. "
-        "Revoke some that nobody needs, or make keys that expire."
+        f"There are {num_keys} keys {whose} that are neither revoked nor expired; at most {MAX_KEYS} are allowed. "
+        "Revoke keys that are no longer needed, or create keys that expire."
     )
     return ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
@@ -220,7 +220,7 @@ def _check_no_wider(principal: Principal, doc: KeyDoc) -> None:
     if principal.adapters is None:
         return
     if doc.adapters is None or not principal.adapters.issuperset(doc.adapters):
-        message = "Your key may use some adapters only, so this key must list some of those and no others."
+        message = "Your key may use only some adapters, so this key must list only adapters from among those."
         raise ServingError(ErrorCode.FORBIDDEN, message, param="adapters")
 
 

@@ -109,8 +109,8 @@ class Quota:
         used = sum(each.size_bytes for each in kept) + open_bytes
         if used + size_bytes > limit:
             message = (
-                f"{size_bytes} bytes more would be {used + size_bytes} for the tenant '{tenant}', its limit is "
-                f"{limit}. Delete versions, or ask for a higher limit.{_of_deleted(kept)}"
+                f"With {size_bytes} bytes more, the tenant '{tenant}' would have {used + size_bytes}; its limit is "
+                f"{limit}. Delete versions, or request a higher limit.{_of_deleted(kept)}"
             )
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
@@ -134,8 +134,8 @@ class Quota:
         is_new = existing is None or existing.doc.deleted_at is not None
         if limit is not None and is_new and (num_adapters := self.num_adapters(tenant)) + 1 > limit:
             message = (
-                f"The tenant '{tenant}' has {num_adapters} adapters, its limit is {limit}. "
-                "Delete one, or ask for a higher limit."
+                f"The tenant '{tenant}' has {num_adapters} adapters; its limit is {limit}. "
+                "Delete one, or request a higher limit."
             )
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
@@ -167,8 +167,8 @@ class Quota:
         while not await self._live.publish_leases.try_take(tenant, token):
             if time.monotonic() >= deadline_s:
                 message = (
-                    f"Other servers kept publishing adapters of the tenant '{tenant}' for {WAIT_S:g} s, and two at "
-                    "once could exceed its quota. Try again."
+                    f"Other servers kept publishing adapters of the tenant '{tenant}' for {WAIT_S:g} s, and publishing "
+                    "two at once could exceed its quota. Try again."
                 )
                 raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
             await asyncio.sleep(POLL_S)
@@ -178,7 +178,7 @@ class Quota:
             if not await self._live.publish_leases.release(tenant, token):
                 logger.warning("publishing for the tenant %s took longer than its lease", tenant)
         except LiveUnavailableError:
-            logger.warning("the lease for publishing of the tenant %s could not be released; it lapses", tenant)
+            logger.warning("the lease for publishing of the tenant %s could not be released; it will expire", tenant)
 
 
 def _to_add_to(doc: AdapterDoc, name: str, now: float) -> AdapterDoc:
@@ -214,6 +214,6 @@ def _of_deleted(kept: Iterable[_Kept]) -> str:
     num_bytes = sum(each.size_bytes for each in deleted)
     first = datetime.fromtimestamp(min(each.until for each in deleted), UTC)
     return (
-        f" {num_bytes} bytes are of deleted ones, or of uploads that ended without one, which count until they are "
-        f"removed from the disk, the first of them at {first:%Y-%m-%d %H:%M} UTC."
+        f" {num_bytes} bytes belong to deleted versions, or to uploads that ended without a version. They count until "
+        f"they are removed from the disk, the first of them at {first:%Y-%m-%d %H:%M} UTC."
     )

@@ -185,7 +185,7 @@ async def _unused(found: Awaitable[LoginLink | None]) -> LoginLink:
     except LiveUnavailableError as error:
         raise live_unavailable() from error
     if link is None:
-        message = "This login link was used already or has expired. `loraserve ui login` makes another."
+        message = "This login link was already used or has expired. `loraserve ui login` creates another."
         raise ServingError(ErrorCode.INVALID_API_KEY, message)
     return link
 
@@ -193,7 +193,9 @@ async def _unused(found: Awaitable[LoginLink | None]) -> LoginLink:
 def _check_may_log_in(principal: Principal) -> str:
     """Returns the id of its key. Raises `ServingError` (403)."""
     if principal.key_id is None or not principal.can(Action.READ):
-        message = "This key may only be used for inference. Log in with a key of the role viewer, operator or admin."
+        message = (
+            "This key may only be used for inference. Log in with a key that has the role viewer, operator or admin."
+        )
         raise ServingError(ErrorCode.FORBIDDEN, message)
     return principal.key_id
 

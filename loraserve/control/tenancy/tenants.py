@@ -195,7 +195,7 @@ def _check(doc: TenantDoc) -> None:
         raise invalid_value("status", "is 'revoked'; a tenant is 'active' or 'suspended'.")
     if len(doc.description) > MAX_DESCRIPTION_CHARACTERS:
         count = len(doc.description)
-        raise invalid_value("description", f"has {count} characters; at most {MAX_DESCRIPTION_CHARACTERS}.")
+        raise invalid_value("description", f"has {count} characters; at most {MAX_DESCRIPTION_CHARACTERS} are allowed.")
     if not (math.isfinite(doc.weight) and 0 < doc.weight <= MAX_WEIGHT):
         raise invalid_value("weight", f"is {doc.weight}; it must be more than 0 and at most {MAX_WEIGHT:g}.")
     check_limits(doc.limits, of_tenant=True)

@@ -126,7 +126,10 @@ class UploadCommits:
             except (ServingError, IngestError, StoreError) as error:
                 reason = sentence(str(error))
                 if isinstance(error, ServingError) and error.code in REFUSALS:
-                    reason = f"Whoever committed it may not publish it any more, so nothing was published: {reason}"
+                    reason = (
+                        "The caller that committed this upload may no longer publish it, so nothing was published: "
+                        f"{reason}"
+                    )
                 await self._settle(session.id, UploadState.FAILED, error=f"{reason}{COMMIT_AGAIN}")
             except OSError as error:
                 _logger.exception("upload %s failed", session.id)
@@ -134,7 +137,7 @@ class UploadCommits:
                 await self._settle(session.id, UploadState.FAILED, error=f"{sentence(reason)}{COMMIT_AGAIN}")
             except Exception:
                 _logger.exception("upload %s failed", session.id)
-                reason = "Something unexpected went wrong; the server's log says what."
+                reason = "An unexpected error occurred; see the server's log."
                 await self._settle(session.id, UploadState.FAILED, error=f"{reason}{COMMIT_AGAIN}")
 
     async def _validate_and_publish(self, principal: Principal, request_id: str, session: UploadSession) -> None:

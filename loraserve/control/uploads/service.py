@@ -112,9 +112,7 @@ class UploadService:
         """Reopen sessions whose commit died with its process. Call once, before the first request."""
         recovered = await asyncio.to_thread(self._store.recover)
         for session in recovered:
-            _logger.info(
-                "upload %s of %s/%s is open again: commit it once more", session.id, session.tenant, session.name
-            )
+            _logger.info("upload %s of %s/%s is open again: commit it again", session.id, session.tenant, session.name)
         await self.expire()
 
     async def close(self) -> None:
@@ -306,7 +304,7 @@ class UploadService:
             # If losing the right to publish was the reason, raise that with its own status.
             await self._publisher.check_may_publish(principal, name)
             reason = (session.error or f"The upload is {session.state}.").removesuffix(COMMIT_AGAIN)
-            message = f"{reason} No version came of it: try again."
+            message = f"{reason} No version was published. Try again."
             raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
         return session
 
@@ -318,7 +316,7 @@ class UploadService:
         forms = [form for form in self._incoming if form.tenant == tenant and form is not without]
         num_open = len(pending) + len(forms)
         if num_open >= MAX_OPEN_UPLOADS:
-            message = f"{num_open} uploads are open, at most {MAX_OPEN_UPLOADS} can be: commit or abort some."
+            message = f"{num_open} uploads are open; at most {MAX_OPEN_UPLOADS} are allowed. Commit or abort some."
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
         if len(unpublished) >= MAX_UNPUBLISHED:
             raise _too_many_unpublished(unpublished)
@@ -340,10 +338,10 @@ class UploadService:
             limit = limits.get(file.name)
             if limit is not None and file.size_bytes > limit:
                 raise invalid_value(
-                    "files", f"has a {file.name} of {file.size_bytes} bytes; at most {limit} are taken."
+                    "files", f"has a {file.name} of {file.size_bytes} bytes; at most {limit} are allowed."
                 )
             if file.sha256 is not None and SHA256.fullmatch(file.sha256) is None:
-                raise invalid_value("files", f"has for {file.name} a sha256 that is not 64 hexadecimal digits.")
+                raise invalid_value("files", f"has a sha256 for {file.name} that is not 64 hexadecimal digits.")
 
     async def _append(self, upload_id: str, file: str, offset: int, piece: bytes) -> int:
         with store_errors():
@@ -382,8 +380,8 @@ def _read_again(store: UploadStore, sessions: Sequence[UploadSession]) -> list[U
 
 def form_too_large(room_bytes: int) -> ServingError:
     message = (
-        f"The form has more than the {room_bytes} bytes that the tenant's limit leaves for it. "
-        "Delete versions, abort uploads, or ask for a higher limit."
+        f"The form exceeds the {room_bytes} bytes that the tenant's limit leaves for it. "
+        "Delete versions, abort uploads, or request a higher limit."
     )
     return ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
@@ -391,8 +389,8 @@ def form_too_large(room_bytes: int) -> ServingError:
 def _too_many_unpublished(unpublished: Sequence[UploadSession]) -> ServingError:
     first = datetime.fromtimestamp(min(session.unpublished_until for session in unpublished), UTC)
     message = (
-        f"{len(unpublished)} uploads ended without a version after their content was on the disk, where it still is; "
-        f"at most {MAX_UNPUBLISHED} may. The first of them is removed at {first:%Y-%m-%d %H:%M} UTC."
+        f"{len(unpublished)} uploads ended without a version and left their content on the disk; "
+        f"at most {MAX_UNPUBLISHED} are allowed. The first of them is removed at {first:%Y-%m-%d %H:%M} UTC."
     )
     return ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 

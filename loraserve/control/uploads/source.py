@@ -80,7 +80,7 @@ def _opened_folder(path: Path, roots: Sequence[Path] | None) -> Iterator[Path]:
         descriptor = _open_folder(real, roots)
     except (OSError, ValueError, RuntimeError):
         # The same error outside the roots as for a missing folder: nobody learns what is elsewhere on this machine.
-        message = f"Loading lora failed: there is no adapter folder at '{path}' that may be read."
+        message = f"Loading lora failed: there is no adapter folder at '{path}' that the server may read."
         raise ServingError(ErrorCode.ADAPTER_NOT_FOUND, message, param="lora_path") from None
     try:
         held = Path(f"/proc/self/fd/{descriptor}")

@@ -42,7 +42,7 @@ async def to_state(
 def aborted(session: UploadSession) -> UploadSession:
     """NOTE: a session that has begun loading in between may have a document already, so it must stay as it is."""
     if session.state is UploadState.LOADING:
-        raise UploadStateError(session.id, session.state, "be aborted while it is published")
+        raise UploadStateError(session.id, session.state, "be aborted while it is being published")
     return msgspec.structs.replace(session, state=UploadState.ABORTED)
 
 

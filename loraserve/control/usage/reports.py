@@ -183,7 +183,7 @@ def _check_span(question: UsageQuestion) -> None:
     if span_s <= 0:
         raise invalid_value("to", "is not after 'from'.")
     by_hour, now = question.interval is Interval.HOUR, time.time()
-    kept = f"hours are kept for {HOURS_KEPT_S // DAY_S} days, days for {DAYS_KEPT_S // DAY_S}."
+    kept = f"hourly usage is kept for {HOURS_KEPT_S // DAY_S} days, daily usage for {DAYS_KEPT_S // DAY_S}."
     if (hour_goes_at if by_hour else day_goes_at)(question.start) <= now:
         raise invalid_value("from", f"is {(now - question.start) / DAY_S:.1f} days ago; {kept}")
     if span_s > (HOURS_KEPT_S if by_hour else DAYS_KEPT_S):

@@ -80,7 +80,7 @@ class UsageShipping:
             except FileNotFoundError:
                 return True
             if read.num_damaged:
-                logger.error("%d damaged lines in the usage log %s are passed over", read.num_damaged, log.name)
+                logger.error("%d damaged lines in the usage log %s are skipped", read.num_damaged, log.name)
             if read.next_offset == offset:
                 # The last line is still being written, or was torn by a crash.
                 break

@@ -32,7 +32,7 @@ class UsageWriter:
             self._log.append(line)
         except OSError as error:
             if not self._kept:
-                logger.error("usage cannot be written, which is tried again each second: %s", error)
+                logger.error("usage cannot be written; retrying every second: %s", error)
             self._kept.append(line)
             if len(self._kept) > self._max_kept:
                 _log_dropped(self._kept.popleft())
@@ -48,7 +48,7 @@ class UsageWriter:
                 return
             self._kept.popleft()
         if not self._kept:
-            logger.warning("usage is written again, and all that was kept with it")
+            logger.warning("usage is being written again, including all lines that were waiting")
 
     def close(self) -> None:
         """Write as many lines as possible; the log itself stays open."""

@@ -53,6 +53,6 @@ class FrameBuffer:
             return None
         (num_payload_bytes,) = _length.unpack_from(self._received, start)
         if num_payload_bytes > MAX_FRAME_BYTES:
-            raise FramingError(f"a frame announces {num_payload_bytes} bytes, the limit is {MAX_FRAME_BYTES}")
+            raise FramingError(f"a frame announces {num_payload_bytes} bytes; the limit is {MAX_FRAME_BYTES}")
         end = start + HEADER_BYTES + num_payload_bytes
         return end if len(self._received) >= end else None

@@ -68,7 +68,7 @@ class ServingMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self._errors = Counter("loraserve_errors", "Error answers.", ("code",), registry=registry)
+        self._errors = Counter("loraserve_errors", "Error responses.", ("code",), registry=registry)
         registry.register(_StateCollector(engine, adapters, lifecycle))
 
     def add(self, collector: Collector) -> None:
@@ -180,15 +180,15 @@ class _StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
-        yield gauge("engine_up", "1 while the engine lives.", self._engine.error is None)
-        yield gauge("draining", "1 while the server takes no new requests.", self._lifecycle.draining)
+        yield gauge("engine_up", "1 while the engine is running.", self._engine.error is None)
+        yield gauge("draining", "1 while the server accepts no new requests.", self._lifecycle.draining)
         yield gauge("sequences_in_flight", "Sequences admitted and not finished.", self._lifecycle.num_sequences)
         yield gauge("adapters_registered", "Adapters with a name.", len(self._adapters.contents()))
         yield gauge("adapters_resident", "Adapters in the arena.", len(stats.resident_adapters))
         yield gauge("arena_size_bytes", "Size of the adapter arena.", stats.arena_size_bytes)
         yield gauge("arena_used_bytes", "Bytes of the arena in use.", stats.arena_used_bytes)
         yield gauge("kv_blocks", "KV blocks.", stats.num_blocks)
-        yield gauge("kv_blocks_free", "KV blocks that hold nothing.", stats.num_free_blocks)
+        yield gauge("kv_blocks_free", "Empty KV blocks.", stats.num_free_blocks)
         yield gauge("kv_blocks_cached", "Unreferenced KV blocks that hold a prefix.", stats.num_cached_blocks)
         yield _counter("engine_steps", "Engine steps.", stats.step)
         yield _counter("computed_prompt_tokens", "Prompt tokens computed.", stats.num_prompt_tokens)

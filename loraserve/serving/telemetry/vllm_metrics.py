@@ -51,7 +51,7 @@ class VllmMetrics:
         self._model_name = model_name
         lengths = buckets_1_2_5(engine.model.max_model_len)
         self.prompt_tokens = Counter(
-            "vllm:prompt_tokens", "Prompt tokens of prompts that were begun.", LABELS, registry=self.registry
+            "vllm:prompt_tokens", "Prompt tokens of started prompts.", LABELS, registry=self.registry
         ).labels(model_name, ENGINE)
         success = Counter(
             "vllm:request_success", "Finished choices.", (*LABELS, "finished_reason"), registry=self.registry
@@ -118,16 +118,18 @@ class _EngineCollector(Collector):
         stats, model = self._engine.stats, self._engine.model
         used_blocks = stats.num_blocks - stats.num_free_blocks - stats.num_cached_blocks
         yield self._gauge("num_requests_running", "Sequences in the running batch.", stats.num_running)
-        yield self._gauge("num_requests_waiting", "Sequences that wait.", stats.num_waiting)
+        yield self._gauge("num_requests_waiting", "Waiting sequences.", stats.num_waiting)
         yield self._gauge(
             "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used_blocks / (stats.num_blocks or 1)
         )
-        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries)
-        yield self._counter("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits)
+        yield self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries
+        )
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits)
         yield self._counter("num_preemptions", "Sequences preempted.", stats.num_preemptions)
         yield self._counter("generation_tokens", "Tokens generated.", stats.num_generation_tokens)
         yield self._counter("spec_decode_num_draft_tokens", "Tokens drafted.", stats.num_draft_tokens)
-        yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens chosen.", stats.num_accepted_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", stats.num_accepted_tokens)
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "KV cache.", labels=("block_size", "num_gpu_blocks", "engine")
         )
@@ -164,7 +166,7 @@ class _LoraInfoCollector(Collector):
         max_lora = max(len(loaded), int(stats.arena_size_bytes / mean_bytes) if mean_bytes else 0)
         family = GaugeMetricFamily(
             "vllm:lora_requests_info",
-            "Adapters in device memory and adapters waited for; the value is the time.",
+            "Adapters in device memory and adapters that requests wait for; the value is the Unix time.",
             labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
         )
         family.add_metric([str(max_lora), _names(adapters, loaded), _names(adapters, waiting)], time.time())

@@ -73,11 +73,11 @@ class ChatTemplate:
         for name in conversation.template_kwargs:
             if name in self._reserved:
                 param = f"chat_template_kwargs.{name}"
-                raise invalid_value(param, "is not the request's to set. Leave it out.")
+                raise invalid_value(param, "cannot be set by a request. Leave it out.")
         if conversation.tools and "tools" not in self._variables_used:
-            raise invalid_value("tools", f"cannot be used: {self._called} shows no tools. {self._remedy}")
+            raise invalid_value("tools", f"cannot be used: {self._called} does not support tools. {self._remedy}")
         if not self._uses_tool_calls and any(message.tool_calls for message in conversation.messages):
-            message = f"has tool calls, which {self._called} does not show. {self._remedy}"
+            message = f"has tool calls, which {self._called} does not support. {self._remedy}"
             raise invalid_value(conversation.param, message)
 
     def _variables(self, conversation: Conversation) -> JsonObject:
@@ -110,7 +110,7 @@ class ChatTemplate:
         if effort.is_default:
             return {}
         if not effort.is_none:
-            message = f"'{effort.param}' is {effort.value!r}; {self._called} knows no effort. Leave it out."
+            message = f"'{effort.param}' is {effort.value!r}; {self._called} takes no reasoning effort. Leave it out."
             raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=effort.param)
         return {"enable_thinking": False} if "enable_thinking" in self._variables_used else {}
 
@@ -121,8 +121,8 @@ def no_chat_template(param: str) -> ServingError:
 
 
 def no_adapter_template(name: str) -> ServingError:
-    message = f"The adapter's chat template '{name}' is none of this server's. Use /v1/completions, or start the server"
-    message += f" with it ({ADAPTERS_FLAG})."
+    message = f"The adapter's chat template '{name}' is not available on this server. Use /v1/completions, or start"
+    message += f" the server with it ({ADAPTERS_FLAG})."
     return ServingError(ErrorCode.ADAPTER_TEMPLATE_MISSING, message, headers=NO_RETRY)
 
 
