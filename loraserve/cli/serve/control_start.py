@@ -16,11 +16,15 @@ async def opened_declared(settings: ServeSettings) -> AsyncGenerator[Declared]:
     """Starts a private Redis unless --redis-url is given. Enter it inside `start_errors`."""
     settings.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with contextlib.AsyncExitStack() as stack:
-        url = settings.redis_url or (await stack.enter_async_context(PrivateServer(settings.data_path))).url
+        is_alone = False
+        if (url := settings.redis_url) is None:
+            private = await stack.enter_async_context(PrivateServer(settings.data_path))
+            url, is_alone = private.url, private.is_owner
         declared = await open_declared(_control_settings(settings, url))
         stack.push_async_callback(declared.live.close)
-        if settings.redis_url is None:
-            # Leases of a server that was killed while publishing would keep its tenant's uploads waiting for 15 s.
+        if is_alone:
+            # Leases of a server that was killed while publishing would keep its tenant's uploads waiting for 15 s. A
+            # server that joined another one's Redis must not take that server's leases.
             await declared.live.publish_leases.drop_all()
         _check_reachable_only_with_admin(settings, declared)
         yield declared

@@ -615,6 +615,20 @@ def test_tools_without_a_parser_and_unknown_parsers_are_refused(started: Started
     assert "may not call" in invoke("m", "--exclude-tools-when-tool-choice-none", code=2)
 
 
+def test_only_the_server_that_started_the_private_redis_drops_publish_leases(started: Started, tmp_path: Path) -> None:
+    invoke("--data-dir", str(tmp_path))
+
+    async def run() -> None:
+        async with opened_declared(started.settings) as first:
+            assert await first.live.publish_leases.try_take("acme", "first")
+            async with opened_declared(started.settings) as second:
+                assert not await second.live.publish_leases.try_take("acme", "second")
+        async with opened_declared(started.settings) as alone:
+            assert await alone.live.publish_leases.try_take("acme", "next")
+
+    asyncio.run(run())
+
+
 def test_what_goes_wrong_with_files_is_told_of_the_data_directory_only_at_the_start(
     started: Started, valkey: Valkey, tmp_path: Path
 ) -> None:
