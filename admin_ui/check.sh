@@ -1,5 +1,5 @@
 #!/bin/sh
-# The committed API types and built files are what the sources give.
+# Checks that the committed API types and built files match the sources.
 set -eu
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT

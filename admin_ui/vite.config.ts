@@ -1,7 +1,7 @@
 import preact from "@preact/preset-vite";
 import { defineConfig } from "vite";
 
-// Built files are committed and served by the API under /ui, so that users need no Node.
+// The built files are committed, and the API serves them under /ui, so users need no Node.
 const server = process.env.LORASERVE_URL ?? "http://127.0.0.1:8000";
 
 export default defineConfig({
@@ -15,6 +15,6 @@ export default defineConfig({
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
   },
-  // `npm run dev` beside a running server.
+  // For `npm run dev` next to a running server.
   server: { proxy: Object.fromEntries(["/v1", "/health", "/version", "/schema"].map((path) => [path, { target: server }])) },
 });

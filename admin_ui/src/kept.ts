@@ -1,4 +1,4 @@
-/** What the browser kept for this page; null also where it keeps nothing, as with all cookies blocked. */
+/** The value that the browser stored for this page; null if there is none, or if the browser stores nothing (all cookies blocked). */
 export function kept(storage: () => Storage, name: string): string | null {
   try {
     return storage().getItem(name);
@@ -7,12 +7,12 @@ export function kept(storage: () => Storage, name: string): string | null {
   }
 }
 
-/** For the next time that the page is opened, where the browser agrees; "" = no longer. */
+/** Stores a value for the next visit, if the browser allows it; "" removes it. */
 export function keep(storage: () => Storage, name: string, value: string): void {
   try {
     if (value) storage().setItem(name, value);
     else storage().removeItem(name);
   } catch {
-    // Until the page is closed it is known all the same.
+    // The page still knows the value until it is closed.
   }
 }

@@ -1,6 +1,6 @@
 import type { Page } from "./shell/pages";
 
-/** In the rail's order. */
+/** In the order of the navigation rail. */
 export const PAGES: Page[] = [
   {
     segment: "",

@@ -1,8 +1,8 @@
 import { computed, signal } from "@preact/signals";
 
-/** Where the person is: `#/adapters/uppercase?tab=traffic`. The fragment keeps everything out of server logs. */
+/** The current location, such as `#/adapters/uppercase?tab=traffic`. Being a fragment, it never reaches server logs. */
 export interface Place {
-  /** Without query, such as "/adapters/uppercase". */
+  /** Without the query, such as "/adapters/uppercase". */
   path: string;
   /** Decoded. */
   segments: string[];
@@ -32,7 +32,7 @@ function decodeSegment(segment: string): string {
   }
 }
 
-/** The href of a view. Segments are encoded, so names may hold anything; a null value leaves its parameter out. */
+/** The href of a view. Segments are encoded, so names may contain any character; parameters with a null value are omitted. */
 export function href(segments: string[], query: Record<string, string | null | undefined> = {}): string {
   const kept = Object.entries(query).filter((entry): entry is [string, string] => Boolean(entry[1]));
   const suffix = kept.length > 0 ? `?${new URLSearchParams(kept)}` : "";
@@ -48,7 +48,7 @@ export function go(to: string, { replace = false } = {}): void {
   fragment.value = to;
 }
 
-/** Change parameters of the current view in place: typing into a filter makes no history. */
+/** Changes query parameters of the current view in place: typing into a filter adds no history entries. */
 export function setQuery(changes: Record<string, string | null>): void {
   const { segments, query } = place.peek();
   go(href(segments, { ...Object.fromEntries(query), ...changes }), { replace: true });

@@ -134,10 +134,10 @@ def test_the_first_key_is_one_that_makes_others_unless_its_maker_insists(browser
         warning = dialog.get_by_role("alert")
         expect(warning).to_have_count(0)
         for_all.uncheck()
-        expect(warning).to_contain_text("could not make keys for all tenants")
+        expect(warning).to_contain_text("cannot create keys for all tenants")
         for_all.check()
         dialog.locator("input[value=infer]").check()
-        expect(warning).to_contain_text("could not make keys for all tenants")
+        expect(warning).to_contain_text("cannot create keys for all tenants")
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -222,7 +222,7 @@ def test_a_key_whose_answer_was_lost_is_made_once_and_its_secret_is_shown(root: 
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name", exact=True).fill("unheard")
     dialog.get_by_role("button", name="Create").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("may have been made all the same")
+    expect(dialog.get_by_role("alert")).to_contain_text("may have been created anyway")
     root.let_through("**/v1/keys")
     dialog.get_by_role("button", name="Create").click()
     secret = page.get_by_test_id("secret").locator("code").inner_text()
@@ -254,12 +254,12 @@ def test_a_second_rotation_within_the_hour_says_whose_secret_it_ends(root: Conso
     page = root.page
     rotate = key_row(root, "rotated twice").get_by_role("button", name="Rotate")
     rotate.click()
-    root.toast("Rotated")
+    root.toast("Key rotated.")
     second = page.get_by_test_id("secret").locator("code").inner_text()
     expect(key_row(root, "rotated twice")).to_contain_text("old secret valid")
     rotate.click()
     dialog = root.dialog("Rotate rotated twice again?")
-    expect(dialog).to_contain_text("ends at once")
+    expect(dialog).to_contain_text("ends it at once")
     dialog.get_by_role("button", name="Cancel").click()
     assert status_of(root.url, first) == 200
     rotate.click()
@@ -274,7 +274,7 @@ def test_rotating_shows_the_new_key_once_and_lets_the_old_one_finish(root: Conso
     old = make_key(root, "rotating")
     root.page.get_by_role("button", name="Done").click()
     key_row(root, "rotating").get_by_role("button", name="Rotate").click()
-    root.toast("Rotated")
+    root.toast("Key rotated.")
     new = root.page.get_by_test_id("secret").locator("code").inner_text()
     assert new != old
     assert (status_of(root.url, old), status_of(root.url, new)) == (200, 200)
@@ -284,7 +284,7 @@ def test_a_double_click_rotates_once_so_that_the_old_secret_still_works(root: Co
     old = tenant.key("infer", name="clicked twice")
     open_keys(root, tenant)
     key_row(root, "clicked twice").get_by_role("button", name="Rotate").dblclick()
-    root.toast("Rotated")
+    root.toast("Key rotated.")
     expect(key_row(root, "clicked twice")).to_contain_text("old secret valid")
     new = root.page.get_by_test_id("secret").locator("code").inner_text()
     assert (status_of(root.url, old), status_of(root.url, new)) == (200, 200)
@@ -332,7 +332,7 @@ def test_a_change_is_shown_though_an_older_list_was_on_its_way(root: Console, te
     with root.page.expect_request("**/v1/keys?*"):
         root.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     key_row(root, "resting").get_by_role("button", name="Suspend").click()
-    root.toast("Suspended.")
+    root.toast("Key suspended.")
     ((route, older),) = held
     route.fulfill(response=older)
     # Long before the list is renewed by itself.
@@ -343,7 +343,7 @@ def test_suspending_a_key_refuses_it_until_it_is_resumed(root: Console, tenant: 
     open_keys(root, tenant)
     secret = make_key(root, "resting")
     key_row(root, "resting").get_by_role("button", name="Suspend").click()
-    root.toast("Suspended.")
+    root.toast("Key suspended.")
     expect(key_row(root, "resting")).to_contain_text("suspended")
     assert status_of(root.url, secret) in (401, 403)
     key_row(root, "resting").get_by_role("button", name="Resume").click()
@@ -359,7 +359,7 @@ def test_revoking_a_key_wants_its_name_typed_and_is_for_ever(root: Console, tena
     expect(dialog.get_by_role("button", name="Revoke")).to_be_disabled()
     dialog.get_by_label("Type doomed to confirm").fill("doomed")
     dialog.get_by_role("button", name="Revoke").click()
-    root.toast("Revoked.")
+    root.toast("Key revoked.")
     assert status_of(root.url, secret) == 401
 
 
@@ -371,7 +371,7 @@ def test_a_key_whose_name_has_spaces_that_nobody_sees_is_revoked_by_what_they_se
     dialog = root.page.get_by_role("dialog")
     dialog.get_by_role("textbox").fill("on the phone")
     dialog.get_by_role("button", name="Revoke").click()
-    root.toast("Revoked.")
+    root.toast("Key revoked.")
     assert status_of(root.url, secret) == 401
 
 
@@ -383,7 +383,7 @@ def test_a_keys_limits_are_changed_and_hold(root: Console, tenant: Tenant):
     dialog.get_by_label("Requests per minute").fill("0")
     dialog.get_by_label("Only these adapters").fill("uppercase")
     dialog.get_by_role("button", name="Save").click()
-    root.toast("Changed shrinking.")
+    root.toast("Updated shrinking.")
     expect(key_row(root, "shrinking")).to_contain_text("0 requests per minute")
     expect(key_row(root, "shrinking")).to_contain_text("uppercase")
     headers = {"authorization": f"Bearer {secret}"}
@@ -438,7 +438,7 @@ def test_midnight_is_00_also_in_an_older_browser(root: Console, tenant: Tenant):
 
     root.page.route("**/v1/keys?*", made_at_midnight)
     open_keys(root, tenant)
-    made = root.page.get_by_test_id("key-row").first.get_by_text("made")
+    made = root.page.get_by_test_id("key-row").first.get_by_text("created")
     expect(made).to_have_attribute("title", re.compile(r"\b00:00:00\b"))
 
 
@@ -487,7 +487,7 @@ def test_a_tenant_is_made_changed_suspended_and_resumed(root: Console, tenant: T
     dialog = root.dialog(f"Edit {name}")
     dialog.get_by_label("Weight").fill("3")
     dialog.get_by_role("button", name="Save").click()
-    root.toast(f"Changed {name}.")
+    root.toast(f"Updated {name}.")
     row.get_by_role("button", name="Suspend").click()
     dialog = root.dialog(f"Suspend {name}?")
     dialog.get_by_label(f"Type {name} to confirm").fill(name)
@@ -508,7 +508,7 @@ def test_a_weight_is_what_is_typed_of_it_also_without_its_zero(root: Console, te
     weight.press("ControlOrMeta+a")
     page.keyboard.type(".5")
     root.page.get_by_role("button", name="Save").click()
-    root.toast(f"Changed {tenant.name}.")
+    root.toast(f"Updated {tenant.name}.")
     assert admin.get(f"/v1/tenants/{tenant.name}").json()["weight"] == 0.5
 
 
@@ -522,7 +522,7 @@ def test_a_tenant_that_somebody_else_changed_meanwhile_is_not_overwritten(root: 
     assert tenant.admin.patch(f"/v1/tenants/{tenant.name}", json={"description": "theirs"}).is_success
     dialog.get_by_label("Description").fill("mine")
     dialog.get_by_role("button", name="Save").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("Somebody else changed this")
+    expect(dialog.get_by_role("alert")).to_contain_text("Someone else changed this")
     assert tenant.admin.get(f"/v1/tenants/{tenant.name}").json()["description"] == "theirs"
 
 

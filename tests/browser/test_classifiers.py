@@ -55,7 +55,7 @@ def test_text_and_labels_are_told_apart_where_the_other_is_asked(
     console.watch.expect_status(400)
     page = console.open("#/playground?columns=,intent")
     page.get_by_test_id("prompt").fill("hello")
-    for mode, index, said in (("chat", 1, "no text to answer with"), ("classify", 0, "which is no classifier")):
+    for mode, index, said in (("chat", 1, "cannot generate text"), ("classify", 0, "which is not a classifier")):
         page.get_by_role("button", name=mode, exact=True).click()
         page.get_by_role("button", name="Send").click()
         expect(page.get_by_test_id(f"column-{index}")).to_have_attribute("data-state", "failed", timeout=START_MS)

@@ -41,7 +41,7 @@ def test_deleting_a_tenant_wants_its_id_typed_and_refuses_it_until_it_is_restore
     tenant.add("uppercase", ADAPTER_DIR / "uppercase")
     page = root.open("#/access")
     dialog = ask_to_delete(root, tenant.name)
-    expect(dialog).to_contain_text("It has 1 key and 1 adapter of ")
+    expect(dialog).to_contain_text("It has 1 key and 1 adapter (")
     dialog.get_by_role("button", name="Delete").click()
     toast = root.toast(f"Deleted {tenant.name}.")
     assert status_of(root.url, tenant.operator_key) == 401
@@ -77,7 +77,7 @@ def test_the_dialog_says_what_it_waits_for_and_what_went_wrong(root: Console, te
     dialog = ask_to_delete(root, tenant.name)
     delete = dialog.get_by_role("button", name="Delete")
     delete.click()
-    expect(dialog.get_by_role("status")).to_contain_text("waiting until nothing of it runs on any server")
+    expect(dialog.get_by_role("status")).to_contain_text("waiting for its requests to end on every server")
     expect(delete).to_be_disabled()
     message = "Redis is not reachable, so nothing can be changed."
     held[0].fulfill(status=503, content_type="application/json", body=json.dumps({"error": {"message": message}}))
@@ -96,7 +96,7 @@ def test_one_that_somebody_deletes_is_not_acted_for_any_longer(root: Console, te
     root.settle()
     assert tenant.admin.delete(f"/v1/tenants/{tenant.name}").is_success
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    root.toast(f"You cannot act for the tenant {tenant.name} any more.")
+    root.toast(f"You can no longer act for tenant {tenant.name}.")
     expect(page.get_by_label("Tenant")).to_have_value("default")
     expect(page.get_by_test_id("adapter-row").first).to_be_visible()
 

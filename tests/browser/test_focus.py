@@ -71,7 +71,7 @@ def test_of_a_change_that_is_undone_it_goes_back_to_where_it_was_before(root: Co
     open_keys(root, tenant)
     row = key_row(root, "undone")
     row.get_by_role("button", name="Suspend").press("Enter")
-    root.toast("Suspended.").get_by_role("button", name="Undo").press("Enter")
+    root.toast("Key suspended.").get_by_role("button", name="Undo").press("Enter")
     root.toast("Undone.")
     expect(row.get_by_role("button", name="Suspend")).to_be_focused()
 

@@ -76,7 +76,7 @@ def test_what_a_configuration_says_is_text_in_the_report(console: Console, tmp_p
 def test_a_hostile_address_is_text(console: Console):
     console.watch.expect_status(404)
     page = console.open(f"#/adapters/{'%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E'}?q=%3Cscript%3E")
-    expect(page.get_by_role("navigation", name="Path")).to_contain_text("<img src=x onerror=alert(1)>")
+    expect(page.get_by_role("navigation", name="Breadcrumb")).to_contain_text("<img src=x onerror=alert(1)>")
     see_nothing_ran(console)
     console.open("#/playground?columns=%3Cimg%20src%3Dx%3E,%22%3E%3Cscript%3E")
     see_nothing_ran(console)

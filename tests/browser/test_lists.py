@@ -154,7 +154,7 @@ def test_several_adapters_are_deleted_after_their_number_is_typed_and_come_back(
         tenant.add(name, ADAPTER_DIR / "uppercase")
     page = console.open("#/adapters")
     # Of all that are shown only its own can be changed.
-    page.get_by_label("Select all that are shown").check()
+    page.get_by_label("Select all shown").check()
     bar = page.get_by_role("region", name="Selected adapters")
     expect(bar).to_contain_text("2 selected")
     bar.get_by_role("button", name="Delete").click()
@@ -179,7 +179,7 @@ def test_on_a_phone_a_card_leads_to_its_adapter_wherever_it_is_touched(new_conso
     console = new_console(width=390)
     console.start_session(tenant.operator_key)
     page = console.open("#/adapters?sort=-last_used")
-    page.get_by_label("Order").select_option("By name")
+    page.get_by_label("Sort by").select_option("Name")
     expect(page).to_have_url(f"{console.url}/ui/#/adapters")
     card = page.get_by_test_id("adapter-row").filter(has_text="mine")
     card.get_by_role("checkbox").locator("..").click(position={"x": 4, "y": 4})
@@ -192,7 +192,7 @@ def test_several_adapters_are_pinned_and_unpinned_at_once(console: Console, tena
     for name in ("first", "second"):
         tenant.add(name, ADAPTER_DIR / "uppercase")
     page = console.open("#/adapters")
-    page.get_by_label("Select all that are shown").check()
+    page.get_by_label("Select all shown").check()
     page.get_by_role("region", name="Selected adapters").get_by_role("button", name="Pin for an hour").click()
     toast = console.toast("Pinned 2 adapters for an hour.")
     expect(page.get_by_test_id("adapter-row").get_by_text("pinned")).to_have_count(2)
@@ -224,7 +224,7 @@ def test_one_of_several_that_cannot_be_changed_is_named_and_the_others_are_done(
     for name in ("first", "second"):
         tenant.add(name, ADAPTER_DIR / "uppercase")
     page = console.open("#/adapters")
-    page.get_by_label("Select all that are shown").check()
+    page.get_by_label("Select all shown").check()
     assert tenant.http.delete("/v1/adapters/second", params={"drain_s": 0}).is_success
     page.get_by_role("region", name="Selected adapters").get_by_role("button", name="Disable").click()
     console.toast("Disabled first.")
@@ -247,7 +247,7 @@ def test_what_the_arrows_choose_in_the_jump_is_in_sight_on_a_low_screen(console:
 def test_the_jump_goes_to_a_page_or_an_adapter_by_keyboard_alone(console: Console, combination: str):
     page = console.open()
     page.keyboard.press(combination)
-    box = page.get_by_role("combobox", name="Adapter or page")
+    box = page.get_by_role("combobox", name="Search adapters and pages")
     expect(box).to_be_focused()
     page.keyboard.type("upper")
     expect(page.get_by_role("option", name="uppercase")).to_be_visible()
@@ -276,7 +276,7 @@ def test_enter_goes_nowhere_else_than_to_what_was_typed(console: Console, tenant
         page.keyboard.type("zzz")
     # What was found for nothing typed yet is no answer to it.
     page.keyboard.press("Enter")
-    expect(page.get_by_role("combobox", name="Adapter or page")).to_be_visible()
+    expect(page.get_by_role("combobox", name="Search adapters and pages")).to_be_visible()
     expect(page.get_by_role("option", name="aaa-first")).to_have_count(0)
     assert page.url.endswith("/ui/#/")
 

@@ -94,7 +94,7 @@ def test_loads_and_evictions_are_charted_for_whoever_may_see_all_tenants(
     chart = history.get_by_role("img", name="Loads and evictions")
     expect(chart).to_have_accessible_name("Loads and evictions, latest: Loaded 0, Evicted 0", timeout=SAMPLE_MS)
     history.get_by_role("button", name="24 h").click()
-    expect(history.get_by_role("heading", name="Loads and evictions in 60 s")).to_be_visible()
+    expect(history.get_by_role("heading", name="Loads and evictions per 60 s")).to_be_visible()
     expect(page).to_have_url(f"{console.url}/ui/#/live?window=24h")
 
 

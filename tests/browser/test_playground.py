@@ -170,13 +170,13 @@ def test_the_numbers_are_in_the_address_and_never_others_than_those_sent(console
 
 def test_what_was_typed_is_there_on_the_way_back_from_another_view(console: Console):
     page = console.open(f"{TWO_COLUMNS}&format=schema")
-    page.get_by_label("System").fill("Be brief.")
+    page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_test_id("prompt").fill("a long question")
     page.get_by_label("JSON schema").fill("{}")
     page.get_by_role("link", name="Live").click()
     expect(page.get_by_role("heading", name="Live", exact=True)).to_be_visible()
     page.go_back()
-    expect(page.get_by_label("System")).to_have_value("Be brief.")
+    expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
     expect(page.get_by_test_id("prompt")).to_have_value("a long question")
     expect(page.get_by_label("JSON schema")).to_have_value("{}")
 
@@ -289,7 +289,7 @@ SCHEMA = {
 
 def test_every_column_answers_by_a_schema_and_so_does_its_curl(console: Console):
     page = console.open(TWO_COLUMNS)
-    page.get_by_role("combobox", name="Answer").select_option("schema")
+    page.get_by_role("combobox", name="Answer format").select_option("schema")
     schema = page.get_by_role("textbox", name="JSON schema")
     schema.fill(json.dumps(SCHEMA))
     ask(console, "my invoice is wrong")
@@ -314,7 +314,7 @@ def test_what_is_no_schema_is_not_sent_and_what_cannot_be_followed_is_the_server
     page.get_by_test_id("prompt").fill("hello")
     send = page.get_by_role("button", name="Send")
     schema = page.get_by_role("textbox", name="JSON schema")
-    for text, problem in (('{"type": "obj', "This is not JSON"), ("[1]", "A schema is a JSON object.")):
+    for text, problem in (('{"type": "obj', "Not valid JSON"), ("[1]", "The schema must be a JSON object.")):
         schema.fill(text)
         expect(page.get_by_role("alert")).to_contain_text(problem)
         expect(send).to_be_disabled()
@@ -338,12 +338,12 @@ def test_another_tenants_adapter_is_tried_for_that_tenant(new_console: NewConsol
     page = root.open(f"#/adapters/theirs?tenant={tenant.name}")
     page.get_by_role("link", name="Try it").click()
     notice = page.get_by_test_id("playground-tenant")
-    expect(notice).to_contain_text(f"Names mean adapters of {tenant.name}")
+    expect(notice).to_contain_text(f"Model names refer to adapters of {tenant.name}")
     ask(root, "hello world")
     see_done(root, 2)
     expect(page.get_by_test_id("answer").nth(1)).to_have_text("HELLO WORLD")
     expect(page.locator("#models-1 option[value=theirs]")).to_have_count(1)
     page.get_by_role("button", name="Copy as curl").nth(1).click()
     assert f"-H 'X-Tenant: {tenant.name}'" in page.evaluate("navigator.clipboard.readText()")
-    notice.get_by_role("link", name="Those of default instead").click()
+    notice.get_by_role("link", name="Use those of default instead").click()
     expect(notice).to_have_count(0)

@@ -143,7 +143,7 @@ def test_a_stopped_answer_keeps_what_was_thought(playground: Playground) -> None
 
 @pytest.mark.parametrize(
     ("reason", "said"),
-    [("stop", "It ended before it answered."), ("length", "Thinking took all tokens it was allowed.")],
+    [("stop", "The model stopped before it answered."), ("length", "Reasoning used up all allowed tokens.")],
 )
 def test_an_end_before_the_answer_says_so(playground: Playground, reason: str, said: str) -> None:
     playground.ask()

@@ -63,8 +63,8 @@ def test_a_running_request_is_aborted_from_its_row(browser: Browser, tmp_path: P
             row.get_by_role("button", name="Abort").click()
             dialog = console.dialog("Abort this request?")
             expect(dialog).to_contain_text(request_id)
-            dialog.get_by_role("button", name="Abort it").click()
-            console.toast("Aborted")
+            dialog.get_by_role("button", name="Abort request").click()
+            console.toast("Request aborted.")
             with client(server.url, key) as http:
                 wait_until(lambda: state_of(http, request_id) == "abort", "the request ended on the server")
             expect(page.get_by_test_id("empty")).to_be_visible(timeout=RENEWED_MS)
@@ -84,7 +84,7 @@ def test_a_row_leads_to_its_request_and_that_to_its_adapter(console: Console, te
     page = console.open("#/requests?adapter=asked")
     page.get_by_test_id("request-row").get_by_role("link").first.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("length")
-    expect(page.get_by_text("Where its time went")).to_be_visible()
+    expect(page.get_by_text("Time breakdown")).to_be_visible()
     expect(page.locator("dl")).to_contain_text("2 tokens")
     # In 24 hours, as the charts are.
     expect(page.locator("dd").nth(1)).to_have_text(re.compile(r", \d\d:\d\d:\d\d$"))
@@ -160,7 +160,7 @@ def test_the_audit_shows_what_an_act_changed_before_and_after(new_console: NewCo
     expect(entry).to_have_count(1)
     expect(entry).to_contain_text(f"{tenant.name}/moved")
     expect(entry).to_contain_text(tenant.operator_key.removeprefix("ls-").split("_", 1)[0])
-    entry.get_by_role("button", name="Before and after").click()
+    entry.get_by_role("button", name="Show changes").click()
     changed = entry.get_by_role("row", name="aliases.live.version")
     expect(changed.locator("del")).to_have_text("1")
     expect(changed.locator("ins")).to_have_text("2")
@@ -180,8 +180,8 @@ def test_the_audit_is_filtered_by_who_and_exported_as_it_is_filtered(new_console
     actor = admin_secret.removeprefix("ls-").split("_", 1)[0]
     page.get_by_role("button", name=actor).first.click()
     expect(page).to_have_url(f"{console.url}/ui/#/requests/audit?actor={actor}")
-    page.get_by_label("What, such as").fill("key.create")
-    page.get_by_label("What, such as").press("Enter")
+    page.get_by_label("Action, such as").fill("key.create")
+    page.get_by_label("Action, such as").press("Enter")
     expect(page.get_by_test_id("audit-entry")).to_have_count(3)
     rows = list(csv.DictReader(saved(console, "Export CSV").splitlines()))
     assert [(row["actor"], row["action"]) for row in rows] == [(actor, "key.create")] * 3
@@ -191,7 +191,7 @@ def test_the_audit_is_filtered_by_who_and_exported_as_it_is_filtered(new_console
 
 @pytest.mark.parametrize(
     ("view", "path", "label"),
-    [("requests", "/v1/requests?", "Adapter"), ("requests/audit", "/v1/audit?", "What, such as")],
+    [("requests", "/v1/requests?", "Adapter"), ("requests/audit", "/v1/audit?", "Action, such as")],
 )
 def test_what_is_being_typed_outlasts_that_the_log_is_renewed(
     new_console: NewConsole, tenant: Tenant, view: str, path: str, label: str
@@ -218,7 +218,7 @@ def test_what_was_typed_and_taken_back_hides_no_filter_that_is_set_otherwise(new
     console = new_console()
     console.start_session(admin_secret)
     page = console.open("#/requests/audit")
-    field = page.get_by_label("Who", exact=True)
+    field = page.get_by_label("Actor", exact=True)
     field.press_sequentially("x")
     field.press("Backspace")
     actor = admin_secret.removeprefix("ls-").split("_", 1)[0]

@@ -110,7 +110,7 @@ def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(browser
             page.reload()
             console.let_through("**/files/adapter_model.safetensors")
             expect(page.get_by_test_id("stepper")).to_have_attribute("data-state", "open", timeout=RESTART_MS)
-            page.get_by_role("link", name="Go on").click()
+            page.get_by_role("link", name="Continue").click()
             page.get_by_test_id("folder-input").set_input_files(folder)
             page.get_by_role("button", name="Resume upload").click()
             expect(page.get_by_test_id("upload-ready")).to_be_visible(timeout=RESTART_MS)
@@ -125,7 +125,7 @@ def test_settings_that_got_no_answer_are_asked_for_again(new_console: NewConsole
     page = console.page
     page.route("**/v1/config", lambda route: route.abort())
     page.goto(f"{console.url}/ui/#/settings")
-    expect(page.get_by_test_id("failure")).to_contain_text("this page retries by itself")
+    expect(page.get_by_test_id("failure")).to_contain_text("this page retries automatically")
     console.let_through("**/v1/config")
     expect(page.get_by_test_id("setting").first).to_be_visible()
 

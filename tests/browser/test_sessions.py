@@ -83,7 +83,7 @@ def test_a_link_opens_the_console_once_and_leaves_the_address_bar_and_history(
     other.watch.expect_status(401)
     page = other.open(f"#/login/{token}")
     expect(page.get_by_role("button", name="Log in")).to_be_visible()
-    expect(page.get_by_role("alert")).to_contain_text("used already")
+    expect(page.get_by_role("alert")).to_contain_text("already used")
 
 
 def test_a_link_that_is_opened_in_the_tab_that_asks_for_a_key_opens_the_console(
@@ -113,7 +113,7 @@ def test_a_remembered_tenant_that_is_gone_or_of_others_is_forgotten(
     page.reload()
     expect(page.get_by_test_id("adapter-row").first).to_be_visible()
     shown = "default" if is_of_all else tenant.name
-    console.toast(f"You cannot act for the tenant gone any more. What you see is of {shown}.")
+    console.toast(f"You can no longer act for tenant gone. Now showing tenant {shown}.")
     assert page.evaluate("sessionStorage.getItem('tenant')") is None
 
 
@@ -127,7 +127,7 @@ def test_a_remembered_tenant_that_is_gone_locks_nobody_out_who_logs_in(new_conso
     page.get_by_label("API key").fill(admin_secret)
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_test_id("adapter-row").first).to_be_visible()
-    console.toast("You cannot act for the tenant gone any more.")
+    console.toast("You can no longer act for tenant gone.")
 
 
 def test_logging_out_ends_the_session_on_the_server(new_console: NewConsole, tenant: Tenant):
@@ -233,7 +233,7 @@ def test_what_was_typed_when_a_session_ended_is_there_after_the_same_key_logs_in
     dialog.get_by_label("Name", exact=True).fill("long and well considered")
     end_session(page, console.url)
     dialog.get_by_role("button", name="Create").click()
-    expect(page.get_by_text("Your session has ended. With the same key")).to_be_visible()
+    expect(page.get_by_text("Your session has ended. Log in with the same key")).to_be_visible()
     expect(page.get_by_label("API key")).to_be_focused()
     expect(dialog).to_have_count(0)
     log_in(page, key)

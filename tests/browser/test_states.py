@@ -105,7 +105,7 @@ def test_an_answer_that_is_cut_off_behind_its_head_is_a_lost_connection(of_admin
         page.goto(f"{of_admin.url}/ui/#/live")
         failure = page.get_by_test_id("failure")
         expect(failure).to_contain_text(
-            "The server does not answer. It may be restarting; this page retries by itself."
+            "The server is not responding. It may be restarting; this page retries automatically."
         )
         expect(failure).not_to_contain_text("TypeError")
         of_admin.let_through(FAILING["live"])
@@ -133,7 +133,7 @@ def test_a_file_that_is_cut_off_behind_its_head_is_a_lost_connection(of_admin: C
     with cutting_server("content-type: text/csv") as url:
         page.route("**/v1/audit?format=csv", lambda route: route.continue_(url=f"{url}/v1/audit"))
         page.get_by_role("button", name="Export CSV").click()
-        of_admin.toast("The server does not answer.")
+        of_admin.toast("The server is not responding.")
         of_admin.let_through("**/v1/audit?format=csv")
 
 
@@ -148,7 +148,7 @@ def test_what_was_there_stays_readable_with_its_age_until_it_is_renewed(of_admin
     page.clock.fast_forward(POLLED_MS)
     # One that is asked right then waits for its answer first.
     expect(stale).to_contain_text("Redis is being read again.", timeout=POLLED_MS)
-    expect(stale).to_contain_text("As of")
+    expect(stale).to_contain_text("Last updated")
     expect(page.get_by_test_id("failure")).to_have_count(0)
     of_admin.let_through(FAILING[view])
     page.clock.fast_forward(POLLED_MS)
@@ -161,7 +161,7 @@ def test_a_view_that_needs_more_than_the_role_names_the_role(new_console: NewCon
     console.start_session(tenant.key("viewer"))
     page = console.open(f"#/{view}")
     role = "operator" if view in ("upload", "playground") else "admin"
-    expect(page.get_by_test_id("no-permission")).to_contain_text(f"needs the role {role}")
+    expect(page.get_by_test_id("no-permission")).to_contain_text(f"requires the {role} role")
 
 
 def test_a_skeleton_is_shown_until_the_first_answer(of_admin: Console):
@@ -185,7 +185,7 @@ def test_settings_show_every_value_with_where_it_came_from(new_console: NewConso
     expect(rows.filter(has_text="--num-threads")).to_contain_text("flag")
     expect(rows.filter(has_text="--max-num-seqs")).to_contain_text("default")
     num_all = rows.count()
-    page.get_by_role("button", name="Not default").click()
+    page.get_by_role("button", name="Non-default").click()
     expect(rows.filter(has_text="--max-num-seqs")).to_have_count(0)
     assert 0 < rows.count() < num_all
     page.get_by_label("Search settings").fill("num-threads")
@@ -221,7 +221,7 @@ def test_the_bottom_bar_of_a_phone_leads_to_every_view(new_console: NewConsole, 
 @pytest.mark.parametrize(
     ("redis", "told"),
     [
-        ("full", "requests are served, but nothing can be changed"),
+        ("full", "requests are served, but no changes can be made"),
         ("grace", "known keys are served for a short while"),
         ("gone", "requests are refused until it is back"),
     ],

@@ -106,7 +106,7 @@ def test_the_name_comes_from_the_folder_and_files_that_are_no_adapter_are_left_o
     page = console.open("#/upload")
     page.get_by_test_id("folder-input").set_input_files(folder)
     expect(page.locator("input[name=adapter-name]")).to_have_value("My-Adapter-final-")
-    expect(page.get_by_test_id("chosen-files")).to_contain_text("Left out")
+    expect(page.get_by_test_id("chosen-files")).to_contain_text("Ignored")
     expect(page.get_by_test_id("chosen-files")).to_contain_text("README.md")
 
 
@@ -124,14 +124,14 @@ def test_chosen_files_wait_as_a_version_when_they_shall_not_be_live(console: Con
 def test_the_same_content_again_is_no_new_version(console: Console, tenant: Tenant):
     tenant.add("twice", ADAPTER_DIR / "rot13")
     console.upload("twice", ADAPTER_DIR / "rot13")
-    expect(console.see_upload_end("ready")).to_contain_text("This content is version 1 already")
+    expect(console.see_upload_end("ready")).to_contain_text("This content already exists as version 1")
 
 
 def test_a_refused_adapter_shows_its_failures_first_each_with_a_remedy(console: Console, tmp_path: Path):
     console.watch.expect_status(400)
     folder = variant(tmp_path / "qalora", "rot13", lambda config: config.update(use_qalora=True))
     console.upload("qalora", folder)
-    expect(console.see_upload_end("rejected")).to_contain_text("nothing was changed")
+    expect(console.see_upload_end("rejected")).to_contain_text("Nothing was changed")
     groups = console.page.get_by_test_id("report").locator("details")
     expect(groups.first).to_have_class(re.compile("is-fail"))
     failed = console.page.get_by_test_id("check-fail").filter(has_text="use_qalora")
@@ -186,7 +186,7 @@ def test_a_folder_with_checkpoints_is_refused_once_for_each_file(console: Consol
     page = console.open("#/upload")
     page.get_by_test_id("folder-input").set_input_files(tmp_path / "run")
     for file in FILES:
-        expect(page.get_by_role("alert").filter(has_text=f"{file} is there twice")).to_have_count(1)
+        expect(page.get_by_role("alert").filter(has_text=f"{file} was found twice")).to_have_count(1)
 
 
 def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, tenant: Tenant, tmp_path: Path):
@@ -225,7 +225,7 @@ def test_an_upload_goes_on_from_its_address_however_many_came_after_it(
     # As if twenty newer ones were in the list.
     console.page.route("**/v1/uploads?limit=*", lambda route: route.fulfill(json={"data": [], "next_cursor": None}))
     page = console.open(f"#/upload/{upload_id}")
-    page.get_by_role("link", name="Go on").click()
+    page.get_by_role("link", name="Continue").click()
     page.get_by_test_id("folder-input").set_input_files(folder)
     page.get_by_role("button", name="Resume upload").click()
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
@@ -283,17 +283,17 @@ def test_an_upload_whose_files_are_all_there_is_finished_from_its_address(
     page = console.open("#/upload")
     page.get_by_test_id("past-upload").get_by_role("link", name="nearly").click()
     expect(page).to_have_url(f"{console.url}/ui/#/upload/{upload_id}")
-    page.get_by_role("button", name="Check and load it").click()
+    page.get_by_role("button", name="Check and load").click()
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
 def test_an_upload_that_somebody_left_is_cancelled_from_its_address(console: Console, tenant: Tenant, tmp_path: Path):
     upload_id = left_open(tenant, "left", twin(tmp_path / "left", "json"), FILES[:1])
     page = console.open(f"#/upload/{upload_id}")
-    expect(page.get_by_text("only what is missing is sent")).to_be_visible()
+    expect(page.get_by_text("only the missing part is sent")).to_be_visible()
     page.get_by_role("button", name="Cancel upload").click()
     console.dialog("Cancel the upload of left?").get_by_role("button", name="Cancel upload").click()
-    expect(console.see_upload_end("aborted")).to_contain_text("Cancelled")
+    expect(console.see_upload_end("aborted")).to_contain_text("Upload canceled")
     assert tenant.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "aborted"
 
 
@@ -368,7 +368,7 @@ def test_trying_again_while_the_server_is_still_away_begins_no_second_upload(
     page.route("**/v1/uploads/*", lambda route: route.abort())
     with page.expect_request("**/v1/uploads/*"):
         page.get_by_role("button", name="Try again").click()
-    expect(page.get_by_test_id("failure")).to_contain_text("The server does not answer.")
+    expect(page.get_by_test_id("failure")).to_contain_text("The server is not responding.")
     for pattern in ("**/v1/uploads/*", "**/files/adapter_model.safetensors"):
         console.let_through(pattern)
     page.get_by_role("button", name="Try again").click()
@@ -386,7 +386,7 @@ def test_an_upload_whose_first_answer_was_lost_is_gone_on_with(console: Console,
 
     page.route("**/v1/adapters/*/uploads", lose)
     console.upload("unheard", twin(tmp_path / "unheard", "json"))
-    expect(page.get_by_test_id("failure")).to_contain_text("The server does not answer.")
+    expect(page.get_by_test_id("failure")).to_contain_text("The server is not responding.")
     console.let_through("**/v1/adapters/*/uploads")
     page.get_by_role("button", name="Try again").click()
     console.see_upload_end("ready")
@@ -399,7 +399,7 @@ def test_cancelling_ends_the_session_on_the_server(console: Console, tenant: Ten
     console.upload("cancelled", twin(tmp_path / "cancelled", "json"))
     console.page.get_by_role("button", name="Cancel upload").click()
     console.dialog("Cancel the upload of cancelled?").get_by_role("button", name="Cancel upload").click()
-    expect(console.see_upload_end("aborted")).to_contain_text("Cancelled")
+    expect(console.see_upload_end("aborted")).to_contain_text("Upload canceled")
     (session,) = tenant.http.get("/v1/uploads").json()["data"]
     assert session["state"] == "aborted"
     assert tenant.http.get("/v1/adapters/cancelled").status_code == 404
@@ -425,7 +425,7 @@ def test_an_upload_that_is_being_published_cannot_be_cancelled_and_is_followed_o
     dialog = console.dialog("Cancel the upload of published?")
     dialog.get_by_role("button", name="Cancel upload").click()
     expect(dialog.get_by_role("alert")).to_contain_text("It is being published.")
-    dialog.get_by_role("button", name="Keep it").click()
+    dialog.get_by_role("button", name="Keep upload").click()
     console.let_through("**/v1/uploads/*?wait_s=*")
     for route in held:
         route.continue_()
@@ -444,8 +444,8 @@ def test_an_upload_whose_cancelling_got_no_answer_goes_on(console: Console, tmp_
     page.get_by_role("button", name="Cancel upload").click()
     dialog = console.dialog("Cancel the upload of uncancelled?")
     dialog.get_by_role("button", name="Cancel upload").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("The server does not answer.")
-    dialog.get_by_role("button", name="Keep it").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("The server is not responding.")
+    dialog.get_by_role("button", name="Keep upload").click()
     console.let_through("**/files/adapter_model.safetensors")
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
@@ -472,7 +472,7 @@ def test_a_new_version_of_a_shared_adapter_is_shared_too(root: Console, shared: 
 
     page = root.open(f"#/adapters/{name}")
     page.get_by_role("link", name="New version").click()
-    expect(page.get_by_test_id("upload-tenant")).to_contain_text("an adapter of shared")
+    expect(page.get_by_test_id("upload-tenant")).to_contain_text("will belong to shared")
     expect(page.get_by_text("adapter add")).to_contain_text("--tenant shared")
     page.get_by_test_id("folder-input").set_input_files(twin(tmp_path / "twin", "uppercase"))
     page.on("request", note)
@@ -495,7 +495,7 @@ def test_an_upload_for_another_tenant_is_gone_on_with_from_its_address(
     page = root.open("#/upload?tenant=shared")
     page.get_by_test_id("past-upload").get_by_role("link", name=name).click()
     expect(page).to_have_url(f"{root.url}/ui/#/upload/{upload_id}?tenant=shared")
-    page.get_by_role("link", name="Go on").click()
+    page.get_by_role("link", name="Continue").click()
     page.get_by_test_id("folder-input").set_input_files(folder)
     page.get_by_role("button", name="Resume upload").click()
     expect(root.see_upload_end("ready")).to_contain_text("Version 1 is live")

@@ -47,25 +47,25 @@ def test_requests_and_tokens_are_counted_by_adapter(console: Console, used: Tena
     expect(cell(shared, "Requests")).to_have_text("2")
     (report,) = used.http.get("/v1/usage").json()["data"]
     tokens = report["num_prompt_tokens"] + report["num_output_tokens"]
-    expect(page.get_by_role("group", name=f"Tokens: {tokens} in all")).to_be_visible()
-    chart = page.get_by_role("group", name="Requests: 5 in all")
+    expect(page.get_by_role("group", name=f"Tokens: {tokens} total")).to_be_visible()
+    chart = page.get_by_role("group", name="Requests: 5 total")
     expect(chart.locator("li").filter(has_text="own")).to_contain_text("3")
 
 
 def test_hovering_a_step_of_a_chart_shows_that_steps_values(console: Console, used: Tenant):
     page = console.open("#/requests/usage")
-    chart = page.get_by_role("group", name="Requests: 5 in all")
+    chart = page.get_by_role("group", name="Requests: 5 total")
     legend = chart.locator("li")
-    expect(legend.first).to_have_text("In all")
+    expect(legend.first).to_have_text("Total")
     box = chart.locator("svg").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)
-    expect(legend.first).not_to_have_text("In all")
+    expect(legend.first).not_to_have_text("Total")
     expect(legend.filter(has_text="own")).to_contain_text("0")
     page.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
     expect(legend.filter(has_text="own")).to_contain_text("3")
     page.mouse.move(0, 0)
-    expect(legend.first).to_have_text("In all")
+    expect(legend.first).to_have_text("Total")
 
 
 def test_a_number_leads_to_the_requests_behind_it(console: Console, used: Tenant):
@@ -106,7 +106,7 @@ def test_the_span_is_in_the_address_and_the_export_is_of_what_is_shown(console: 
 
 def test_nothing_used_says_so_with_a_first_request(console: Console):
     page = console.open("#/requests/usage")
-    expect(page.get_by_test_id("empty")).to_contain_text("Nothing was used in the last 24 h")
+    expect(page.get_by_test_id("empty")).to_contain_text("No usage in the last 24 h")
     expect(page.get_by_test_id("empty").locator("code")).to_contain_text("/v1/completions")
 
 
@@ -143,7 +143,7 @@ def test_numbers_of_a_tenants_row_lead_to_its_adapters_and_usage(
 
 def test_an_adapters_traffic_is_charted_by_version(console: Console, used: Tenant):
     page = console.open("#/adapters/own?tab=traffic")
-    chart = page.get_by_role("group", name="Requests: 3 in all")
+    chart = page.get_by_role("group", name="Requests: 3 total")
     expect(chart.locator("li").filter(has_text="own v1")).to_contain_text("3")
     expect(page.get_by_role("row", name="v1")).to_contain_text("3")
 

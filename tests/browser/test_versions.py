@@ -37,8 +37,8 @@ def test_moving_live_shows_what_differs_first_and_can_be_undone(console: Console
     expect(dialog.get_by_test_id("move-preview")).to_contain_text("v1 → v2")
     expect(dialog.get_by_role("row", name="lora_alpha")).to_contain_text("99")
     assert live_version(versions.http) == 1
-    dialog.get_by_role("button", name="Move it").click()
-    toast = console.toast("live is v2.")
+    dialog.get_by_role("button", name="Set alias").click()
+    toast = console.toast("live now points to v2.")
     expect(page.locator(".lane-stop.is-live").get_by_test_id("version-2")).to_be_visible()
     assert live_version(versions.http) == 2
     toast.get_by_role("button", name="Undo").click()
@@ -52,9 +52,9 @@ def test_rolling_back_is_two_clicks_and_says_what_happens(console: Console, vers
     page = console.open("#/adapters/greeting")
     page.get_by_test_id("rollback").click()
     dialog = console.dialog("Roll greeting back to v1?")
-    expect(dialog).to_contain_text("What runs finishes with v2")
+    expect(dialog).to_contain_text("Running requests finish with v2")
     dialog.get_by_role("button", name="Roll back").click()
-    console.toast("greeting is v1 again.")
+    console.toast("Rolled greeting back to v1.")
     expect(page.locator(".lane-stop.is-live").get_by_test_id("version-1")).to_be_visible()
     assert live_version(versions.http) == 1
 
@@ -69,7 +69,7 @@ def test_a_rollback_that_somebody_else_was_faster_with_does_not_undo_theirs(cons
     expect(dialog).to_contain_text("get v1 instead of v2")
     console.watch.expect_status(412)
     dialog.get_by_role("button", name="Roll back").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("Somebody else changed this")
+    expect(dialog.get_by_role("alert")).to_contain_text("Someone else changed this")
     assert live_version(versions.http) == 1
 
 
@@ -77,14 +77,14 @@ def test_a_canary_splits_the_flag_of_its_alias_and_can_be_taken_back(console: Co
     page = console.open("#/adapters/greeting?v=2")
     page.get_by_test_id("make-live").click()
     dialog = console.dialog("Point an alias at v2")
-    dialog.get_by_label("For whom").select_option("1000")
-    expect(dialog.get_by_test_id("move-preview")).to_contain_text("for 10 % of users")
-    dialog.get_by_role("button", name="Start the canary").click()
-    expect(page.get_by_test_id("flag-live")).to_contain_text("90 %")
-    expect(page.get_by_text("10 % of live")).to_be_visible()
-    toast = console.toast("10 % of the users of live get v2.")
+    dialog.get_by_label("Rollout").select_option("1000")
+    expect(dialog.get_by_test_id("move-preview")).to_contain_text("for 10% of users")
+    dialog.get_by_role("button", name="Start canary").click()
+    expect(page.get_by_test_id("flag-live")).to_contain_text("90%")
+    expect(page.get_by_text("10% of live")).to_be_visible()
+    toast = console.toast("10% of users of live now get v2.")
     toast.get_by_role("button", name="Undo").click()
-    expect(page.get_by_text("10 % of live")).to_have_count(0)
+    expect(page.get_by_text("10% of live")).to_have_count(0)
     assert versions.http.get("/v1/adapters/greeting").json()["canary_version"] is None
 
 
@@ -102,26 +102,26 @@ def test_a_running_canary_gets_a_larger_share(console: Console, versions: Tenant
     start_canary(versions, 500)
     page = console.open("#/adapters/greeting")
     bar = page.get_by_test_id("canary-live")
-    expect(bar).to_contain_text("95 % of users")
-    bar.get_by_role("button", name="Change the share").click()
+    expect(bar).to_contain_text("95% of users")
+    bar.get_by_role("button", name="Change share").click()
     dialog = console.dialog("Point an alias at v2")
-    expect(dialog.get_by_label("For whom")).to_have_value("500")
-    dialog.get_by_label("For whom").select_option("2500")
-    dialog.get_by_role("button", name="Start the canary").click()
-    expect(bar).to_contain_text("75 % of users")
+    expect(dialog.get_by_label("Rollout")).to_have_value("500")
+    dialog.get_by_label("Rollout").select_option("2500")
+    dialog.get_by_role("button", name="Start canary").click()
+    expect(bar).to_contain_text("75% of users")
     assert canary_of(versions) == (1, 2, 2500)
 
 
-@pytest.mark.parametrize(("button", "live"), [("v2 for everybody", 2), ("End the canary", 1)])
+@pytest.mark.parametrize(("button", "live"), [("Use v2 for everyone", 2), ("End canary", 1)])
 def test_a_canary_ends_for_everybody_one_way_or_the_other(console: Console, versions: Tenant, button: str, live: int):
     start_canary(versions, 1000)
     page = console.open("#/adapters/greeting")
     page.get_by_test_id("canary-live").get_by_role("button", name=button).click()
-    toast = console.toast(f"live is v{live} for everybody.")
+    toast = console.toast(f"live now points to v{live} for all users.")
     expect(page.get_by_test_id("canary-live")).to_have_count(0)
     assert canary_of(versions) == (live, None, None)
     toast.get_by_role("button", name="Undo").click()
-    expect(page.get_by_test_id("canary-live")).to_contain_text("90 % of users")
+    expect(page.get_by_test_id("canary-live")).to_contain_text("90% of users")
     assert canary_of(versions) == (1, 2, 1000)
 
 
@@ -131,12 +131,12 @@ def test_a_double_click_ends_a_canary_once(console: Console, versions: Tenant):
     # Both clicks come before the first has its answer.
     held: list[Route] = []
     page.route("**/aliases/live", lambda route: held.append(route))
-    button = page.get_by_test_id("canary-live").get_by_role("button", name="v2 for everybody")
+    button = page.get_by_test_id("canary-live").get_by_role("button", name="Use v2 for everyone")
     button.dblclick()
     expect(button).to_be_disabled()
     for route in held:
         route.continue_()
-    console.toast("live is v2 for everybody.")
+    console.toast("live now points to v2 for all users.")
     expect(page.get_by_test_id("canary-live")).to_have_count(0)
     expect(page.get_by_test_id("toast")).to_have_count(1)
 
@@ -205,7 +205,7 @@ def test_an_alias_of_ones_own_is_made_and_removed(console: Console, versions: Te
     dialog = console.dialog("Point an alias at v2")
     dialog.get_by_label("Alias").fill("staging")
     expect(dialog.get_by_test_id("move-preview")).to_contain_text("greeting@staging: new → v2")
-    dialog.get_by_role("button", name="Move it").click()
+    dialog.get_by_role("button", name="Set alias").click()
     expect(page.get_by_test_id("flag-staging")).to_be_visible()
     page.get_by_role("button", name="Remove the alias staging").click()
     expect(page.get_by_test_id("flag-staging")).to_have_count(0)
@@ -222,13 +222,13 @@ def test_two_admins_racing_the_second_is_told_and_changes_nothing(console: Conso
     # The other one describes it, which the first has not seen when they decide; the page itself hears of it meanwhile.
     assert versions.http.patch("/v1/adapters/greeting", json={"description": "leave this at v1"}).is_success
     expect(page.get_by_text("leave this at v1")).to_be_visible()
-    dialog.get_by_role("button", name="Move it").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("Somebody else changed this")
+    dialog.get_by_role("button", name="Set alias").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("Someone else changed this")
     assert live_version(versions.http) == 1
     dialog.get_by_role("button", name="Cancel").click()
     page.get_by_test_id("make-live").click()
-    console.dialog("Point an alias at v2").get_by_role("button", name="Move it").click()
-    console.toast("live is v2.")
+    console.dialog("Point an alias at v2").get_by_role("button", name="Set alias").click()
+    console.toast("live now points to v2.")
 
 
 def test_an_edit_does_not_overwrite_what_somebody_else_wrote_meanwhile(console: Console, versions: Tenant):
@@ -241,7 +241,7 @@ def test_an_edit_does_not_overwrite_what_somebody_else_wrote_meanwhile(console: 
     assert versions.http.patch("/v1/adapters/greeting", json={"description": "theirs"}).is_success
     expect(page.get_by_text("theirs", exact=True)).to_be_visible()
     dialog.get_by_role("button", name="Save").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("Somebody else changed this")
+    expect(dialog.get_by_role("alert")).to_contain_text("Someone else changed this")
     assert versions.http.get("/v1/adapters/greeting").json()["description"] == "theirs"
 
 
@@ -369,7 +369,7 @@ def test_a_version_that_is_not_there_is_said_to_be_missing_and_the_live_one_is_s
 ):
     page = console.open("#/adapters/greeting?v=7")
     expect(page.get_by_test_id("no-such-version")).to_contain_text(
-        "There is no version 7 (any more). This is version 1."
+        "Version 7 does not exist or was deleted. Showing version 1."
     )
     expect(page.get_by_text("greeting@v1", exact=True)).to_be_visible()
 
@@ -377,4 +377,4 @@ def test_a_version_that_is_not_there_is_said_to_be_missing_and_the_live_one_is_s
 def test_an_adapter_that_does_not_exist_says_so(console: Console):
     console.watch.expect_status(404)
     page = console.open("#/adapters/nothing-here")
-    expect(page.get_by_test_id("failure").get_by_role("heading", level=1)).to_have_text("This does not exist")
+    expect(page.get_by_test_id("failure").get_by_role("heading", level=1)).to_have_text("Not found")

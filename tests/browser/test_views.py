@@ -108,7 +108,7 @@ def test_a_request_an_upload_and_a_change_by_their_addresses_are_accessible(
     (request, *_) = shown.http.get("/v1/requests").json()["data"]
     (upload, *_) = shown.http.get("/v1/uploads").json()["data"]
     page = open_view(new_console, shown, admin_secret, "audit", size, "light")
-    page.get_by_role("button", name="Before and after").first.click()
+    page.get_by_role("button", name="Show changes").first.click()
     expect(page.get_by_test_id("audit-change")).to_be_visible()
     check_accessible(page)
     for fragment, name in ((f"requests/{request['id']}", "Request"), (f"upload/{upload['id']}", upload["adapter"])):
@@ -137,7 +137,7 @@ def test_dialogs_menu_and_jump_are_accessible(new_console: NewConsole, shown: Te
     check_accessible(page)
     page.keyboard.press("Escape")
     page.keyboard.press("Control+k")
-    expect(page.get_by_role("listbox", name="Found").get_by_role("option").first).to_be_visible()
+    expect(page.get_by_role("listbox", name="Results").get_by_role("option").first).to_be_visible()
     check_accessible(page)
 
 

@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import { kept } from "../kept";
 import { serverUrl } from "./server-url";
 
-/** The one error shape of the API, and failures to reach it at all (status 0). */
+/** An error returned by the API, or a failure to reach it at all (status 0). */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
@@ -11,7 +11,7 @@ export class ApiError extends Error {
     message: string,
     readonly param: string | null = null,
     readonly requestId: string | null = null,
-    /** The body as it came, for errors that carry more, such as a validation report. */
+    /** The raw body, for errors that carry more, such as a validation report. */
     readonly body: unknown = null,
   ) {
     super(message);
@@ -31,23 +31,23 @@ export interface CallOptions {
   signal?: AbortSignal;
 }
 
-/** Sent with every unsafe request of a session; empty in open mode. */
+/** Sent with every unsafe request of a session; empty if the server is open. */
 export const csrfToken = signal("");
-/** The tenant that a person with rights over all of them looks at; empty = their own. */
+/** The tenant that a user with rights over all tenants acts for; empty = their default. */
 export const actingTenant = signal(kept(() => sessionStorage, "tenant") ?? "");
-/** The one that this tab acted for, once the server says that it does not exist (any more). */
+/** The tenant that this tab acted for, once the server reports that it does not (or no longer) exist. */
 export const goneTenant = signal<string | null>(null);
-/** False after a request got no answer, until one does. */
+/** False from a request that got no response until one that does. */
 export const serverAnswers = signal(true);
-/** Set on 401: the shell shows the login. */
+/** Set on 401; the shell then shows the login. */
 export const signedOut = signal(false);
 
-/** Counts what was sent that may change something. */
+/** Number of requests sent that may change something. */
 export const numChanges = signal(0);
 
 const SAFE = new Set(["GET", "HEAD"]);
 
-/** Paths are relative to the server's root; everything goes to this server only. */
+/** Paths are relative to the server's root; requests go to this server only. */
 export async function call<T>(method: string, path: string, options: CallOptions = {}): Promise<Answer<T>> {
   const response = await send(method, path, options);
   const body = parse(await heard(method, () => response.text()));
@@ -59,22 +59,22 @@ export async function call<T>(method: string, path: string, options: CallOptions
   return { data: body as T, etag: response.headers.get("etag"), status: response.status, headers: response.headers };
 }
 
-/** For streams: the response as soon as its headers are here. Throws `ApiError` like `call`. */
+/** For streams: returns the response as soon as its headers arrive. Throws `ApiError` like `call`. */
 export async function open(method: string, path: string, options: CallOptions = {}): Promise<Response> {
   const response = await send(method, path, options);
   if (!response.ok) throw errorOf(response, parse(await heard(method, () => response.text())));
   return response;
 }
 
-/** What `listen` gets to hear of the server; a connection that is lost, be it behind the head of an answer, throws `ApiError`. */
+/** Awaits `listen`; a lost connection throws `ApiError`, even one lost after the response's headers. */
 export async function heard<T>(method: string, listen: () => Promise<T>): Promise<T> {
   try {
     return await listen();
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     serverAnswers.value = false;
-    const next = SAFE.has(method) ? "this page retries by itself" : "try again once it is back";
-    throw new ApiError(0, "unreachable", `The server does not answer. It may be restarting; ${next}.`);
+    const next = SAFE.has(method) ? "this page retries automatically" : "try again once it is back";
+    throw new ApiError(0, "unreachable", `The server is not responding. It may be restarting; ${next}.`);
   }
 }
 
@@ -97,7 +97,7 @@ async function send(method: string, path: string, { body, headers, signal }: Cal
   if (!SAFE.has(method)) numChanges.value++;
   const response = await heard(method, () => fetch(serverUrl + path, init));
   serverAnswers.value = true;
-  // What was sent before a login says nothing of it.
+  // A 401 for a request sent before a login does not concern the new session.
   if (response.status === 401 && sentAs === csrfToken.peek()) signedOut.value = true;
   return response;
 }
@@ -115,7 +115,7 @@ function errorOf(response: Response, body: unknown): ApiError {
   return new ApiError(
     response.status,
     error?.code ?? `http_${response.status}`,
-    error?.message ?? `The server answered ${response.status}.`,
+    error?.message ?? `The server returned HTTP ${response.status}.`,
     error?.param ?? null,
     response.headers.get("x-request-id"),
     body,

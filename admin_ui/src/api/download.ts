@@ -1,6 +1,6 @@
 import { heard, open } from "./client";
 
-/** The answer to a GET as a file on the person's disk. Through `fetch`, since a link cannot carry the tenant's header. */
+/** Saves the response to a GET as a file. Uses `fetch` because a link cannot send the tenant header. */
 export async function download(path: string, fileName: string, headers: Record<string, string> = {}): Promise<void> {
   const response = await open("GET", path, { headers });
   saveBlob(await heard("GET", () => response.blob()), fileName);

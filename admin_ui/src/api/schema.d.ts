@@ -15,7 +15,7 @@ export interface paths {
         put?: never;
         /**
          * GenerateAsAsked
-         * @description A list of one answer, or a stream with `"stream": true`; what lorax-client calls.
+         * @description A list with one answer, or a stream if `stream` is true. Called by lorax-client.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -37,7 +37,10 @@ export interface paths {
         put?: never;
         /**
          * RerankWithAdapter
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/rerank, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersRerankRerankWithAdapter"];
         delete?: never;
@@ -57,7 +60,10 @@ export interface paths {
         put?: never;
         /**
          * ScoreWithAdapter
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/score, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersScoreScoreWithAdapter"];
         delete?: never;
@@ -77,7 +83,10 @@ export interface paths {
         put?: never;
         /**
          * CreateAdapterChatCompletion
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/chat/completions, for the adapter in the path. `model` may be left out; if sent, it must name the
+         *     same adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1ChatCompletionsCreateAdapterChatCompletion"];
         delete?: never;
@@ -97,7 +106,10 @@ export interface paths {
         put?: never;
         /**
          * ClassifyWithAdapter
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/classify, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1ClassifyClassifyWithAdapter"];
         delete?: never;
@@ -117,7 +129,10 @@ export interface paths {
         put?: never;
         /**
          * CreateAdapterCompletion
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/completions, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1CompletionsCreateAdapterCompletion"];
         delete?: never;
@@ -137,7 +152,10 @@ export interface paths {
         put?: never;
         /**
          * CreateAdapterEmbeddings
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/embeddings, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1EmbeddingsCreateAdapterEmbeddings"];
         delete?: never;
@@ -157,7 +175,10 @@ export interface paths {
         put?: never;
         /**
          * CreateAdapterMessage
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/messages, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1MessagesCreateAdapterMessage"];
         delete?: never;
@@ -177,7 +198,10 @@ export interface paths {
         put?: never;
         /**
          * CountAdapterTokens
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/messages/count_tokens, for the adapter in the path. `model` may be left out; if sent, it must name
+         *     the same adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1MessagesCountTokensCountAdapterTokens"];
         delete?: never;
@@ -217,7 +241,7 @@ export interface paths {
         };
         /**
          * GetAdapterModel
-         * @description Only the adapter itself is found here.
+         * @description The adapter that this base URL serves; any other model gives 404.
          *
          *     Needs a key of any role.
          */
@@ -241,7 +265,10 @@ export interface paths {
         put?: never;
         /**
          * RerankWithAdapter
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/rerank, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1RerankRerankWithAdapter"];
         delete?: never;
@@ -261,7 +288,10 @@ export interface paths {
         put?: never;
         /**
          * CreateAdapterResponse
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/responses, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1ResponsesCreateAdapterResponse"];
         delete?: never;
@@ -281,7 +311,10 @@ export interface paths {
         put?: never;
         /**
          * ScoreWithAdapter
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/score, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV1ScoreScoreWithAdapter"];
         delete?: never;
@@ -301,7 +334,10 @@ export interface paths {
         put?: never;
         /**
          * RerankWithAdapter
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description As POST /v1/rerank, for the adapter in the path. `model` may be left out; if sent, it must name the same
+         *     adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["AdaptersV2RerankRerankWithAdapter"];
         delete?: never;
@@ -321,7 +357,7 @@ export interface paths {
         put?: never;
         /**
          * Classify
-         * @description For each input what a classifier, an adapter with a head of its own, tells it is.
+         * @description Classify each input with a classifier, an adapter that has a head of its own.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -343,7 +379,7 @@ export interface paths {
         put?: never;
         /**
          * Detokenize
-         * @description The text of token ids, special tokens included.
+         * @description The text of token ids, including special tokens.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -365,7 +401,9 @@ export interface paths {
         put?: never;
         /**
          * Generate
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description Continue a prompt.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["GenerateGenerate"];
         delete?: never;
@@ -385,7 +423,7 @@ export interface paths {
         put?: never;
         /**
          * GenerateStream
-         * @description One event per token.
+         * @description Continue a prompt and stream the answer, one event per token.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -453,9 +491,9 @@ export interface paths {
         };
         /**
          * HealthReady
-         * @description 200 if requests sent now will be served: the engine proves it by progress, not by existing.
+         * @description 200 if requests sent now will be served. The engine has to make progress; that its process exists is not enough.
          *
-         *     503 also once Redis is gone for longer than --redis-grace-s, as every request then is.
+         *     Also 503 once Redis has been unreachable for longer than --redis-grace-s, because every request then gets a 503.
          */
         get: operations["HealthReadyGetHealthReady"];
         put?: never;
@@ -464,9 +502,9 @@ export interface paths {
         options?: never;
         /**
          * HealthReady
-         * @description 200 if requests sent now will be served: the engine proves it by progress, not by existing.
+         * @description 200 if requests sent now will be served. The engine has to make progress; that its process exists is not enough.
          *
-         *     503 also once Redis is gone for longer than --redis-grace-s, as every request then is.
+         *     Also 503 once Redis has been unreachable for longer than --redis-grace-s, because every request then gets a 503.
          */
         head: operations["HealthReadyHeadHealthReady"];
         patch?: never;
@@ -481,7 +519,7 @@ export interface paths {
         };
         /**
          * GetInfo
-         * @description What clients of TGI and LoRAX ask first.
+         * @description Server information that clients of TGI and LoRAX read first.
          *
          *     Needs a key of any role.
          */
@@ -503,7 +541,7 @@ export interface paths {
         };
         /**
          * Metrics
-         * @description Prometheus text format.
+         * @description Metrics of the server and its adapters in the Prometheus text format.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`, for all tenants (`*`).
          */
@@ -525,7 +563,7 @@ export interface paths {
         };
         /**
          * Ping
-         * @description The same, by the name that SageMaker calls.
+         * @description The same as /health, under the name that SageMaker calls.
          */
         get: operations["PingGetPing"];
         put?: never;
@@ -534,7 +572,7 @@ export interface paths {
         options?: never;
         /**
          * Ping
-         * @description The same, by the name that SageMaker calls.
+         * @description The same as /health, under the name that SageMaker calls.
          */
         head: operations["PingHeadPing"];
         patch?: never;
@@ -551,7 +589,7 @@ export interface paths {
         put?: never;
         /**
          * Rerank
-         * @description Documents by what they are worth to a query, as a reranker judges it: a classifier with one label.
+         * @description Order documents by their relevance to a query, judged by a reranker: a classifier with one label.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -629,7 +667,7 @@ export interface paths {
         put?: never;
         /**
          * Score
-         * @description What each document is worth to its query, as a reranker judges it: a classifier with one label.
+         * @description The relevance of each document to its query, judged by a reranker: a classifier with one label.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -651,7 +689,7 @@ export interface paths {
         put?: never;
         /**
          * Tokenize
-         * @description The token ids that a completion of `prompt`, or a chat of `messages`, would begin with.
+         * @description The token ids with which a completion of `prompt` or a chat with `messages` would begin.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -671,7 +709,10 @@ export interface paths {
         };
         /**
          * ListAdapters
-         * @description The tenant's adapters and the shared ones; deleted ones only with `state`.
+         * @description The tenant's adapters and the shared ones.
+         *
+         *     `q`: part of the name or the description, ignoring case. `tag`: only adapters with this tag. `state`: only adapters
+         *     in this state; left out, all except deleted ones. `limit`: items per page, 1 to 500.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -679,7 +720,8 @@ export interface paths {
         put?: never;
         /**
          * AddAdapter
-         * @description A form with `name` and both files, for curl: a session in one request, answered when the adapter is ready.
+         * @description Upload an adapter in one request, for example with curl: a form with `name` and both files. Returns once the
+         *     adapter is ready.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -699,7 +741,7 @@ export interface paths {
         };
         /**
          * GetAdapter
-         * @description With its aliases and versions.
+         * @description One adapter with its aliases and versions; also a deleted one.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -708,7 +750,10 @@ export interface paths {
         post?: never;
         /**
          * DeleteAdapter
-         * @description Invisible at once. 200 when nothing runs with it any more, 202 while requests do, for at most `drain_s`.
+         * @description Delete an adapter. New requests no longer find it; running ones are aborted after `drain_s` seconds (0 to 600).
+         *
+         *     200 once no request and no engine uses it; 202 if some still do shortly after `drain_s`. It can be restored for 24
+         *     hours.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -717,7 +762,7 @@ export interface paths {
         head?: never;
         /**
          * PatchAdapter
-         * @description Change its description, its tags or whether it can be used.
+         * @description Change its description or tags, or enable or disable it.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -734,7 +779,8 @@ export interface paths {
         get?: never;
         /**
          * PutAlias
-         * @description Make it or move it, from the next request on; requests that run keep their version.
+         * @description Create or move an alias. It takes effect with the next request; running requests keep their version. At most 64
+         *     aliases per adapter.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -742,7 +788,7 @@ export interface paths {
         post?: never;
         /**
          * DeleteAlias
-         * @description Not "live".
+         * @description Delete an alias other than "live", which cannot be deleted (409).
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -762,7 +808,7 @@ export interface paths {
         get?: never;
         /**
          * PinAdapter
-         * @description Load its live version now and keep it in memory, for a while or until it is taken off.
+         * @description Load the live version now and keep it in memory, for `ttl_s` seconds or until the pin is removed.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -770,7 +816,7 @@ export interface paths {
         post?: never;
         /**
          * UnpinAdapter
-         * @description It may be evicted again.
+         * @description Remove the pin: the adapter may be evicted again.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -791,7 +837,7 @@ export interface paths {
         put?: never;
         /**
          * RestoreAdapter
-         * @description Within 24 hours after its deletion.
+         * @description Restore a deleted adapter, within 24 hours of its deletion.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -813,7 +859,7 @@ export interface paths {
         put?: never;
         /**
          * RollBack
-         * @description Back to the version before the last move; a second call undoes it.
+         * @description Move an alias back to the version before its last move, and end its canary. A second call undoes the first.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -835,7 +881,9 @@ export interface paths {
         put?: never;
         /**
          * CreateUpload
-         * @description Open a session: then PUT the config, PUT the weights in chunks, and commit.
+         * @description Open an upload: then PUT the config, PUT the weights in chunks, and commit.
+         *
+         *     At most 64 open uploads per tenant.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -855,7 +903,7 @@ export interface paths {
         };
         /**
          * ListVersions
-         * @description Newest first.
+         * @description The adapter's versions, newest first, without deleted ones. `limit`: items per page, 1 to 500.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -877,14 +925,16 @@ export interface paths {
         };
         /**
          * GetVersion
-         * @description Needs a key with the role `viewer` or `operator` or `admin`.
+         * @description One version of an adapter.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1AdaptersNameVersionsGetVersion"];
         put?: never;
         post?: never;
         /**
          * DeleteVersion
-         * @description Refused (409) while an alias leads to it.
+         * @description Delete a version; refused (409) while an alias refers to it.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -903,8 +953,10 @@ export interface paths {
         };
         /**
          * GetCertificate
-         * @description How far the served model's answers with this version are from PEFT's own: measured once it is ready, or asked for
-         *     where the server was stopped before, or has another base model since.
+         * @description How far the served model's answers with this version differ from PEFT's.
+         *
+         *     Measured in the background once the version is ready. If that was interrupted, or the base model has changed since,
+         *     this call starts it.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -926,7 +978,7 @@ export interface paths {
         };
         /**
          * GetFile
-         * @description The same whoever sent this content first; last modified when the version was made.
+         * @description A file of a version, identical whoever first sent this content. Last-Modified is the creation of the version.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -948,7 +1000,7 @@ export interface paths {
         };
         /**
          * GetReport
-         * @description What validation found of its content, whoever sent that first.
+         * @description The results of validating its content, from whichever upload first sent that content.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -970,10 +1022,11 @@ export interface paths {
         };
         /**
          * ListAudit
-         * @description Changes, logins and refusals of the tenant, newest first; with a key for all tenants (`*`), of all.
+         * @description The tenant's changes, logins and refusals, newest first; with a key for all tenants (`*`), those of all tenants.
          *
-         *     `action` is exact, or begins so where it ends in a dot ("alias."). Documents before and after a change are left out
-         *     once their revision was pruned, and in CSV. `format`: ndjson or csv to save the newest 10,000.
+         *     `action`: exact, or a prefix if it ends in a dot ("alias."). `actor` and `kind`: exact. `limit`: items per page, 1
+         *     to 500. `format`: ndjson or csv exports the newest 10,000 entries. The documents before and after a change are
+         *     missing once their revisions are pruned, and from CSV.
          *
          *     Needs a key with the role `admin`.
          */
@@ -997,7 +1050,9 @@ export interface paths {
         put?: never;
         /**
          * CreateChatCompletion
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description Answer a conversation, as OpenAI's chat completions.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["V1ChatCompletionsCreateChatCompletion"];
         delete?: never;
@@ -1017,7 +1072,7 @@ export interface paths {
         put?: never;
         /**
          * Classify
-         * @description For each input what a classifier, an adapter with a head of its own, tells it is.
+         * @description Classify each input with a classifier, an adapter that has a head of its own.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -1039,7 +1094,9 @@ export interface paths {
         put?: never;
         /**
          * CreateCompletion
-         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         * @description Continue one or more prompts, as OpenAI's completions.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["V1CompletionsCreateCompletion"];
         delete?: never;
@@ -1057,7 +1114,7 @@ export interface paths {
         };
         /**
          * GetConfig
-         * @description Every setting in force and where its value came from; "derived" = chosen by the server when it started.
+         * @description Every setting in effect and its source; "derived" = chosen by the server at start.
          *
          *     Needs a key with the role `admin`, for all tenants (`*`).
          */
@@ -1081,7 +1138,7 @@ export interface paths {
         put?: never;
         /**
          * CreateEmbeddings
-         * @description One vector for each input: the last hidden states of the base model or of an adapter, pooled.
+         * @description One vector per input: the last hidden states of the base model or of an adapter, pooled.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -1101,7 +1158,7 @@ export interface paths {
         };
         /**
          * ListEngines
-         * @description By id.
+         * @description All engines, ordered by id.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1123,7 +1180,10 @@ export interface paths {
         };
         /**
          * ListKeys
-         * @description Newest first. `tenant`: only its keys, not those for all tenants (`*`); left out = all that you may see.
+         * @description API keys, newest first, including revoked ones.
+         *
+         *     `tenant`: only that tenant's keys, without those for all tenants (`*`); left out, all that you may see. `limit`:
+         *     items per page, 1 to 500.
          *
          *     Needs a key with the role `admin`.
          */
@@ -1131,7 +1191,10 @@ export interface paths {
         put?: never;
         /**
          * CreateKey
-         * @description The secret is in this answer and nowhere else. With an Idempotency-Key, a repetition makes no second key.
+         * @description Create an API key. Only this answer contains the secret. With an Idempotency-Key, a repeated request creates no
+         *     second key.
+         *
+         *     At most 1,000 keys per tenant, not counting revoked and expired ones.
          *
          *     Needs a key with the role `admin`.
          */
@@ -1151,14 +1214,16 @@ export interface paths {
         };
         /**
          * GetKey
-         * @description Needs a key with the role `admin`.
+         * @description One API key, without its secret.
+         *
+         *     Needs a key with the role `admin`.
          */
         get: operations["V1KeysKeyIdGetKey"];
         put?: never;
         post?: never;
         /**
          * RevokeKey
-         * @description For good. What runs with it ends with an error within 5 s.
+         * @description Revoke a key for good. Running requests that use it end with an error within 5 seconds.
          *
          *     Needs a key with the role `admin`.
          */
@@ -1167,7 +1232,7 @@ export interface paths {
         head?: never;
         /**
          * PatchKey
-         * @description Holds from the next request on.
+         * @description Change a key, from the next request on.
          *
          *     Needs a key with the role `admin`.
          */
@@ -1185,7 +1250,7 @@ export interface paths {
         put?: never;
         /**
          * RotateKey
-         * @description A new secret for the same key; the old one works for another `grace_s`.
+         * @description Give a key a new secret; the old one keeps working for `grace_s` seconds.
          *
          *     Needs a key with the role `admin`.
          */
@@ -1205,9 +1270,9 @@ export interface paths {
         };
         /**
          * GetLive
-         * @description Engines, their memory and queues, at most a second and a half old. To be polled: 304 while nothing changes.
+         * @description Engines, their memory and their queues, at most 1.5 seconds old. Meant to be polled: 304 while nothing changes.
          *
-         *     A tenant sees its own names; what belongs to others is summed up without them.
+         *     A tenant sees the names of its own adapters; everything that belongs to others is summed up without names.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1231,7 +1296,7 @@ export interface paths {
         put?: never;
         /**
          * LoadLoraAdapter
-         * @description Copy an adapter folder of this server in, validate it and make it what the name means.
+         * @description Copy an adapter folder from the server's machine, validate it and make it what the name refers to.
          *
          *     Needs a key with the role `admin`.
          */
@@ -1253,7 +1318,7 @@ export interface paths {
         put?: never;
         /**
          * CreateMessage
-         * @description Anthropic's API: a conversation goes on with the messages so far.
+         * @description Answer a conversation, as Anthropic's Messages API. Stateless: to continue, send all messages so far.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -1275,7 +1340,7 @@ export interface paths {
         put?: never;
         /**
          * CountTokens
-         * @description How many tokens the prompt of such a message has.
+         * @description Count the tokens in the prompt of a message.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -1317,7 +1382,7 @@ export interface paths {
         };
         /**
          * GetModel
-         * @description Names of the base model may contain slashes; an adapter's may say a version or an alias.
+         * @description One model. Names of the base model may contain slashes; an adapter's name may include a version or an alias.
          *
          *     Needs a key of any role.
          */
@@ -1339,9 +1404,10 @@ export interface paths {
         };
         /**
          * ListRequests
-         * @description What runs, newest first, then what ended, about the last 5,000 of a tenant. An empty `adapter`: the base model.
+         * @description Running requests, newest first, then about the last 5,000 ended ones of each tenant, latest end first.
          *
-         *     `tenant` needs a key for all tenants (`*`): another one, or `*` for all of them.
+         *     `adapter`: only requests to this adapter; empty: to the base model. `tenant`: another tenant, or `*` for all
+         *     tenants; needs a key for all tenants (`*`). `limit`: items per page, 1 to 500.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1363,14 +1429,17 @@ export interface paths {
         };
         /**
          * GetRequest
-         * @description Needs a key with the role `viewer` or `operator` or `admin`.
+         * @description One request; 404 if it ended too long ago.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1RequestsRequestIdGetRequest"];
         put?: never;
         post?: never;
         /**
          * AbortRequest
-         * @description End it, within two seconds wherever it runs. What it delivered is billed. Nothing happens to one that is over.
+         * @description End a request within two seconds, on whichever server it runs. Output delivered so far is billed. Does nothing if
+         *     it has ended.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -1391,7 +1460,7 @@ export interface paths {
         put?: never;
         /**
          * Rerank
-         * @description Documents by what they are worth to a query, as a reranker judges it: a classifier with one label.
+         * @description Order documents by their relevance to a query, judged by a reranker: a classifier with one label.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -1413,7 +1482,7 @@ export interface paths {
         put?: never;
         /**
          * CreateResponse
-         * @description Stateless: a conversation goes on with the items so far in `input`.
+         * @description Answer a conversation, as OpenAI's Responses API. Stateless: to continue, send all items so far in `input`.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -1435,7 +1504,7 @@ export interface paths {
         put?: never;
         /**
          * Score
-         * @description What each document is worth to its query, as a reranker judges it: a classifier with one label.
+         * @description The relevance of each document to its query, judged by a reranker: a classifier with one label.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -1455,10 +1524,10 @@ export interface paths {
         };
         /**
          * GetSeries
-         * @description The last minutes to a day in equal steps, all engines together.
+         * @description The last 15 minutes, hour or 24 hours in equal steps, for all engines together.
          *
-         *     With a key for one tenant: that tenant's requests, counted when they end; what it shares with others (running and
-         *     waiting sequences, memory and what is loaded into it, time between tokens) is null.
+         *     With a key for one tenant: only that tenant's requests, counted when they end. What tenants share (running and
+         *     waiting sequences, memory and loads into it, time between tokens) is then null.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1480,7 +1549,7 @@ export interface paths {
         };
         /**
          * GetSession
-         * @description Who the server takes you for; on an open server, everybody is its admin.
+         * @description The caller's identity and rights. On a server that requires no key, everyone is an admin.
          *
          *     Needs a key of any role.
          */
@@ -1488,7 +1557,8 @@ export interface paths {
         put?: never;
         /**
          * CreateSession
-         * @description Log in with a key, or with the token of a one-time link. The session is an HttpOnly cookie.
+         * @description Log in with a key or with the token of a one-time link. The answer sets an HttpOnly cookie; the session lasts 12
+         *     hours.
          */
         post: operations["V1SessionCreateSession"];
         /**
@@ -1514,7 +1584,7 @@ export interface paths {
         put?: never;
         /**
          * CreateLink
-         * @description A login for somebody who has no key at hand, good for one use within 15 minutes.
+         * @description Create a login link for someone without a key at hand, valid once within 15 minutes.
          *
          *     Needs a key with the role `admin`.
          */
@@ -1534,7 +1604,9 @@ export interface paths {
         };
         /**
          * ListTenants
-         * @description With a key for all tenants (`*`) all of them, else one's own. `deleted`: those that are, and no others.
+         * @description All tenants with a key for all tenants (`*`), otherwise your own; by id.
+         *
+         *     `deleted`: true lists only deleted tenants; false, only the others. `limit`: items per page, 1 to 500.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1542,7 +1614,9 @@ export interface paths {
         put?: never;
         /**
          * CreateTenant
-         * @description Needs a key with the role `admin`, for all tenants (`*`).
+         * @description Create a tenant. The id of a deleted tenant cannot be used again.
+         *
+         *     Needs a key with the role `admin`, for all tenants (`*`).
          */
         post: operations["V1TenantsCreateTenant"];
         delete?: never;
@@ -1560,7 +1634,7 @@ export interface paths {
         };
         /**
          * GetTenant
-         * @description Deleted ones too.
+         * @description One tenant; also a deleted one.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1569,9 +1643,10 @@ export interface paths {
         post?: never;
         /**
          * DeleteTenant
-         * @description Its keys are refused from the next request on, and what runs is aborted. 200 when nothing of it runs any more.
+         * @description Delete a tenant. Its keys are refused from the next request on, and its running requests are aborted. 200 once
+         *     nothing of it runs any more.
          *
-         *     It can be restored for 24 hours, with its keys and adapters; after them all of it but its usage is erased.
+         *     For 24 hours it can be restored with its keys and adapters; after that, everything but its usage is erased.
          *
          *     Needs a key with the role `admin`, for all tenants (`*`).
          */
@@ -1580,7 +1655,8 @@ export interface paths {
         head?: never;
         /**
          * PatchTenant
-         * @description Holds from the next request on; what a suspended tenant runs ends with an error within 5 s.
+         * @description Change a tenant, from the next request on. Running requests of a suspended tenant end with an error within 5
+         *     seconds.
          *
          *     Needs a key with the role `admin`, for all tenants (`*`).
          */
@@ -1598,7 +1674,7 @@ export interface paths {
         put?: never;
         /**
          * RestoreTenant
-         * @description Within 24 hours after its deletion, with its keys and adapters as they were.
+         * @description Restore a deleted tenant with its keys and adapters as they were, within 24 hours of its deletion.
          *
          *     Needs a key with the role `admin`, for all tenants (`*`).
          */
@@ -1620,7 +1696,7 @@ export interface paths {
         put?: never;
         /**
          * UnloadLoraAdapter
-         * @description Make an adapter invisible at once, and forget it when what runs with it has finished.
+         * @description Hide an adapter at once, and unload it when the requests that use it have finished.
          *
          *     Needs a key with the role `admin`.
          */
@@ -1640,7 +1716,7 @@ export interface paths {
         };
         /**
          * ListUploads
-         * @description Newest first.
+         * @description The tenant's uploads, newest first. `limit`: items per page, 1 to 500.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -1662,7 +1738,7 @@ export interface paths {
         };
         /**
          * GetUpload
-         * @description wait_s: answer when the work is done, or after so many seconds.
+         * @description The state of an upload. `wait_s`: wait up to this many seconds, 0 to 30, for a commit to end.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -1671,7 +1747,7 @@ export interface paths {
         post?: never;
         /**
          * AbortUpload
-         * @description What was sent is removed; the session stays readable.
+         * @description End an upload and remove what was sent; its record stays readable. 409 while it is being published.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -1692,7 +1768,7 @@ export interface paths {
         put?: never;
         /**
          * CommitUpload
-         * @description Validate and publish. Answers at once: GET says how it goes. May be repeated.
+         * @description Validate and publish the upload. Returns at once; GET reports the progress. May be repeated.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -1713,7 +1789,8 @@ export interface paths {
         get?: never;
         /**
          * PutFile
-         * @description A chunk with `Content-Range`, or the whole file. What is wrong with its beginning is refused at once (400).
+         * @description Send a chunk with `Content-Range`, or the whole file. Content that is invalid from its beginning is refused at
+         *     once (400).
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -1734,12 +1811,13 @@ export interface paths {
         };
         /**
          * GetUsage
-         * @description What was delivered, by hour (kept 8 days) or day (400 days) of UTC that `from` to `to` touches, or in total.
+         * @description Requests and tokens served, by UTC hour (kept for 8 days) or day (400 days), or in total.
          *
-         *     `from` and `to` are Unix seconds; by default the last 24 hours. A `from` before what is kept is refused; a total is
-         *     of whole hours where they are kept, else of whole days. `group_by`: any of tenant, key, adapter, version, separated
-         *     by commas; by tenant = over all of them, with a key for all tenants (`*`). Shared adapters are "shared/<name>" where
-         *     rows name them; `adapter` also takes the bare name, and nothing for the base model.
+         *     `from` and `to`: Unix seconds; default: the last 24 hours. Every hour or day that they touch is included; a `from`
+         *     before the kept period is refused. A total covers whole hours if they are kept, otherwise whole days. `group_by`:
+         *     any of tenant, key, adapter, version, separated by commas; grouping by tenant covers all tenants and needs a key for
+         *     all tenants (`*`). `adapter`: only this adapter; empty: the base model. Shared adapters are called "shared/<name>"
+         *     in rows; `adapter` also accepts their bare name. `format`: json or csv.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1763,7 +1841,7 @@ export interface paths {
         put?: never;
         /**
          * Rerank
-         * @description Documents by what they are worth to a query, as a reranker judges it: a classifier with one label.
+         * @description Order documents by their relevance to a query, judged by a reranker: a classifier with one label.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -1781,13 +1859,19 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** GetVersion */
+        /**
+         * GetVersion
+         * @description The version of the server.
+         */
         get: operations["VersionGetGetVersion"];
         put?: never;
         post?: never;
         delete?: never;
         options?: never;
-        /** GetVersion */
+        /**
+         * GetVersion
+         * @description The version of the server.
+         */
         head: operations["VersionHeadGetVersion"];
         patch?: never;
         trace?: never;
@@ -1796,67 +1880,79 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
-        /** AdapterCard */
+        /**
+         * AdapterCard
+         * @description The version that the name refers to.
+         */
         AdapterCard: {
-            /** @description The largest of its modules' ranks. */
+            /** @description Largest LoRA rank of its modules. */
             rank: number;
+            /** @description Size of the version's files. */
             size_bytes: number;
+            /** @description Hash of the content. */
             digest: string;
             version: number;
-            /** @description Absent where it is no activated LoRA. */
+            /** @description Absent if it is not an activated LoRA. */
             invocation?: components["schemas"]["InvocationItem"];
-            /** @description Absent where it is none. */
+            /** @description Absent if it is not a classifier. */
             classifier?: components["schemas"]["ClassifierItem"];
-            /** @description Name of the operator's template that its chats are rendered with; absent = the base model's. */
+            /** @description Name of the operator's template that renders its chats; absent = the base model's template. */
             chat_template?: string;
         };
         /**
          * AdapterDetail
-         * @description All of one adapter.
+         * @description An adapter with its aliases and versions.
          */
         AdapterDetail: {
-            /** @description What requests give as `model`. */
+            /** @description Sent as `model` in requests. */
             name: string;
-            /** @description Its owner; "shared" for adapters that every tenant may use. */
+            /** @description The tenant that owns it; "shared" for an adapter that every tenant may use. */
             tenant: string;
             description: string;
             tags: string[];
-            /** @description Requests for a disabled adapter are refused. */
+            /** @description Requests to a disabled adapter are refused (403). */
             enabled: boolean;
             /**
-             * @description "empty": it has no version yet; "other_base": its live version was made for another base model than this
-             *     server's; "draining": deleted, with requests that still run.
+             * @description "ready"; "disabled"; "empty": no version yet; "other_base": the live version was made for a base model other
+             *     than this server's; "draining": deleted, but requests still run or an engine still has it; "deleted".
              */
             status: components["schemas"]["AdapterState"];
-            /** @description Where the live version's bytes are: on disk, mapped by the engine ("host") or in its arena ("device"). */
+            /**
+             * @description Where the live version's bytes are: on disk ("disk"), mapped by the engine ("host") or in the engine's arena
+             *     ("device").
+             */
             tier: components["schemas"]["Tier"];
+            /** @description Null if the adapter has no version. */
             live: components["schemas"]["LiveVersion"] | null;
-            /** @description The version that a share of the users of the bare name gets. */
+            /** @description The version that a share of the users of the bare name gets; null = no canary. */
             canary_version: number | null;
-            /** @description That share, in hundredths of a percent. */
+            /** @description That share in hundredths of a percent, 0 to 10,000. */
             canary_weight_bp: number | null;
-            /** @description Without deleted ones. */
+            /** @description Number of versions, not counting deleted ones. */
             num_versions: number;
-            /** @description Of the live version's files. */
+            /** @description Size of the live version's files. */
             size_bytes: number;
-            /** @description Of the live version. */
+            /** @description Largest LoRA rank of the live version. */
             max_rank: number;
-            /** @description Kinds of modules that the live version adapts. */
+            /** @description Module kinds that the live version adapts, such as "q_proj". */
             targets: string[];
             pin: components["schemas"]["PinItem"] | null;
             /** @description Unix seconds. */
             created_at: number;
             /** @description Unix seconds. */
             updated_at: number;
-            /** @description Unix seconds; it can be restored for 24 hours. */
+            /** @description Unix seconds; null = not deleted. A deleted adapter can be restored for 24 hours. */
             deleted_at: number | null;
-            /** @description Unix seconds; null while it is not known. */
+            /**
+             * @description Unix seconds; null = not used in the last 24 hours, or unknown. After a use on another server, the start of that
+             *     hour.
+             */
             last_used_at: number | null;
-            /** @description Null while it is not known. */
+            /** @description Requests in the last 24 hours; null if unknown. */
             requests_24h: number | null;
-            /** @description Time to first token over the last 24 hours; null while it is not known. */
+            /** @description 95th percentile of the time to first token over the last 24 hours, in milliseconds; null if unknown. */
             ttft_p95_ms: number | null;
-            /** @description Revision; as an ETag, what If-Match takes. */
+            /** @description Revision of the document. Send it as an ETag in If-Match. */
             rev: number;
             /** @default adapter */
             object: string;
@@ -1867,7 +1963,7 @@ export interface components {
         };
         /**
          * AdapterItem
-         * @description One row of a list of adapters.
+         * @description An adapter, as in lists.
          * @example {
          *       "name": "sql",
          *       "tenant": "acme",
@@ -1906,48 +2002,55 @@ export interface components {
          *     }
          */
         AdapterItem: {
-            /** @description What requests give as `model`. */
+            /** @description Sent as `model` in requests. */
             name: string;
-            /** @description Its owner; "shared" for adapters that every tenant may use. */
+            /** @description The tenant that owns it; "shared" for an adapter that every tenant may use. */
             tenant: string;
             description: string;
             tags: string[];
-            /** @description Requests for a disabled adapter are refused. */
+            /** @description Requests to a disabled adapter are refused (403). */
             enabled: boolean;
             /**
-             * @description "empty": it has no version yet; "other_base": its live version was made for another base model than this
-             *     server's; "draining": deleted, with requests that still run.
+             * @description "ready"; "disabled"; "empty": no version yet; "other_base": the live version was made for a base model other
+             *     than this server's; "draining": deleted, but requests still run or an engine still has it; "deleted".
              */
             status: components["schemas"]["AdapterState"];
-            /** @description Where the live version's bytes are: on disk, mapped by the engine ("host") or in its arena ("device"). */
+            /**
+             * @description Where the live version's bytes are: on disk ("disk"), mapped by the engine ("host") or in the engine's arena
+             *     ("device").
+             */
             tier: components["schemas"]["Tier"];
+            /** @description Null if the adapter has no version. */
             live: components["schemas"]["LiveVersion"] | null;
-            /** @description The version that a share of the users of the bare name gets. */
+            /** @description The version that a share of the users of the bare name gets; null = no canary. */
             canary_version: number | null;
-            /** @description That share, in hundredths of a percent. */
+            /** @description That share in hundredths of a percent, 0 to 10,000. */
             canary_weight_bp: number | null;
-            /** @description Without deleted ones. */
+            /** @description Number of versions, not counting deleted ones. */
             num_versions: number;
-            /** @description Of the live version's files. */
+            /** @description Size of the live version's files. */
             size_bytes: number;
-            /** @description Of the live version. */
+            /** @description Largest LoRA rank of the live version. */
             max_rank: number;
-            /** @description Kinds of modules that the live version adapts. */
+            /** @description Module kinds that the live version adapts, such as "q_proj". */
             targets: string[];
             pin: components["schemas"]["PinItem"] | null;
             /** @description Unix seconds. */
             created_at: number;
             /** @description Unix seconds. */
             updated_at: number;
-            /** @description Unix seconds; it can be restored for 24 hours. */
+            /** @description Unix seconds; null = not deleted. A deleted adapter can be restored for 24 hours. */
             deleted_at: number | null;
-            /** @description Unix seconds; null while it is not known. */
+            /**
+             * @description Unix seconds; null = not used in the last 24 hours, or unknown. After a use on another server, the start of that
+             *     hour.
+             */
             last_used_at: number | null;
-            /** @description Null while it is not known. */
+            /** @description Requests in the last 24 hours; null if unknown. */
             requests_24h: number | null;
-            /** @description Time to first token over the last 24 hours; null while it is not known. */
+            /** @description 95th percentile of the time to first token over the last 24 hours, in milliseconds; null if unknown. */
             ttft_p95_ms: number | null;
-            /** @description Revision; as an ETag, what If-Match takes. */
+            /** @description Revision of the document. Send it as an ETag in If-Match. */
             rev: number;
             /** @default adapter */
             object: string;
@@ -1955,14 +2058,14 @@ export interface components {
         /** AdapterList */
         AdapterList: {
             data: components["schemas"]["AdapterItem"][];
-            /** @description Give it as `cursor` for the next page; null on the last one. */
+            /** @description Send it as `cursor` to get the next page; null on the last page. */
             next_cursor: string | null;
             /** @default list */
             object: string;
         };
         /**
          * AdapterSort
-         * @description A minus: the largest or newest first. Equals are in order of their names.
+         * @description A minus means largest or newest first. Ties are in order of names.
          * @default name
          * @enum {string}
          */
@@ -1974,7 +2077,7 @@ export interface components {
         AdapterState: "ready" | "disabled" | "empty" | "other_base" | "draining" | "deleted";
         /**
          * AliasItem
-         * @description A name for a version: `adapter@alias`. The alias "live" is what the bare name means.
+         * @description A name for a version: `adapter@alias`. The adapter's bare name refers to the alias "live".
          * @example {
          *       "alias": "live",
          *       "version": 3,
@@ -1990,8 +2093,9 @@ export interface components {
         AliasItem: {
             alias: string;
             version: number;
-            /** @description What a rollback goes back to. */
+            /** @description The version that a rollback restores; null = none. */
             previous: number | null;
+            /** @description Null = every user gets `version`. */
             canary: components["schemas"]["CanaryItem"] | null;
             /** @description Unix seconds. */
             moved_at: number;
@@ -2012,21 +2116,24 @@ export interface components {
         };
         /**
          * AnswerThinking
-         * @description What the model thought first, of a server that tells it apart (--reasoning-parser).
+         * @description The model's reasoning before the answer; only on a server that separates it (--reasoning-parser).
          */
         AnswerThinking: {
             thinking: string;
-            /** @description Always "unsigned": nothing is signed. */
+            /** @description Always "unsigned": this server signs nothing. */
             signature: string;
             /** @constant */
             type: "thinking";
         };
-        /** AnswerToolUse */
+        /**
+         * AnswerToolUse
+         * @description A call of a tool.
+         */
         AnswerToolUse: {
-            /** @description What the result of the call has to name. */
+            /** @description The `tool_use_id` to send with the call's result. */
             id: string;
             name: string;
-            /** @description What the model wrote if that is a JSON object, else {"INVALID_JSON": what it wrote}. */
+            /** @description What the model wrote if that is a JSON object, else {"INVALID_JSON": <the text>}. */
             input: {
                 [key: string]: unknown;
             };
@@ -2035,17 +2142,21 @@ export interface components {
         };
         /**
          * ArenaExtent
-         * @description A piece of an engine's adapter memory, in use.
+         * @description An occupied piece of an engine's adapter memory.
          */
         ArenaExtent: {
             offset_bytes: number;
             size_bytes: number;
-            /** @description Null where it belongs to somebody else. */
+            /** @description Hash of the content; null if it belongs to another tenant. */
             digest: string | null;
+            /** @description Null if unknown or another tenant's; likewise `adapter` and `version`. */
             tenant: string | null;
             adapter: string | null;
             version: number | null;
-            /** @description A running sequence keeps it where it is; of a name that a tenant sees, one of its own. */
+            /**
+             * @description A running sequence uses it, so it is not evicted or moved. For an extent that a tenant sees by name, only that
+             *     tenant's own sequences count.
+             */
             in_use: boolean;
         };
         /**
@@ -2056,6 +2167,7 @@ export interface components {
         AuditFormat: "json" | "ndjson" | "csv";
         /**
          * AuditItem
+         * @description One change, login or refusal.
          * @example {
          *       "id": "1795301684500-0",
          *       "at": 1795301684.5,
@@ -2088,24 +2200,26 @@ export interface components {
             id: string;
             /** @description Unix seconds. */
             at: number;
-            /** @description Key id, "open", "cli", "config" or "server"; "unknown" for whoever came without a good key. */
+            /** @description Key id, "open", "flag", "cli", "config" or "server"; "unknown" = a caller without a valid key. */
             actor: string;
-            /** @description Such as "alias.move", "key.create" or "session.login". */
+            /** @description For example "alias.move", "key.create" or "session.login". */
             action: string;
             /** @description "done" or "refused". */
             outcome: string;
-            /** @description "tenant", "key", "adapter" or "session"; of a refusal also "request". */
+            /** @description "tenant", "key", "adapter" or "session"; for a refusal also "request". */
             kind: string;
-            /** @description Id of what was changed; of a refusal, what was asked for. */
+            /** @description Id of the changed object; for a refusal, what the caller requested. */
             subject: string;
+            /** @description The tenant concerned; "*" = the whole server. */
             tenant: string;
             request_id: string;
-            /** @description Of a refusal: from where, and why. */
+            /** @description For a refusal, the client's address and the reason. */
             detail: string;
-            /** @description The document before; secrets' hashes left out. */
+            /** @description The document before the change, without hashes of secrets; null if there was none or its revision was pruned. */
             before: {
                 [key: string]: unknown;
             } | null;
+            /** @description The document after the change; null as for `before`. */
             after: {
                 [key: string]: unknown;
             } | null;
@@ -2118,6 +2232,7 @@ export interface components {
          */
         AuditList: {
             data: components["schemas"]["AuditItem"][];
+            /** @description Send it as `cursor` to get the next page; null on the last page. */
             next_cursor: string | null;
             /** @default list */
             object: string;
@@ -2125,13 +2240,19 @@ export interface components {
         /** CalledFunction */
         CalledFunction: {
             name: string;
-            /** @description A JSON object, unless the model broke it off. */
+            /** @description A JSON object, unless the model stopped in the middle of it. */
             arguments: string;
         };
-        /** CanaryItem */
+        /**
+         * CanaryItem
+         * @description A second version that a share of an alias's users gets.
+         */
         CanaryItem: {
             version: number;
-            /** @description Share of users in hundredths of a percent, 0 to 10,000. A user stays in while the weight is raised. */
+            /**
+             * @description Share of users in hundredths of a percent, 0 to 10,000. A user in the canary stays in it while the weight is
+             *     raised.
+             */
             weight_bp: number;
         };
         /**
@@ -2141,18 +2262,18 @@ export interface components {
         CertificateState: "pending" | "done" | "failed" | "skipped";
         /**
          * CertificateView
-         * @description How far the served model's answers with a version are from PEFT's own, measured once beside the server.
+         * @description How far the served model's answers with a version differ from PEFT's, measured once in a background process.
          */
         CertificateView: {
             state: components["schemas"]["CertificateState"];
             /**
-             * @description Between two log-probabilities of any token, over all positions; of a classifier, two numbers of the states
-             *     that its head reads.
+             * @description Largest difference between two log-probabilities of the same token, over all positions. For a classifier: between
+             *     two numbers of the hidden states that its head reads.
              */
             max_logit_difference: number | null;
-            /** @description Positions at which the whole vocabulary, or the whole state, was compared. */
+            /** @description Number of positions at which the whole vocabulary, or the whole hidden state, was compared. */
             num_tokens: number | null;
-            /** @description Of one that was skipped, failed or is still pending. */
+            /** @description Why it was skipped, failed or is still pending; null if it is done. */
             reason: string | null;
             /** @default certificate */
             object: string;
@@ -2161,9 +2282,13 @@ export interface components {
         ChatChoice: {
             index: number;
             message: components["schemas"]["ResponseMessage"];
+            /** @description Null without `logprobs`. */
             logprobs: components["schemas"]["ChatLogprobs"] | null;
+            /** @description "stop", "length", "tool_calls" or "abort". */
             finish_reason: string | null;
+            /** @description The stop string or stop token id that ended the answer; null otherwise. */
             stop_reason: string | number | null;
+            /** @description Only with `return_token_ids`. */
             token_ids?: number[];
         };
         /**
@@ -2210,16 +2335,20 @@ export interface components {
         ChatCompletionResponse: {
             id: string;
             object: string;
+            /** @description Unix seconds. */
             created: number;
+            /** @description The model as the request named it. */
             model: string;
             system_fingerprint: string;
             choices: components["schemas"]["ChatChoice"][];
             usage: components["schemas"]["Usage"];
+            /** @description Only with `prompt_logprobs`. */
             prompt_logprobs?: ({
                 [key: string]: components["schemas"]["PromptTokenLogprob"];
             } | null)[];
+            /** @description Only with `return_token_ids`. */
             prompt_token_ids?: number[];
-            /** @description Only if asked for with `include_metrics`. */
+            /** @description Only with `include_metrics`. */
             metrics?: components["schemas"]["RequestMetrics"];
         };
         /** ChatLogprobs */
@@ -2228,6 +2357,7 @@ export interface components {
         };
         /**
          * CheckItem
+         * @description The result of one check.
          * @example {
          *       "name": "config.options",
          *       "status": "fail",
@@ -2241,19 +2371,20 @@ export interface components {
          *     }
          */
         CheckItem: {
-            /** @description What was checked; stable, such as "weights.shapes". */
+            /** @description Stable name of the check, such as "weights.shapes". */
             name: string;
+            /** @description "pass", "warn" or "fail". */
             status: components["schemas"]["CheckStatus"];
             message: string;
-            /** @description Why it failed or warns; stable, such as "rank_mismatch". */
+            /** @description Stable reason for a failure or warning, such as "rank_mismatch"; null if it passed. */
             code?: string | null;
             /** @description The file at fault. */
             file?: string | null;
-            /** @description The config's field or the tensor at fault. */
+            /** @description The config field or tensor at fault. */
             key?: string | null;
             found?: string | null;
             expected?: string | null;
-            /** @description What to do about it. */
+            /** @description How to correct it. */
             remedy?: string | null;
         };
         /**
@@ -2263,37 +2394,45 @@ export interface components {
         CheckStatus: "pass" | "warn" | "fail";
         /** ChunkReceived */
         ChunkReceived: {
-            /** @description Bytes of this file received so far. */
+            /** @description Bytes of this file received so far; the next chunk starts here. */
             offset: number;
             /** @default upload.chunk */
             object: string;
         };
         /** Classification */
         Classification: {
+            /** @description Position of the input in the request. */
             index: number;
             /**
-             * @description With the largest of `probs`, and the first of several: its name in the adapter's `id2label`, else LABEL_0,
-             *     LABEL_1, …
+             * @description The label with the largest number in `probs`, the first one if several are equal: its name in the adapter's
+             *     `id2label`, else LABEL_0, LABEL_1, …
              */
             label: string;
-            /** @description By label. */
+            /** @description One number per label, in the order of the head's outputs. */
             probs: number[];
+            /** @description Number of labels. */
             num_classes: number;
         };
         /**
          * ClassifierItem
-         * @description What a classifier tells apart: it answers /v1/classify, and has no text to answer with.
+         * @description The labels of a classifier. It answers /v1/classify and generates no text.
          */
         ClassifierItem: {
             num_labels: number;
-            /** @description As its config says: "single_label_classification", "multi_label_classification" or "regression". */
+            /**
+             * @description "single_label_classification", "multi_label_classification" or "regression", as in its config; null if that has
+             *     none.
+             */
             problem_type: string | null;
             /**
-             * @description Their names, in the order of an answer's `probs`; null where `id2label` of its config gives none. Absent where
-             *     several models are listed.
+             * @description Label names, in the order of an answer's `probs`; null if the config has no `id2label`. Absent from lists of
+             *     models.
              */
             labels?: string[] | null;
-            /** @description Of a reranker: the text that /v1/rerank asks it with; null where its config gives none. Absent likewise. */
+            /**
+             * @description For a reranker: the text into which /v1/rerank puts query and document; null if the config has none. Absent from
+             *     lists of models.
+             */
             score_template?: string | null;
         };
         /**
@@ -2338,7 +2477,7 @@ export interface components {
         ClassifyResponse: {
             id: string;
             object: string;
-            /** @description Unix time. */
+            /** @description Unix seconds. */
             created: number;
             model: string;
             /** @description In the order of the inputs. */
@@ -2347,25 +2486,34 @@ export interface components {
         };
         /** CompletionChoice */
         CompletionChoice: {
+            /** @description Choices of the first prompt come first: `prompt index * n + choice`. */
             index: number;
             text: string;
             logprobs: components["schemas"]["CompletionLogprobs"] | null;
+            /** @description "stop", "length" or "abort"; null in a stream until the choice ends. */
             finish_reason: string | null;
+            /** @description The stop string or stop token id that ended the text; null otherwise. */
             stop_reason: string | number | null;
+            /** @description Only with `return_token_ids`. */
             token_ids?: number[];
+            /** @description Only with `return_token_ids`. */
             prompt_token_ids?: number[];
+            /** @description Only with `prompt_logprobs`. */
             prompt_logprobs?: ({
                 [key: string]: components["schemas"]["PromptTokenLogprob"];
             } | null)[];
         };
         /**
          * CompletionLogprobs
-         * @description One entry per token.
+         * @description Columns with one entry per token.
          */
         CompletionLogprobs: {
+            /** @description Where each token begins in the choice's text, in characters. */
             text_offset: number[];
+            /** @description Null for the first token of an echoed prompt. */
             token_logprobs: (number | null)[];
             tokens: string[];
+            /** @description The most likely tokens with their log-probabilities; null for the first token of an echoed prompt. */
             top_logprobs: ({
                 [key: string]: number;
             } | null)[];
@@ -2400,31 +2548,34 @@ export interface components {
         CompletionResponse: {
             id: string;
             object: string;
+            /** @description Unix seconds. */
             created: number;
+            /** @description The model as the request named it. */
             model: string;
             system_fingerprint: string;
             choices: components["schemas"]["CompletionChoice"][];
             usage: components["schemas"]["Usage"];
-            /** @description Only if asked for with `include_metrics`. */
+            /** @description Only with `include_metrics`. */
             metrics?: components["schemas"]["RequestMetrics"];
         };
         /** CompletionTokensDetails */
         CompletionTokensDetails: {
-            /** @description Where a server tells reasoning apart. */
+            /** @description Only on a server that separates reasoning (--reasoning-parser). */
             reasoning_tokens?: number;
-            /** @description Of a request with `prediction`: drafted tokens that the model chose too, several in one step. */
+            /** @description Only with `prediction`: drafted tokens of it that the model also chose, several in one step. */
             accepted_prediction_tokens?: number;
-            /** @description They are no part of the completion. */
+            /** @description Drafted tokens that the model did not choose; they are not part of the completion. */
             rejected_prediction_tokens?: number;
         };
         /** ConfigItem */
         ConfigItem: {
-            /** @description As the flag without dashes, such as "max-num-seqs". */
+            /** @description Name of the flag without its dashes, such as "max-num-seqs". */
             name: string;
-            /** @description As text; secrets are shown as "***". */
+            /** @description Always a string; secrets appear as "***". */
             value: string;
-            /** @description "flag", "environment", "file", "default" or "derived". */
+            /** @description "flag", "environment", "file", "default" or "derived" (chosen by the server at start). */
             source: string;
+            /** @description Description of the setting. */
             help: string;
         };
         /** ConfigView */
@@ -2437,32 +2588,42 @@ export interface components {
         ContentLogprob: {
             token: string;
             logprob: number;
+            /** @description The token's bytes, possibly only a part of a UTF-8 character. */
             bytes: number[];
+            /** @description The most likely tokens at this position, as many as `top_logprobs`. */
             top_logprobs: components["schemas"]["TopLogprob"][];
         };
-        /** CreatedKey */
+        /**
+         * CreatedKey
+         * @description A key with its new secret.
+         */
         CreatedKey: {
             id: string;
+            /** @description Display name. */
             name: string;
-            /** @description "*" = a key for all tenants: X-Tenant says for which one it acts. */
+            /** @description "*" = a key for all tenants: the header `X-Tenant` selects the one it acts for. */
             tenant: string;
             role: components["schemas"]["Role"];
-            /** @description The only adapters it may use; null = all of its tenant's and the shared ones. */
+            /** @description The only adapters that it may use; null = all of its tenant's and the shared ones. */
             adapters: string[] | null;
             limits: components["schemas"]["Limits"];
+            /** @description "active", "suspended" or "revoked". */
             status: components["schemas"]["Status"];
             is_expired: boolean;
             /** @description Unix seconds. */
             created_at: number;
-            /** @description Unix seconds. */
+            /** @description Unix seconds; null = never. */
             expires_at: number | null;
-            /** @description Until then the key before the last rotation works too; Unix seconds. */
+            /** @description Unix seconds until which the secret before the last rotation also works; null = there is none. */
             rotating_until: number | null;
-            /** @description Revision; as an ETag, what If-Match takes. */
+            /** @description Revision of the document. Send it as an ETag in If-Match. */
             rev: number;
             /** @default key */
             object: string;
-            /** @description The whole key as clients send it, shown this once; null when a request is replayed by its Idempotency-Key. */
+            /**
+             * @description The whole key as clients send it, shown only once; null if the request repeats an earlier one with the same
+             *     Idempotency-Key.
+             */
             secret: string | null;
         };
         /** DetokenizeResponse */
@@ -2475,7 +2636,10 @@ export interface components {
                 [key: string]: unknown;
             };
         };
-        /** EchoedTool */
+        /**
+         * EchoedTool
+         * @description A tool as the request sent it.
+         */
         EchoedTool: {
             name: string;
             description: string | null;
@@ -2489,8 +2653,9 @@ export interface components {
         /** Embedding */
         Embedding: {
             object: string;
+            /** @description Position of the input in the request. */
             index: number;
-            /** @description A text where base64 is asked for. */
+            /** @description A string if `encoding_format` is "base64". */
             embedding: number[] | string;
         };
         /**
@@ -2539,32 +2704,42 @@ export interface components {
         /** EngineItem */
         EngineItem: {
             id: string;
-            /** @description "ready", "starting", "stalled", "draining" or "dead". */
+            /** @description "ready", "stalled" (has work, but made no progress for seconds), "draining" or "dead". */
             state: string;
-            /** @description When it said so; Unix seconds. */
+            /** @description When the engine reported this; Unix seconds. */
             at: number;
             /** @description Unix seconds. */
             started_at: number;
             model: string;
             device: string;
             dtype: string;
-            /** @description The form of its layers' weights: the dtype, "int8", "int4" or "4 bits as stored", two where both are there. */
+            /**
+             * @description Format of the layers' weights: the dtype, "int8", "int4", "4 bits as stored", or two of them joined by a
+             *     comma.
+             */
             weights: string;
             backend: string;
+            /** @description Context length in tokens. */
             max_model_len: number;
+            /** @description Most sequences that run at once. */
             max_num_seqs: number;
+            /** @description Running sequences. */
             num_running: number;
+            /** @description Waiting sequences. */
             num_waiting: number;
             kv: components["schemas"]["KvBlocks"];
+            /** @description Size of the adapter memory. */
             arena_size_bytes: number;
             arena_used_bytes: number;
-            /** @description By offset. */
+            /** @description In order of offset. */
             arena: components["schemas"]["ArenaExtent"][];
-            /** @description Since its start, into the arena. */
+            /** @description Adapters copied into the arena since the engine started. */
             num_adapter_loads: number;
+            /** @description Since the engine started. */
             num_adapter_evictions: number;
+            /** @description Since the engine started. */
             num_preemptions: number;
-            /** @description Prompt and output tokens computed, over the last 10 seconds. */
+            /** @description Prompt and output tokens computed per second, over the last 10 seconds. */
             tokens_per_s: number;
             queues: components["schemas"]["QueueRow"][];
             /** @default engine */
@@ -2583,14 +2758,17 @@ export interface components {
             type: string;
             param: string | null;
             code: string;
-            /** @description Of a refused adapter: every check. */
+            /** @description For a refused adapter: all checks. */
             report?: components["schemas"]["ReportItem"];
         };
         /** ErrorResponse */
         ErrorResponse: {
             error: components["schemas"]["ErrorDetail"];
         };
-        /** FunctionChoice */
+        /**
+         * FunctionChoice
+         * @description The function that the model must call.
+         */
         FunctionChoice: {
             /** @description Only "function". */
             type: string;
@@ -2598,14 +2776,15 @@ export interface components {
         };
         /** IncompleteDetails */
         IncompleteDetails: {
-            /** @description "max_output_tokens". */
+            /** @description Always "max_output_tokens". */
             reason: string;
         };
         /** InputTokensDetails */
         InputTokensDetails: {
+            /** @description Prompt tokens found in the prefix cache. */
             cached_tokens: number;
             /**
-             * @description Of a cache that is paid for, which there is not.
+             * @description Always 0: writing to the cache is not billed.
              * @default 0
              */
             cache_write_tokens: number;
@@ -2618,12 +2797,12 @@ export interface components {
         Interval: "hour" | "day" | "total";
         /**
          * InvocationItem
-         * @description What activates an activated LoRA: it counts from the last place of a prompt on where these tokens are, and a
-         *     prompt without them is refused.
+         * @description The tokens that activate an activated LoRA: it has an effect from their last occurrence in a prompt on. A prompt
+         *     without them is refused.
          */
         InvocationItem: {
             token_ids: number[];
-            /** @description Null where the version is of another base model. */
+            /** @description The tokens' text; null if the version was made for another base model. */
             text: string | null;
         };
         /**
@@ -2654,22 +2833,24 @@ export interface components {
          */
         KeyItem: {
             id: string;
+            /** @description Display name. */
             name: string;
-            /** @description "*" = a key for all tenants: X-Tenant says for which one it acts. */
+            /** @description "*" = a key for all tenants: the header `X-Tenant` selects the one it acts for. */
             tenant: string;
             role: components["schemas"]["Role"];
-            /** @description The only adapters it may use; null = all of its tenant's and the shared ones. */
+            /** @description The only adapters that it may use; null = all of its tenant's and the shared ones. */
             adapters: string[] | null;
             limits: components["schemas"]["Limits"];
+            /** @description "active", "suspended" or "revoked". */
             status: components["schemas"]["Status"];
             is_expired: boolean;
             /** @description Unix seconds. */
             created_at: number;
-            /** @description Unix seconds. */
+            /** @description Unix seconds; null = never. */
             expires_at: number | null;
-            /** @description Until then the key before the last rotation works too; Unix seconds. */
+            /** @description Unix seconds until which the secret before the last rotation also works; null = there is none. */
             rotating_until: number | null;
-            /** @description Revision; as an ETag, what If-Match takes. */
+            /** @description Revision of the document. Send it as an ETag in If-Match. */
             rev: number;
             /** @default key */
             object: string;
@@ -2677,24 +2858,29 @@ export interface components {
         /** KeyList */
         KeyList: {
             data: components["schemas"]["KeyItem"][];
+            /** @description Send it as `cursor` to get the next page; null on the last page. */
             next_cursor: string | null;
             /** @default list */
             object: string;
         };
-        /** KvBlocks */
+        /**
+         * KvBlocks
+         * @description Memory for keys and values, in blocks.
+         */
         KvBlocks: {
             num_blocks: number;
-            /** @description Never used or holding nothing. */
+            /** @description Blocks without content. */
             num_free: number;
-            /** @description Holding a prefix that nobody uses now. */
+            /** @description Blocks with a cached prefix that no sequence uses now. */
             num_cached: number;
+            /** @description Blocks that sequences use now. */
             num_used: number;
-            /** @description Tokens. */
+            /** @description Tokens per block. */
             block_size: number;
         };
         /**
          * Limits
-         * @description None = no limit; 0 refuses everything, of `max_queued` what would have to wait.
+         * @description None = no limit; 0 refuses everything (for `max_queued`: everything that would have to wait).
          */
         Limits: {
             /** @default null */
@@ -2715,19 +2901,22 @@ export interface components {
              */
             max_queued: number | null;
             /**
-             * @description Of a tenant; not of a key.
+             * @description Tenants only, not keys.
              * @default null
              */
             max_adapters: number | null;
             /**
-             * @description Of a tenant, over all versions, deleted ones too while they are on the disk; shared content counts in full.
+             * @description Tenants only. All versions, including deleted ones still on disk; content shared with others counts in full.
              * @default null
              */
             max_adapter_bytes: number | null;
         };
-        /** LinkItem */
+        /**
+         * LinkItem
+         * @description A one-time link to log in to the console.
+         */
         LinkItem: {
-            /** @description For POST /v1/session, once. It goes into the fragment of /ui/#/login/<token>. */
+            /** @description For one POST /v1/session. It belongs in the fragment of the URL: /ui/#/login/<token>. */
             token: string;
             /** @description Unix seconds. */
             expires_at: number;
@@ -2736,11 +2925,12 @@ export interface components {
         };
         /**
          * LiveVersion
-         * @description What the adapter's bare name means.
+         * @description The version that the adapter's bare name refers to.
          */
         LiveVersion: {
+            /** @description Version number, as in `name@v3`. */
             n: number;
-            /** @description Hash of the content: equal digests are equal adapters. */
+            /** @description Hash of the content: versions with equal digests are the same adapter. */
             digest: string;
             /** @description Unix seconds. */
             created_at: number;
@@ -2750,7 +2940,10 @@ export interface components {
             /** @description Unix seconds. */
             at: number;
             engines: components["schemas"]["EngineItem"][];
-            /** @description "ready", "full" (nothing can be changed), "grace" (gone for less than --redis-grace-s) or "gone". */
+            /**
+             * @description "ready"; "full": it accepts no writes, so nothing can be changed; "grace": unreachable for less than
+             *     --redis-grace-s; "gone": unreachable for longer.
+             */
             redis: string;
             /** @default live */
             object: string;
@@ -2763,7 +2956,9 @@ export interface components {
             generated_tokens: number;
             /** @default 0 */
             skipped_tokens: number;
+            /** @description The seed in use; null for greedy decoding. */
             seed: number | null;
+            /** @description The prompt's tokens, with `decoder_input_details`; else empty. */
             prefill: components["schemas"]["PrefillToken"][];
             tokens: components["schemas"]["LoraxToken"][];
         };
@@ -2781,19 +2976,24 @@ export interface components {
         };
         /**
          * LoraxInfo
-         * @description What TGI's and LoRAX's clients read.
+         * @description Server information in the form that clients of TGI and LoRAX read.
          */
         LoraxInfo: {
             model_id: string;
+            /** @description Fingerprint of the base model's layout. */
             model_sha: string | null;
             model_dtype: string;
             model_device_type: string;
+            /** @description Sequences that can run, plus those that may wait. */
             max_concurrent_requests: number;
             /** @default 1 */
             max_best_of: number;
             max_stop_sequences: number;
+            /** @description Tokens of a prompt: the context length minus one. */
             max_input_length: number;
+            /** @description Context length in tokens. */
             max_total_tokens: number;
+            /** @description Most tokens that one step computes. */
             max_batch_total_tokens: number;
             version: string;
             request_logger_url?: null;
@@ -2813,6 +3013,7 @@ export interface components {
             id: number;
             text: string;
             logprob: number;
+            /** @description Whether it is a special token. */
             special: boolean;
             /** @default false */
             skipped: boolean;
@@ -2820,6 +3021,7 @@ export interface components {
         };
         /**
          * Message
+         * @description An answer.
          * @example {
          *       "type": "message",
          *       "id": "msg_5f3a9f1e6b0c4b0d",
@@ -2845,14 +3047,15 @@ export interface components {
             id: string;
             /** @default assistant */
             role: string;
+            /** @description The model as the request named it. */
             model: string;
             content?: (components["schemas"]["AnswerText"] | components["schemas"]["AnswerThinking"] | components["schemas"]["AnswerToolUse"])[];
             /**
-             * @description "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence" or "tool_use"; null where a stream
-             *     begins.
+             * @description "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence" or "tool_use"; null at the start of a
+             *     stream.
              */
             stop_reason?: string | null;
-            /** @description Which one, of "stop_sequence". */
+            /** @description The stop sequence that ended the answer, if `stop_reason` is "stop_sequence"; else null. */
             stop_sequence?: string | null;
             usage: components["schemas"]["MessageUsage"];
             /** @constant */
@@ -2860,6 +3063,7 @@ export interface components {
         };
         /**
          * MessageError
+         * @description An error in the format of Anthropic's API.
          * @example {
          *       "type": "error",
          *       "error": {
@@ -2879,29 +3083,31 @@ export interface components {
         MessageErrorDetail: {
             type: string;
             message: string;
-            /** @description Where `thread` is refused. */
+            /** @description Only if `thread` was refused. */
             details?: components["schemas"]["ThreadRefusal"];
         };
         /**
          * MessageUsage
-         * @description The prompt's tokens are `input_tokens` and `cache_read_input_tokens` together.
+         * @description The prompt has `input_tokens` + `cache_read_input_tokens` tokens.
          */
         MessageUsage: {
-            /** @description Of the prompt, those that were computed. */
+            /** @description Prompt tokens that were computed. */
             input_tokens: number;
+            /** @description Tokens of the answer, thinking included. */
             output_tokens: number;
-            /** @description Of the prompt, those that were cached. */
+            /** @description Prompt tokens found in the prefix cache. */
             cache_read_input_tokens: number;
             /**
-             * @description Of a cache that is paid for, which there is not.
+             * @description Always 0: writing to the cache is not billed.
              * @default 0
              */
             cache_creation_input_tokens: number;
-            /** @description Where reasoning is told apart. */
+            /** @description Only on a server that separates reasoning (--reasoning-parser). */
             output_tokens_details?: components["schemas"]["OutputTokens"];
         };
         /**
          * ModelCard
+         * @description The base model or an adapter.
          * @example {
          *       "id": "sql",
          *       "created": 1795301684,
@@ -2935,19 +3141,23 @@ export interface components {
          *     }
          */
         ModelCard: {
+            /** @description Sent as `model` in requests. */
             id: string;
+            /** @description Unix seconds: start of the server, or creation of the adapter's version. */
             created: number;
             owned_by: string;
-            /** @description The base model's name, or the adapter's content digest; never a path of this server. */
+            /** @description The base model's first name, or the adapter's content digest; never a path on the server. */
             root: string;
-            /** @description None for the base model. */
+            /** @description The base model's first name; null for the base model itself. */
             parent: string | null;
+            /** @description Context length in tokens; null for adapters. */
             max_model_len: number | null;
             permission: components["schemas"]["ModelPermission"][];
             /** @default model */
             object: string;
+            /** @description Absent for the base model. */
             adapter?: components["schemas"]["AdapterCard"];
-            /** @description Of the base model: names that an adapter's config may have as `chat_template`; absent where there are none. */
+            /** @description For the base model: the names that an adapter's config may use as `chat_template`; absent if there are none. */
             adapter_chat_templates?: string[];
         };
         /** ModelList */
@@ -2956,9 +3166,13 @@ export interface components {
             /** @default list */
             object: string;
         };
-        /** ModelPermission */
+        /**
+         * ModelPermission
+         * @description Fixed values for clients that expect this object.
+         */
         ModelPermission: {
             id: string;
+            /** @description Unix seconds. */
             created: number;
             /** @default model_permission */
             object: string;
@@ -2980,13 +3194,16 @@ export interface components {
             /** @default false */
             is_blocking: boolean;
         };
-        /** OutputCall */
+        /**
+         * OutputCall
+         * @description A call of a function.
+         */
         OutputCall: {
             id: string;
-            /** @description What the output of the call has to name. */
+            /** @description The `call_id` to send with the call's output. */
             call_id: string;
             name: string;
-            /** @description A JSON object, unless the model broke it off. */
+            /** @description A JSON object, unless the model stopped in the middle of it. */
             arguments: string;
             status: string;
             /** @constant */
@@ -2995,6 +3212,7 @@ export interface components {
         /** OutputMessage */
         OutputMessage: {
             id: string;
+            /** @description "in_progress", "completed" or "incomplete". */
             status: string;
             content: components["schemas"]["OutputText"][];
             /** @default assistant */
@@ -3004,13 +3222,13 @@ export interface components {
         };
         /**
          * OutputReasoning
-         * @description What the model thought first, of a server that tells it apart (--reasoning-parser).
+         * @description The model's reasoning before the answer; only on a server that separates it (--reasoning-parser).
          */
         OutputReasoning: {
             id: string;
             status: string;
             content: components["schemas"]["ReasoningText"][];
-            /** @description None: the reasoning itself is there. */
+            /** @description Always empty: the reasoning itself is in `content`. */
             summary?: string[];
             /** @constant */
             type: "reasoning";
@@ -3018,45 +3236,59 @@ export interface components {
         /** OutputText */
         OutputText: {
             text: string;
-            /** @description Only if asked for with `include`. */
+            /** @description Empty unless `include` has "message.output_text.logprobs". */
             logprobs: components["schemas"]["ContentLogprob"][];
-            /** @description None: the model has no sources. */
+            /** @description Always empty: the model cites no sources. */
             annotations?: string[];
             /** @default output_text */
             type: string;
         };
         /** OutputTokens */
         OutputTokens: {
+            /** @description Tokens of `output_tokens` that are thinking. */
             thinking_tokens: number;
         };
         /** OutputTokensDetails */
         OutputTokensDetails: {
             /**
-             * @description 0 where they are not told apart.
+             * @description 0 if the server does not separate reasoning.
              * @default 0
              */
             reasoning_tokens: number;
         };
-        /** PinItem */
+        /**
+         * PinItem
+         * @description A pin: the server keeps the live version in this memory tier.
+         */
         PinItem: {
+            /** @description "host" or "device". */
             tier: components["schemas"]["Tier"];
-            /** @description Unix seconds; null = until it is taken off. */
+            /** @description Unix seconds; null = until the pin is removed. */
             until: number | null;
         };
-        /** PrefillToken */
+        /**
+         * PrefillToken
+         * @description A token of the prompt.
+         */
         PrefillToken: {
             id: number;
             text: string;
+            /** @description Null for the first token. */
             logprob: number | null;
         };
-        /** PromptTokenLogprob */
+        /**
+         * PromptTokenLogprob
+         * @description Log-probability of one token at one position of the prompt.
+         */
         PromptTokenLogprob: {
             logprob: number;
+            /** @description 1 = the most likely token at this position. */
             rank: number;
             decoded_token: string;
         };
         /** PromptTokensDetails */
         PromptTokensDetails: {
+            /** @description Prompt tokens found in the prefix cache. */
             cached_tokens: number;
         };
         /**
@@ -3064,18 +3296,23 @@ export interface components {
          * @description Work of one tenant for one adapter.
          */
         QueueRow: {
-            /** @description Null: all that belongs to others. */
+            /** @description Null: the sum of everything that belongs to others. */
             tenant: string | null;
-            /** @description Null: the base model, or (with a null tenant) whatever others use. */
+            /** @description Null: the base model or, if `tenant` is null too, whatever others use. */
             adapter: string | null;
+            /** @description Running sequences. */
             num_running: number;
+            /** @description Waiting sequences. */
             num_queued: number;
-            /** @description Prompt tokens not yet computed. */
+            /** @description Prompt tokens of these sequences that are not computed yet. */
             num_tokens_waiting: number;
         };
-        /** RankedDocument */
+        /**
+         * RankedDocument
+         * @description A document with its text.
+         */
         RankedDocument: {
-            /** @description All that counts of a document: what else it has is not looked at. */
+            /** @description The only field that is read; any other fields are ignored. */
             text: string;
         };
         /** ReasoningText */
@@ -3093,6 +3330,7 @@ export interface components {
         };
         /**
          * RequestItem
+         * @description One inference request, running or ended.
          * @example {
          *       "id": "5f3a9f1e6b0c4b0d",
          *       "tenant": "acme",
@@ -3115,13 +3353,14 @@ export interface components {
          *     }
          */
         RequestItem: {
-            /** @description As in x-request-id. */
+            /** @description As in the header x-request-id. */
             id: string;
             tenant: string;
-            /** @description Null on an open server. */
+            /** @description Null on a server that requires no key. */
             key_id: string | null;
-            /** @description Null: the base model. */
+            /** @description Null for the base model. */
             adapter: string | null;
+            /** @description Null for the base model. */
             version: number | null;
             /**
              * @description "chat.completions", "classify", "completions", "embeddings", "generate", "messages", "rerank", "responses" or
@@ -3130,34 +3369,42 @@ export interface components {
             route: string;
             /** @description "running", or how it ended: "stop", "length", "abort", "error" or "lost" (its server was killed). */
             state: string;
-            /** @description Code, of one that ended with "error". */
+            /** @description Error code, if the state is "error". */
             error: string | null;
+            /** @description Whether the answer is streamed. */
             stream: boolean;
-            /** @description When it came in; Unix seconds. */
+            /** @description When it arrived; Unix seconds. */
             at: number;
+            /** @description Null while unknown, like the fields below. */
             num_prompt_tokens: number | null;
+            /** @description Prompt tokens found in the prefix cache. */
             num_cached_tokens: number | null;
             num_output_tokens: number | null;
+            /** @description Time in the engine until it was first scheduled. */
             queue_ms: number | null;
+            /** @description Time to load the adapter; null for the base model. */
             adapter_load_ms: number | null;
+            /** @description From its arrival to its first token. */
             ttft_ms: number | null;
+            /** @description From its arrival to its end, or until now if it is running. */
             duration_ms: number | null;
             /** @default request */
             object: string;
         };
         /**
          * RequestList
-         * @description Newest first.
+         * @description Running requests first, newest first; then ended ones, latest end first.
          */
         RequestList: {
             data: components["schemas"]["RequestItem"][];
+            /** @description Send it as `cursor` to get the next page; null on the last page. */
             next_cursor: string | null;
             /** @default list */
             object: string;
         };
         /**
          * RequestMetrics
-         * @description Times in milliseconds; null where nothing was generated.
+         * @description Times are in milliseconds, and null if nothing was generated.
          * @example {
          *       "queue_time_ms": 1.8,
          *       "adapter_load_ms": 0,
@@ -3170,25 +3417,26 @@ export interface components {
          *     }
          */
         RequestMetrics: {
-            /** @description In the engine, until first scheduled. */
+            /** @description Time in the engine until the request was first scheduled. */
             queue_time_ms: number | null;
-            /** @description What loading the adapter took before that; null for the base model. */
+            /** @description Time to load the adapter before that; null for the base model. */
             adapter_load_ms: number | null;
-            /** @description From the request's arrival. */
+            /** @description From the arrival of the request to its first token. */
             time_to_first_token_ms: number | null;
-            /** @description From the first to the last token. */
+            /** @description From the first token to the last. */
             generation_time_ms: number | null;
-            /** @description Between two tokens of one choice. */
+            /** @description Mean time between two tokens of one choice; null if no choice has two. */
             mean_itl_ms: number | null;
-            /** @description Output tokens after each choice's first, over generation_time_ms. */
+            /** @description Output tokens, not counting the first of each choice, divided by `generation_time_ms`. */
             tokens_per_second: number | null;
-            /** @description Prompt tokens that were in the prefix cache. */
+            /** @description Prompt tokens found in the prefix cache. */
             cached_tokens: number;
+            /** @description Null for the base model. */
             adapter_version: number | null;
         };
         /**
          * RequestState
-         * @description As people see it.
+         * @description As shown to people.
          * @enum {string}
          */
         RequestState: "running" | "stop" | "length" | "abort" | "error" | "lost";
@@ -3219,15 +3467,17 @@ export interface components {
         RerankResponse: {
             id: string;
             model: string;
-            /** @description The best first, of equal ones the first one. */
+            /** @description Best first; equal ones in the order of the request. */
             results: components["schemas"]["RerankResult"][];
             usage: components["schemas"]["Usage"];
         };
         /** RerankResult */
         RerankResult: {
-            /** @description In the request's documents. */
+            /** @description Position of the document in the request. */
             index: number;
+            /** @description A probability, or the head's number: see `use_activation`. */
             relevance_score: number;
+            /** @description Absent with `return_documents`: false. */
             document?: components["schemas"]["RankedDocument"];
         };
         /** ResponseFailure */
@@ -3237,19 +3487,21 @@ export interface components {
         };
         /** ResponseMessage */
         ResponseMessage: {
+            /** @description "assistant". */
             role: string;
-            /** @description Null where there are only tool calls or reasoning. */
+            /** @description Null if the answer consists of tool calls or reasoning only. */
             content: string | null;
             refusal?: null;
+            /** @description Absent if nothing is called. */
             tool_calls?: components["schemas"]["ResponseToolCall"][];
-            /** @description What the model thought first, of a server that tells it apart (--reasoning-parser). */
+            /** @description The model's reasoning before the answer; only on a server that separates it (--reasoning-parser). */
             reasoning_content?: string | null;
-            /** @description The same, for clients that know it by this name. */
+            /** @description The same text under the name that other clients read. */
             reasoning?: string | null;
         };
         /**
          * ResponseObject
-         * @description Nothing of it is kept: what goes on with it sends its `output` with the next request's `input`.
+         * @description An answer. It is not stored: to continue, send its `output` items in the next request's `input`.
          * @example {
          *       "id": "resp_5f3a9f1e6b0c4b0d",
          *       "object": "response",
@@ -3310,14 +3562,16 @@ export interface components {
             id: string;
             /** @default response */
             object: string;
+            /** @description Unix seconds. */
             created_at: number;
-            /** @description "in_progress" while it is streamed, then "completed", "incomplete" or "failed". */
+            /** @description "in_progress" during a stream; finally "completed", "incomplete" or "failed". */
             status: string;
             error?: components["schemas"]["ResponseFailure"] | null;
             incomplete_details?: components["schemas"]["IncompleteDetails"] | null;
+            /** @description The model as the request named it. */
             model: string;
             output?: (components["schemas"]["OutputMessage"] | components["schemas"]["OutputCall"] | components["schemas"]["OutputReasoning"])[];
-            /** @description Null while it is streamed. */
+            /** @description Null until a stream ends. */
             usage?: components["schemas"]["ResponseUsage"] | null;
             instructions: string | null;
             max_output_tokens: number | null;
@@ -3325,12 +3579,13 @@ export interface components {
                 [key: string]: string;
             };
             parallel_tool_calls: boolean;
-            /** @description That the answer was made with; 0 is greedy. */
+            /** @description The temperature in use; 0 = greedy. */
             temperature: number;
             text: components["schemas"]["EchoedText"];
             tool_choice: string | components["schemas"]["FunctionChoice"];
             tools: components["schemas"]["EchoedTool"][];
             top_logprobs: number;
+            /** @description The value in use. */
             top_p: number;
             /** @default false */
             background: boolean;
@@ -3346,6 +3601,7 @@ export interface components {
          */
         ResponseToolCall: {
             id: string;
+            /** @description "function". */
             type: string;
             function: components["schemas"]["CalledFunction"];
         };
@@ -3359,14 +3615,16 @@ export interface components {
         };
         /**
          * Role
-         * @description What a key may do; each role may also do what the ones before it may, except that `viewer` may not infer.
+         * @description What a key may do. Each role includes the rights of the roles before it, except that `viewer` may not infer.
          * @enum {unknown}
          */
         Role: "admin" | "infer" | "operator" | "viewer";
         /** Score */
         Score: {
+            /** @description Position of the document in the request. */
             index: number;
             object: string;
+            /** @description A probability, or the head's number: see `use_activation`. */
             score: number;
         };
         /**
@@ -3401,7 +3659,7 @@ export interface components {
         ScoreResponse: {
             id: string;
             object: string;
-            /** @description Unix time. */
+            /** @description Unix seconds. */
             created: number;
             model: string;
             /** @description In the order of the documents. */
@@ -3410,61 +3668,70 @@ export interface components {
         };
         /**
          * SeriesView
-         * @description Columns of one length; null where nothing was measured. Percentiles come from merged histograms.
+         * @description Columns of equal length; null where nothing was measured. Percentiles are computed from merged histograms.
          */
         SeriesView: {
-            /** @description 10 for windows up to an hour, 60 beyond. */
+            /** @description Length of a step in seconds: 10 for the windows "15m" and "1h", 60 for "24h". */
             step_s: number;
-            /** @description The end of each step; Unix seconds. */
+            /** @description End of each step; Unix seconds. */
             at: number[];
             output_tokens_per_s: (number | null)[];
             prompt_tokens_per_s: (number | null)[];
             requests_per_s: (number | null)[];
-            /** @description Answers of 5xx and streams that ended in an error. */
+            /** @description Responses with a 5xx status, and streams that ended with an error. */
             errors_per_s: (number | null)[];
+            /** @description Running sequences. */
             num_running: (number | null)[];
+            /** @description Waiting sequences. */
             num_waiting: (number | null)[];
             /** @description Share of KV blocks in use, 0 to 1. */
             kv_used: (number | null)[];
-            /** @description Share of the adapter memory in use, 0 to 1. */
+            /** @description Share of adapter memory in use, 0 to 1. */
             arena_used: (number | null)[];
-            /** @description Into the adapter memory, during the step. */
+            /** @description Loads into adapter memory during the step. */
             num_adapter_loads: (number | null)[];
+            /** @description Evictions from adapter memory during the step. */
             num_adapter_evictions: (number | null)[];
             /** @description Share of prompt tokens found in the prefix cache, 0 to 1. */
             cache_hit: (number | null)[];
+            /** @description Median time to first token. */
             ttft_p50_ms: (number | null)[];
             ttft_p95_ms: (number | null)[];
+            /** @description Median time between two tokens. */
             itl_p50_ms: (number | null)[];
             itl_p95_ms: (number | null)[];
             /** @default series */
             object: string;
         };
-        /** SessionItem */
+        /**
+         * SessionItem
+         * @description The caller's identity and rights.
+         */
         SessionItem: {
-            /** @description The server requires no key: anyone on its machine is admin. */
+            /** @description True: the server requires no key, and everyone on its machine is an admin. */
             open: boolean;
             /** @description "infer", "viewer", "operator" or "admin". */
             role: string;
-            /** @description "*" = all of them; X-Tenant then says for which one to act. */
+            /** @description "*" = all tenants: the header `X-Tenant` selects the one to act for. */
             tenant: string;
+            /** @description Null if no key with an id is in use. */
             key_id: string | null;
-            /** @description Of the key, for people. */
+            /** @description Display name of the key. */
             name: string;
-            /** @description To be sent as X-CSRF-Token with every request that changes something; empty for a server that is open. */
+            /** @description Send it as the header `X-CSRF-Token` with every request that changes something. Empty without a session. */
             csrf: string;
-            /** @description Unix seconds. */
+            /** @description End of the session; Unix seconds. Null without a session. */
             expires_at: number | null;
             /** @description The base model's name. */
             model: string;
-            /** @description Of the server. */
+            /** @description Version of the server. */
             version: string;
             /** @default session */
             object: string;
         };
         /**
          * Status
-         * @description Of a tenant or a key. Revoking a key is final, suspending is not.
+         * @description Status of a tenant or a key. Revoking a key is final, suspending is not.
          * @enum {unknown}
          */
         Status: "active" | "revoked" | "suspended";
@@ -3497,25 +3764,26 @@ export interface components {
             id: string;
             description: string;
             /**
-             * @description "active"; "suspended", whose requests are refused; "draining" or "deleted", which can be restored for 24 hours;
-             *     "erased", of which only the id and the usage are left.
+             * @description "active"; "suspended": its requests are refused; "draining" or "deleted": can be restored for 24 hours;
+             *     "erased": only its id and its usage are left.
              */
             status: components["schemas"]["TenantState"];
             limits: components["schemas"]["Limits"];
             /** @description Share of the engine relative to other tenants. */
             weight: number;
+            /** @description Number of adapters. */
             num_adapters: number;
-            /** @description Over all versions, deleted ones too while they are on the disk; what limits.max_adapter_bytes is about. */
+            /** @description Size of all versions, including deleted ones that are still on disk. Limited by `limits.max_adapter_bytes`. */
             adapter_bytes: number;
-            /** @description Without revoked ones. */
+            /** @description Number of keys, not counting revoked ones. */
             num_keys: number;
             /** @description Unix seconds. */
             updated_at: number;
-            /** @description Unix seconds. */
+            /** @description Unix seconds; null = not deleted. */
             deleted_at: number | null;
-            /** @description Unix seconds. */
+            /** @description Unix seconds; null = not erased. */
             erased_at: number | null;
-            /** @description Revision; as an ETag, what If-Match takes. */
+            /** @description Revision of the document. Send it as an ETag in If-Match. */
             rev: number;
             /** @default tenant */
             object: string;
@@ -3523,6 +3791,7 @@ export interface components {
         /** TenantList */
         TenantList: {
             data: components["schemas"]["TenantItem"][];
+            /** @description Send it as `cursor` to get the next page; null on the last page. */
             next_cursor: string | null;
             /** @default list */
             object: string;
@@ -3534,7 +3803,7 @@ export interface components {
         TenantState: "active" | "suspended" | "draining" | "deleted" | "erased";
         /**
          * ThreadRefusal
-         * @description After it, Anthropic's clients send the messages so far.
+         * @description Makes Anthropic's clients send the request again with all messages so far instead of a `thread`.
          */
         ThreadRefusal: {
             /** @default thread_unsupported_request */
@@ -3548,7 +3817,7 @@ export interface components {
         };
         /**
          * Tier
-         * @description Where an adapter's bytes are, from far to near.
+         * @description Where an adapter's bytes are, from farthest to nearest.
          * @enum {unknown}
          */
         Tier: "device" | "disk" | "host";
@@ -3559,7 +3828,7 @@ export interface components {
          *     }
          */
         TokenCount: {
-            /** @description Of the prompt, cached or not. */
+            /** @description Tokens of the whole prompt, cached or not. */
             input_tokens: number;
         };
         /**
@@ -3574,22 +3843,26 @@ export interface components {
          *     }
          */
         TokenizeResponse: {
+            /** @description Number of tokens. */
             count: number;
+            /** @description The model's context length in tokens. */
             max_model_len: number;
             tokens: number[];
+            /** @description The tokens as written in the vocabulary; only with `return_token_strs`. */
             token_strs?: (string | null)[] | null;
         };
         /** TopLogprob */
         TopLogprob: {
             token: string;
             logprob: number;
+            /** @description The token's bytes, possibly only a part of a UTF-8 character. */
             bytes: number[];
         };
         /** UploadFileItem */
         UploadFileItem: {
             name: string;
             size_bytes: number;
-            /** @description Bytes received: where the next chunk starts. */
+            /** @description Bytes received; the next chunk starts here. */
             offset: number;
         };
         /**
@@ -3630,22 +3903,27 @@ export interface components {
             id: string;
             adapter: string;
             tenant: string;
-            /** @description "rejected": the report says why; "failed": commit it again. */
+            /**
+             * @description "open", "validating", "loading", "ready", "rejected" (the report says why), "failed" (commit it again),
+             *     "expired" or "aborted".
+             */
             state: components["schemas"]["UploadState"];
             files: components["schemas"]["UploadFileItem"][];
+            /** @description Whether the alias "live" moves to the new version. */
             activate: boolean;
-            /** @description The largest body of one PUT that is not the whole file. */
+            /** @description Recommended size of a chunk. */
             chunk_bytes: number;
             /** @description Unix seconds. */
             created_at: number;
-            /** @description Unix seconds. */
+            /** @description Unix seconds, 24 hours after its creation; an upload that is not committed by then expires. */
             expires_at: number;
+            /** @description Id of the key that opened it, or "open", "flag", "cli" or "config". */
             by: string;
-            /** @description Of a session that is ready. */
+            /** @description Null unless the state is "ready". */
             result: components["schemas"]["UploadResult"] | null;
-            /** @description What was checked so far. */
+            /** @description The checks made so far; null before the first. */
             report: components["schemas"]["ReportItem"] | null;
-            /** @description Why it failed, and what to do. */
+            /** @description Why it failed and what to do; null unless the state is "failed". */
             error: string | null;
             /** @default upload */
             object: string;
@@ -3653,6 +3931,7 @@ export interface components {
         /** UploadList */
         UploadList: {
             data: components["schemas"]["UploadItem"][];
+            /** @description Send it as `cursor` to get the next page; null on the last page. */
             next_cursor: string | null;
             /** @default list */
             object: string;
@@ -3660,8 +3939,9 @@ export interface components {
         /** UploadResult */
         UploadResult: {
             version: number;
+            /** @description Hash of the content. */
             digest: string;
-            /** @description False: this adapter had a version with the same content already. */
+            /** @description False: the adapter already had a version with this content. */
             created: boolean;
         };
         /**
@@ -3672,6 +3952,7 @@ export interface components {
         /** Usage */
         Usage: {
             prompt_tokens: number;
+            /** @description Tokens of all choices, reasoning included. */
             completion_tokens: number;
             total_tokens: number;
             prompt_tokens_details: components["schemas"]["PromptTokensDetails"];
@@ -3688,7 +3969,7 @@ export interface components {
             /** @description "hour", "day" or "total". */
             interval: string;
             data: components["schemas"]["UsageRow"][];
-            /** @description False while older logs are still being added after Redis lost its counters. */
+            /** @description False while older logs are still being added again after Redis lost its counters. */
             complete: boolean;
             next_cursor?: string | null;
             /** @default list */
@@ -3696,6 +3977,7 @@ export interface components {
         };
         /**
          * UsageRow
+         * @description Sums over one period and one group.
          * @example {
          *       "start": 1795298400,
          *       "tenant": null,
@@ -3712,9 +3994,9 @@ export interface components {
          *     }
          */
         UsageRow: {
-            /** @description Of the hour or day, in UTC; Unix seconds. */
+            /** @description Start of the hour or day in UTC, or of the whole period; Unix seconds. */
             start: number;
-            /** @description Null where rows are not grouped by it. */
+            /** @description Null if rows are not grouped by it; likewise `key_id`, `adapter` and `version`. */
             tenant?: string | null;
             key_id?: string | null;
             /** @description "" = the base model. */
@@ -3723,8 +4005,10 @@ export interface components {
             num_requests: number;
             num_errors: number;
             num_prompt_tokens: number;
+            /** @description Prompt tokens found in the prefix cache. */
             num_cached_tokens: number;
             num_output_tokens: number;
+            /** @description Median time to first token. */
             ttft_p50_ms: number | null;
             ttft_p95_ms: number | null;
         };
@@ -3768,39 +4052,42 @@ export interface components {
          *     }
          */
         VersionItem: {
-            /** @description `name@v1` is number 1; a number is never used again. */
+            /** @description `name@v1` is number 1. A number is never reused. */
             n: number;
             /** @description Hash of the content. */
             digest: string;
             upload_id: string;
             /** @description Unix seconds. */
             created_at: number;
-            /** @description Id of the key that made it, or "open", "cli" or "config". */
+            /** @description Id of the key that created it, or "open", "flag", "cli" or "config". */
             by: string;
+            /** @description Size of its files. */
             size_bytes: number;
+            /** @description Largest LoRA rank. */
             max_rank: number;
-            /** @description Kinds of modules it adapts. */
+            /** @description Module kinds that it adapts, such as "q_proj". */
             targets: string[];
-            /** @description Null where it is no activated LoRA. */
+            /** @description Null if it is not an activated LoRA. */
             invocation: components["schemas"]["InvocationItem"] | null;
-            /** @description Null where it is none. */
+            /** @description Null if it is not a classifier. */
             classifier: components["schemas"]["ClassifierItem"] | null;
-            /** @description Name of the operator's template that its chats are rendered with; null = the base model's. */
+            /** @description Name of the operator's template that renders its chats; null = the base model's template. */
             chat_template: string | null;
-            /** @description The base models that it was checked against, as they were called; empty where that was not recorded. */
+            /** @description Names of the base models that it was checked against; empty if that was not recorded. */
             bases: string[];
-            /** @description Whether this server's base model is one of them, as far as that is known; requests for others are refused. */
+            /** @description False: it was made for a base model other than this server's, and requests to it are refused (409). */
             fits: boolean;
-            /** @description Names that lead to it now. */
+            /** @description Aliases that refer to it now. */
             aliases: string[];
+            /** @description Where its bytes are: on disk ("disk"), mapped by the engine ("host") or in the engine's arena ("device"). */
             tier: components["schemas"]["Tier"];
-            /** @description What it takes in the engine's memory; null until this server has loaded it. */
+            /** @description Size in the engine's memory; null until this server has loaded it. */
             memory_bytes: number | null;
-            /** @description By this server's engine, in Unix seconds; null if it was not used since the start. */
+            /** @description Last use on this server; Unix seconds. Null if not used since the server started. */
             last_used_at: number | null;
-            /** @description Requests since the start of this server. */
+            /** @description Requests since this server started. */
             num_hits: number;
-            /** @description What its last load into the engine took. */
+            /** @description Duration of its last load into the engine; null if not loaded yet. */
             load_ms: number | null;
             /** @default adapter.version */
             object: string;
@@ -3808,6 +4095,7 @@ export interface components {
         /** VersionList */
         VersionList: {
             data: components["schemas"]["VersionItem"][];
+            /** @description Send it as `cursor` to get the next page; null on the last page. */
             next_cursor: string | null;
             /** @default list */
             object: string;
@@ -3820,6 +4108,7 @@ export interface components {
         Window: "15m" | "1h" | "24h";
         /**
          * CompletionRequest
+         * @description Field names and meanings as in OpenAI's API and vLLM's extensions of it.
          * @example {
          *       "model": "sql",
          *       "prompt": "-- orders of yesterday\nSELECT",
@@ -3838,152 +4127,237 @@ export interface components {
             use_beam_search?: unknown;
             vllm_xargs?: unknown;
             /**
-             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @description The base model's name, or an adapter's: `name`, `name@v3` or `name@alias`, optionally prefixed with the base
+             *     model's name: `base:name`. On a route below /adapters/{adapter} it may be left out.
              * @default null
              */
             model: string | null;
-            /** @default null */
+            /**
+             * @description Return the answer as server-sent events. Default: false.
+             * @default null
+             */
             stream: boolean | null;
-            /** @default null */
+            /**
+             * @description 0 to 2; 0 (or less than 0.00001) = greedy decoding. Other values below 0.01 count as 0.01. Default: as in the
+             *     model's generation_config, else 1.
+             * @default null
+             */
             temperature: number | null;
-            /** @default null */
+            /**
+             * @description More than 0, at most 1. Default: as in the model's generation_config, else 1 (off).
+             * @default null
+             */
             top_p: number | null;
-            /** @default null */
+            /**
+             * @description 0 or -1 = off. Default: as in the model's generation_config, else 0.
+             * @default null
+             */
             top_k: number | null;
-            /** @default null */
+            /**
+             * @description 0 to 1. Default: as in the model's generation_config, else 0 (off).
+             * @default null
+             */
             min_p: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             presence_penalty: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             frequency_penalty: number | null;
-            /** @default null */
+            /**
+             * @description 0.01 to 10. Default: as in the model's generation_config, else 1 (off).
+             * @default null
+             */
             repetition_penalty: number | null;
-            /** @default null */
+            /**
+             * @description Numbers from -100 to 100, by token id, that are added to the logits of at most 300 tokens.
+             * @default null
+             */
             logit_bias: {
                 [key: string]: number;
             } | null;
-            /** @default null */
+            /**
+             * @description The only tokens that may be generated. Default: all.
+             * @default null
+             */
             allowed_token_ids: number[] | null;
-            /** @default null */
+            /**
+             * @description A 64-bit integer. Default, and -1: random.
+             * @default null
+             */
             seed: number | null;
-            /** @default null */
+            /**
+             * @description At most 4 strings of at most 256 characters; the answer ends before the first that appears.
+             * @default null
+             */
             stop: string | string[] | null;
-            /** @default null */
+            /**
+             * @description At most 1,024 token ids that end the answer.
+             * @default null
+             */
             stop_token_ids: number[] | null;
-            /** @default false */
+            /**
+             * @description Keep the stop string in the text. Default: false.
+             * @default false
+             */
             include_stop_str_in_output: boolean;
-            /** @default false */
+            /**
+             * @description Continue after an end-of-sequence token. Default: false.
+             * @default false
+             */
             ignore_eos: boolean;
-            /** @default null */
+            /**
+             * @description Tokens before which neither an end-of-sequence token nor `stop` or `stop_token_ids` ends the answer. Default:
+             *     0.
+             * @default null
+             */
             min_tokens: number | null;
-            /** @default true */
+            /**
+             * @description Leave special tokens out of the text. Default: true.
+             * @default true
+             */
             skip_special_tokens: boolean;
             /**
-             * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
+             * @description Constrains the answer to a JSON schema, a regular expression, one of several texts or a grammar.
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
             /**
-             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside the longest answer, or
-             *     beside one token where it has no limit.
+             * @description Keep only this many of the prompt's last tokens. -1 = as many as leave room for the longest answer allowed, or
+             *     for one token if the answer has no limit. Default: longer prompts are refused.
              * @default null
              */
             truncate_prompt_tokens: number | null;
-            /** @default null */
+            /**
+             * @description Add the tokenizer's special tokens, such as BOS, to the prompt. Default: true for completions; false where a chat
+             *     template renders the prompt.
+             * @default null
+             */
             add_special_tokens: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
+             * @description Cached prefixes are shared only between requests with the same salt. 1 to 256 characters.
              * @default null
              */
             cache_salt: string | null;
             /**
-             * @description Only 0.
+             * @description Only 0 is accepted.
              * @default null
              */
             priority: number | null;
-            /** @default null */
+            /**
+             * @description Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'.
+             * @default null
+             */
             request_id: string | null;
             /**
-             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
+             * @description Identifies the end user, so that an adapter's canary gives the same user the same version each time.
+             *     `safety_identifier` takes precedence.
              * @default null
              */
             user: string | null;
-            /** @default null */
+            /**
+             * @description Identifies the end user, like `user`.
+             * @default null
+             */
             safety_identifier: string | null;
-            /** @default null */
+            /**
+             * @description Without effect.
+             * @default null
+             */
             prompt_cache_key: string | null;
             /**
-             * @description Only false.
+             * @description Only false is accepted.
              * @default null
              */
             store: boolean | null;
             /**
-             * @description Only "auto" or "default".
+             * @description Only "auto" or "default"; without effect.
              * @default null
              */
             service_tier: string | null;
-            /** @default null */
+            /**
+             * @description Choices for each prompt, 1 to 8. Default: 1.
+             * @default null
+             */
             n: number | null;
             /** @default null */
             stream_options: components["schemas"]["StreamOptions"] | null;
-            /** @default null */
+            /**
+             * @description Most tokens of each choice, at least 1; for completions with `echo` also 0. Default: 16 for completions. For
+             *     chats it is the former name of `max_completion_tokens`.
+             * @default null
+             */
             max_tokens: number | null;
             /**
-             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should.
+             * @description Constrains the answer to JSON or to a JSON schema. The model is not told about it: describe it in the prompt.
              * @default null
              */
             response_format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["JsonSchemaFormat"]) | null;
             /**
-             * @description vLLM's older name for `structured_outputs.choice`.
+             * @description vLLM's former name for `structured_outputs.choice`.
              * @default null
              */
             guided_choice: string[] | null;
             /**
-             * @description vLLM's older name for `structured_outputs.grammar`.
+             * @description vLLM's former name for `structured_outputs.grammar`.
              * @default null
              */
             guided_grammar: string | null;
             /**
-             * @description vLLM's older name for `structured_outputs.json`.
+             * @description vLLM's former name for `structured_outputs.json`.
              * @default null
              */
             guided_json: Record<string, never> | string | null;
             /**
-             * @description vLLM's older name for `structured_outputs.regex`.
+             * @description vLLM's former name for `structured_outputs.regex`.
              * @default null
              */
             guided_regex: string | null;
             /**
-             * @description vLLM's older name for `structured_outputs.whitespace_pattern`.
+             * @description vLLM's former name for `structured_outputs.whitespace_pattern`.
              * @default null
              */
             guided_whitespace_pattern: string | null;
-            /** @default null */
+            /**
+             * @description Most likely alternatives to return for each prompt token, 0 to 20; not with `stream`. Default: no
+             *     log-probabilities.
+             * @default null
+             */
             prompt_logprobs: number | null;
-            /** @default null */
+            /**
+             * @description Include the token ids of prompts and choices. Default: false.
+             * @default null
+             */
             return_token_ids: boolean | null;
             /**
-             * @description Tokens of logprobs read "token_id:<id>".
+             * @description Write the tokens of log-probabilities as "token_id:<id>". Default: false.
              * @default null
              */
             return_tokens_as_token_ids: boolean | null;
             /**
-             * @description Add `metrics` to the response, or to the last chunk of a stream.
+             * @description Add `metrics` to the response, or to the last chunk of a stream. Default: false.
              * @default false
              */
             include_metrics: boolean;
             metadata?: unknown;
-            /** @description A text, several texts, token ids, or several lists of token ids. */
+            /** @description A text, up to 64 texts, token ids, or up to 64 lists of token ids. */
             prompt: string | (string | number | number[])[];
             /**
-             * @description Begin the text with the prompt.
+             * @description Begin the text with the prompt. Default: false.
              * @default null
              */
             echo: boolean | null;
-            /** @default null */
+            /**
+             * @description Number of most likely alternatives to return for each token, 0 to 20. Default: no log-probabilities.
+             * @default null
+             */
             logprobs: number | null;
             /**
-             * @description Only equal to `n`.
+             * @description Only a value equal to `n` is accepted.
              * @default null
              */
             best_of: number | null;
@@ -3991,79 +4365,91 @@ export interface components {
         };
         /**
          * StructuredOutputs
-         * @description One of `json`, `json_object`, `regex`, `choice` and `grammar`.
+         * @description Exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`.
          */
         StructuredOutputs: {
             /**
-             * @description A JSON schema.
+             * @description A JSON Schema, as an object or as text; at most 65,536 characters.
              * @default null
              */
             json: Record<string, never> | string | null;
             /**
-             * @description Any JSON object.
+             * @description True: any JSON object.
              * @default null
              */
             json_object: boolean | null;
-            /** @default null */
+            /**
+             * @description A regular expression of at most 8,192 characters that the whole answer matches.
+             * @default null
+             */
             regex: string | null;
-            /** @default null */
+            /**
+             * @description The answer is one of these texts.
+             * @default null
+             */
             choice: string[] | null;
             /**
-             * @description Lark or GBNF.
+             * @description A grammar of at most 8,192 characters, in Lark or GBNF syntax.
              * @default null
              */
             grammar: string | null;
             /**
-             * @description JSON without spaces and line breaks between its tokens.
+             * @description True: no spaces and line breaks between JSON tokens. Only for JSON. Default: false.
              * @default false
              */
             disable_any_whitespace: boolean;
             /**
-             * @description A regular expression for what may stand between JSON's tokens; by default a space, or a line break with
-             *     indentation.
+             * @description A regular expression for the whitespace between JSON tokens. Only for JSON. Default: one space, or a line break
+             *     with at most 40 characters of indentation.
              * @default null
              */
             whitespace_pattern: string | null;
             /**
-             * @description Without effect: there is no other way that could be fallen back to.
+             * @description Without effect: there is only one implementation to use.
              * @default false
              */
             disable_fallback: boolean;
             disable_additional_properties?: unknown;
             structural_tag?: unknown;
         };
-        /** StreamOptions */
+        /**
+         * StreamOptions
+         * @description Only accepted with `stream`.
+         */
         StreamOptions: {
             /**
-             * @description A last chunk with `usage` and no choices.
+             * @description End the stream with a chunk that has `usage` and no choices. Default: false.
              * @default false
              */
             include_usage: boolean;
             /**
-             * @description `usage` so far in every chunk.
+             * @description Include the `usage` so far in every chunk. Default: false.
              * @default false
              */
             continuous_usage_stats: boolean;
             /**
-             * @description Accepted; we never pad chunks.
+             * @description Without effect: chunks are never padded.
              * @default null
              */
             include_obfuscation: boolean | null;
         };
         /**
          * TextFormat
-         * @description Anything.
+         * @description No constraint.
          */
         TextFormat: {
             /** @enum {unknown} */
             type: "text";
         };
-        /** JsonObjectFormat */
+        /**
+         * JsonObjectFormat
+         * @description A JSON object.
+         */
         JsonObjectFormat: {
             /** @enum {unknown} */
             type: "json_object";
             /**
-             * @description Left out: any object.
+             * @description A JSON Schema of at most 65,536 characters. Left out: any object.
              * @default null
              */
             schema: Record<string, never> | null;
@@ -4076,6 +4462,7 @@ export interface components {
         };
         /** JsonSchema */
         JsonSchema: {
+            /** @description A JSON Schema of at most 65,536 characters. */
             schema: Record<string, never>;
             /**
              * @description Without effect.
@@ -4083,7 +4470,7 @@ export interface components {
              */
             name: string | null;
             /**
-             * @description Without effect: the model is not shown it.
+             * @description Without effect: the model does not see it.
              * @default null
              */
             description: string | null;
@@ -4095,6 +4482,7 @@ export interface components {
         };
         /**
          * ChatCompletionRequest
+         * @description Field names and meanings as in OpenAI's API and vLLM's extensions of it.
          * @example {
          *       "model": "sql@v3",
          *       "messages": [
@@ -4118,194 +4506,297 @@ export interface components {
             use_beam_search?: unknown;
             vllm_xargs?: unknown;
             /**
-             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @description The base model's name, or an adapter's: `name`, `name@v3` or `name@alias`, optionally prefixed with the base
+             *     model's name: `base:name`. On a route below /adapters/{adapter} it may be left out.
              * @default null
              */
             model: string | null;
-            /** @default null */
+            /**
+             * @description Return the answer as server-sent events. Default: false.
+             * @default null
+             */
             stream: boolean | null;
-            /** @default null */
+            /**
+             * @description 0 to 2; 0 (or less than 0.00001) = greedy decoding. Other values below 0.01 count as 0.01. Default: as in the
+             *     model's generation_config, else 1.
+             * @default null
+             */
             temperature: number | null;
-            /** @default null */
+            /**
+             * @description More than 0, at most 1. Default: as in the model's generation_config, else 1 (off).
+             * @default null
+             */
             top_p: number | null;
-            /** @default null */
+            /**
+             * @description 0 or -1 = off. Default: as in the model's generation_config, else 0.
+             * @default null
+             */
             top_k: number | null;
-            /** @default null */
+            /**
+             * @description 0 to 1. Default: as in the model's generation_config, else 0 (off).
+             * @default null
+             */
             min_p: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             presence_penalty: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             frequency_penalty: number | null;
-            /** @default null */
+            /**
+             * @description 0.01 to 10. Default: as in the model's generation_config, else 1 (off).
+             * @default null
+             */
             repetition_penalty: number | null;
-            /** @default null */
+            /**
+             * @description Numbers from -100 to 100, by token id, that are added to the logits of at most 300 tokens.
+             * @default null
+             */
             logit_bias: {
                 [key: string]: number;
             } | null;
-            /** @default null */
+            /**
+             * @description The only tokens that may be generated. Default: all.
+             * @default null
+             */
             allowed_token_ids: number[] | null;
-            /** @default null */
+            /**
+             * @description A 64-bit integer. Default, and -1: random.
+             * @default null
+             */
             seed: number | null;
-            /** @default null */
+            /**
+             * @description At most 4 strings of at most 256 characters; the answer ends before the first that appears.
+             * @default null
+             */
             stop: string | string[] | null;
-            /** @default null */
+            /**
+             * @description At most 1,024 token ids that end the answer.
+             * @default null
+             */
             stop_token_ids: number[] | null;
-            /** @default false */
+            /**
+             * @description Keep the stop string in the text. Default: false.
+             * @default false
+             */
             include_stop_str_in_output: boolean;
-            /** @default false */
+            /**
+             * @description Continue after an end-of-sequence token. Default: false.
+             * @default false
+             */
             ignore_eos: boolean;
-            /** @default null */
+            /**
+             * @description Tokens before which neither an end-of-sequence token nor `stop` or `stop_token_ids` ends the answer. Default:
+             *     0.
+             * @default null
+             */
             min_tokens: number | null;
-            /** @default true */
+            /**
+             * @description Leave special tokens out of the text. Default: true.
+             * @default true
+             */
             skip_special_tokens: boolean;
             /**
-             * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
+             * @description Constrains the answer to a JSON schema, a regular expression, one of several texts or a grammar.
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
             /**
-             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside the longest answer, or
-             *     beside one token where it has no limit.
+             * @description Keep only this many of the prompt's last tokens. -1 = as many as leave room for the longest answer allowed, or
+             *     for one token if the answer has no limit. Default: longer prompts are refused.
              * @default null
              */
             truncate_prompt_tokens: number | null;
-            /** @default null */
+            /**
+             * @description Add the tokenizer's special tokens, such as BOS, to the prompt. Default: true for completions; false where a chat
+             *     template renders the prompt.
+             * @default null
+             */
             add_special_tokens: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
+             * @description Cached prefixes are shared only between requests with the same salt. 1 to 256 characters.
              * @default null
              */
             cache_salt: string | null;
             /**
-             * @description Only 0.
+             * @description Only 0 is accepted.
              * @default null
              */
             priority: number | null;
-            /** @default null */
+            /**
+             * @description Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'.
+             * @default null
+             */
             request_id: string | null;
             /**
-             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
+             * @description Identifies the end user, so that an adapter's canary gives the same user the same version each time.
+             *     `safety_identifier` takes precedence.
              * @default null
              */
             user: string | null;
-            /** @default null */
+            /**
+             * @description Identifies the end user, like `user`.
+             * @default null
+             */
             safety_identifier: string | null;
-            /** @default null */
+            /**
+             * @description Without effect.
+             * @default null
+             */
             prompt_cache_key: string | null;
             /**
-             * @description Only false.
+             * @description Only false is accepted.
              * @default null
              */
             store: boolean | null;
             /**
-             * @description Only "auto" or "default".
+             * @description Only "auto" or "default"; without effect.
              * @default null
              */
             service_tier: string | null;
-            /** @default null */
+            /**
+             * @description Choices for each prompt, 1 to 8. Default: 1.
+             * @default null
+             */
             n: number | null;
             /** @default null */
             stream_options: components["schemas"]["StreamOptions"] | null;
-            /** @default null */
+            /**
+             * @description Most tokens of each choice, at least 1; for completions with `echo` also 0. Default: 16 for completions. For
+             *     chats it is the former name of `max_completion_tokens`.
+             * @default null
+             */
             max_tokens: number | null;
             /**
-             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should.
+             * @description Constrains the answer to JSON or to a JSON schema. The model is not told about it: describe it in the prompt.
              * @default null
              */
             response_format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["JsonSchemaFormat"]) | null;
             /**
-             * @description vLLM's older name for `structured_outputs.choice`.
+             * @description vLLM's former name for `structured_outputs.choice`.
              * @default null
              */
             guided_choice: string[] | null;
             /**
-             * @description vLLM's older name for `structured_outputs.grammar`.
+             * @description vLLM's former name for `structured_outputs.grammar`.
              * @default null
              */
             guided_grammar: string | null;
             /**
-             * @description vLLM's older name for `structured_outputs.json`.
+             * @description vLLM's former name for `structured_outputs.json`.
              * @default null
              */
             guided_json: Record<string, never> | string | null;
             /**
-             * @description vLLM's older name for `structured_outputs.regex`.
+             * @description vLLM's former name for `structured_outputs.regex`.
              * @default null
              */
             guided_regex: string | null;
             /**
-             * @description vLLM's older name for `structured_outputs.whitespace_pattern`.
+             * @description vLLM's former name for `structured_outputs.whitespace_pattern`.
              * @default null
              */
             guided_whitespace_pattern: string | null;
-            /** @default null */
+            /**
+             * @description Most likely alternatives to return for each prompt token, 0 to 20; not with `stream`. Default: no
+             *     log-probabilities.
+             * @default null
+             */
             prompt_logprobs: number | null;
-            /** @default null */
+            /**
+             * @description Include the token ids of prompts and choices. Default: false.
+             * @default null
+             */
             return_token_ids: boolean | null;
             /**
-             * @description Tokens of logprobs read "token_id:<id>".
+             * @description Write the tokens of log-probabilities as "token_id:<id>". Default: false.
              * @default null
              */
             return_tokens_as_token_ids: boolean | null;
             /**
-             * @description Add `metrics` to the response, or to the last chunk of a stream.
+             * @description Add `metrics` to the response, or to the last chunk of a stream. Default: false.
              * @default false
              */
             include_metrics: boolean;
             metadata?: unknown;
+            /** @description The conversation so far: 1 to 4,096 messages with at most 4,096 tool calls in total. */
             messages: components["schemas"]["RequestMessage"][];
-            /** @default null */
+            /**
+             * @description Most tokens of an answer, reasoning included; at least 1. Default: as in the model's generation_config, else the
+             *     rest of the context.
+             * @default null
+             */
             max_completion_tokens: number | null;
-            /** @default null */
+            /**
+             * @description Return the log-probabilities of the answer's tokens. Default: false.
+             * @default null
+             */
             logprobs: boolean | null;
-            /** @default null */
+            /**
+             * @description Most likely alternatives to return for each token, 0 to 20; needs `logprobs`. Default: 0.
+             * @default null
+             */
             top_logprobs: number | null;
-            /** @default true */
+            /**
+             * @description End the prompt with the start of an assistant's message. Default: true.
+             * @default true
+             */
             add_generation_prompt: boolean;
             /**
-             * @description Go on writing the last message, which must be the assistant's.
+             * @description Continue the last message, which must be the assistant's; needs `add_generation_prompt`: false. Default:
+             *     false.
              * @default false
              */
             continue_final_message: boolean;
             /**
-             * @description More variables of the model's chat template, such as {"enable_thinking": false}.
+             * @description More variables of the model's chat template, such as {"enable_thinking": false}; at most 32, with 16 KiB of
+             *     JSON.
              * @default null
              */
             chat_template_kwargs: {
                 [key: string]: unknown;
             } | null;
-            /** @default null */
+            /**
+             * @description Functions that the model may call: at most 128, with 256 KiB of names, descriptions and schemas in total.
+             * @default null
+             */
             tools: components["schemas"]["Tool"][] | null;
             /**
-             * @description By default "auto", which needs a server with --tool-call-parser; "required" and a function do not. With "none"
-             *     the model is not shown the tools.
+             * @description "auto" (the default), "none", "required" or a function. "auto" needs a server with --tool-call-parser;
+             *     "required" and a function do not. With "none", the model is not shown the tools.
              * @default null
              */
             tool_choice: string | components["schemas"]["NamedToolChoice"] | null;
             /**
-             * @description False: one call at most; of several that the model writes, the first.
+             * @description False: at most one call; if the model writes several, the answer has only the first.
              * @default null
              */
             parallel_tool_calls: boolean | null;
             /**
-             * @description Where the model's chat template knows it; "none" where it knows `enable_thinking`, or nothing of reasoning.
+             * @description "none", "minimal", "low", "medium", "high", "xhigh" or "max". Needs a chat template that uses it. "none" also
+             *     works with a template that uses `enable_thinking` instead, or that has no reasoning at all.
              * @default null
              */
             reasoning_effort: string | null;
             /**
-             * @description False: reasoning is generated and counted, and left out of the answer; needs a server with --reasoning-parser.
+             * @description False: reasoning is generated and counted but left out of the answer; needs a server with --reasoning-parser.
+             *     Default: true.
              * @default true
              */
             include_reasoning: boolean;
             /**
-             * @description What the answer will be, more or less, such as the file that is to be edited. The answer is the same without it;
-             *     where they agree it comes sooner.
+             * @description Approximately what the answer will be, such as the file that is to be edited. The answer stays the same, but
+             *     arrives sooner where it agrees with the prediction.
              * @default null
              */
             prediction: components["schemas"]["Prediction"] | null;
             audio?: unknown;
             /**
-             * @description Only equal to `n`.
+             * @description Only a value equal to `n` is accepted.
              * @default null
              */
             best_of: number | null;
@@ -4323,31 +4814,33 @@ export interface components {
         };
         /** RequestMessage */
         RequestMessage: {
+            /** @description "system", "developer", "user", "assistant" or "tool". */
             role: string;
             /**
-             * @description May only be missing beside `tool_calls`.
+             * @description Required, except for an assistant's message with `tool_calls` or reasoning.
              * @default null
              */
             content: string | components["schemas"]["ContentPart"][] | null;
             /** @default null */
             name: string | null;
             /**
-             * @description Of role "assistant".
+             * @description Only for role "assistant".
              * @default null
              */
             tool_calls: components["schemas"]["RequestToolCall"][] | null;
             /**
-             * @description Of role "tool", whose content is the call's result.
+             * @description Only for role "tool", whose content is the result of that call.
              * @default null
              */
             tool_call_id: string | null;
             /**
-             * @description Of role "assistant", as answers have it. The model's template says whether the model is shown it.
+             * @description Only for role "assistant": the reasoning of an earlier answer. The model's chat template decides whether the
+             *     model sees it.
              * @default null
              */
             reasoning_content: string | null;
             /**
-             * @description The same, by its other name.
+             * @description Another name for `reasoning_content`.
              * @default null
              */
             reasoning: string | null;
@@ -4355,16 +4848,17 @@ export interface components {
             audio?: unknown;
             function_call?: unknown;
             refusal?: unknown;
-            /** @description By OpenAI's `parse` and `stream`. */
+            /** @description Without effect. OpenAI's `parse` and `stream` add it to an answer. */
             parsed?: unknown;
-            /** @description By LiteLLM. */
+            /** @description Without effect. LiteLLM adds it to an answer. */
             provider_specific_fields?: unknown;
         };
         /**
          * ContentPart
-         * @description Only text.
+         * @description Only text is supported.
          */
         ContentPart: {
+            /** @description Only "text". */
             type: string;
             /** @default null */
             text: string | null;
@@ -4386,7 +4880,7 @@ export interface components {
             /** @default function */
             type: string;
             /**
-             * @description Without effect: what clients keep of a stream.
+             * @description Without effect. Clients keep it from a stream.
              * @default null
              */
             index: number | null;
@@ -4395,9 +4889,9 @@ export interface components {
         /** RequestFunction */
         RequestFunction: {
             name: string;
-            /** @description A JSON object, unless the model broke it off; "" is an empty one. */
+            /** @description A JSON object, which may be incomplete if the model stopped in the middle of it; "" means {}. */
             arguments: string;
-            /** @description Without effect: what OpenAI's `parse` and `stream` add to an answer. */
+            /** @description Without effect. OpenAI's `parse` and `stream` add it to an answer. */
             parsed_arguments?: unknown;
         };
         /** Tool */
@@ -4408,27 +4902,34 @@ export interface components {
             function: components["schemas"]["ToolFunction"] | null;
             custom?: unknown;
         };
-        /** ToolFunction */
+        /**
+         * ToolFunction
+         * @description A function that the model may call.
+         */
         ToolFunction: {
             name: string;
             /** @default null */
             description: string | null;
             /**
-             * @description A JSON Schema.
+             * @description A JSON Schema of the arguments.
              * @default null
              */
             parameters: {
                 [key: string]: unknown;
             } | null;
             /**
-             * @description Without effect: arguments always follow the schema where `tool_choice` is "required" or a function, and are what
-             *     the model writes where it is "auto".
+             * @description Without effect. If `tool_choice` is "required" or a function, arguments always follow the schema; if it is
+             *     "auto", they are whatever the model writes.
              * @default null
              */
             strict: boolean | null;
         };
-        /** NamedToolChoice */
+        /**
+         * NamedToolChoice
+         * @description The function that the model must call.
+         */
         NamedToolChoice: {
+            /** @description Only "function". */
             type: string;
             /** @default null */
             function: components["schemas"]["NamedFunction"] | null;
@@ -4439,7 +4940,10 @@ export interface components {
         NamedFunction: {
             name: string;
         };
-        /** Prediction */
+        /**
+         * Prediction
+         * @description The expected text of an answer.
+         */
         Prediction: {
             /** @description Only "content". */
             type: string;
@@ -4447,6 +4951,7 @@ export interface components {
         };
         /**
          * ResponsesRequest
+         * @description Field names and meanings as in OpenAI's API and vLLM's extensions of it.
          * @example {
          *       "model": "sql",
          *       "instructions": "Answer in SQL.",
@@ -4470,133 +4975,216 @@ export interface components {
             use_beam_search?: unknown;
             vllm_xargs?: unknown;
             /**
-             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @description The base model's name, or an adapter's: `name`, `name@v3` or `name@alias`, optionally prefixed with the base
+             *     model's name: `base:name`. On a route below /adapters/{adapter} it may be left out.
              * @default null
              */
             model: string | null;
-            /** @default null */
+            /**
+             * @description Return the answer as server-sent events. Default: false.
+             * @default null
+             */
             stream: boolean | null;
-            /** @default null */
+            /**
+             * @description 0 to 2; 0 (or less than 0.00001) = greedy decoding. Other values below 0.01 count as 0.01. Default: as in the
+             *     model's generation_config, else 1.
+             * @default null
+             */
             temperature: number | null;
-            /** @default null */
+            /**
+             * @description More than 0, at most 1. Default: as in the model's generation_config, else 1 (off).
+             * @default null
+             */
             top_p: number | null;
-            /** @default null */
+            /**
+             * @description 0 or -1 = off. Default: as in the model's generation_config, else 0.
+             * @default null
+             */
             top_k: number | null;
-            /** @default null */
+            /**
+             * @description 0 to 1. Default: as in the model's generation_config, else 0 (off).
+             * @default null
+             */
             min_p: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             presence_penalty: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             frequency_penalty: number | null;
-            /** @default null */
+            /**
+             * @description 0.01 to 10. Default: as in the model's generation_config, else 1 (off).
+             * @default null
+             */
             repetition_penalty: number | null;
-            /** @default null */
+            /**
+             * @description Numbers from -100 to 100, by token id, that are added to the logits of at most 300 tokens.
+             * @default null
+             */
             logit_bias: {
                 [key: string]: number;
             } | null;
-            /** @default null */
+            /**
+             * @description The only tokens that may be generated. Default: all.
+             * @default null
+             */
             allowed_token_ids: number[] | null;
-            /** @default null */
+            /**
+             * @description A 64-bit integer. Default, and -1: random.
+             * @default null
+             */
             seed: number | null;
-            /** @default null */
+            /**
+             * @description At most 4 strings of at most 256 characters; the answer ends before the first that appears.
+             * @default null
+             */
             stop: string | string[] | null;
-            /** @default null */
+            /**
+             * @description At most 1,024 token ids that end the answer.
+             * @default null
+             */
             stop_token_ids: number[] | null;
-            /** @default false */
+            /**
+             * @description Keep the stop string in the text. Default: false.
+             * @default false
+             */
             include_stop_str_in_output: boolean;
-            /** @default false */
+            /**
+             * @description Continue after an end-of-sequence token. Default: false.
+             * @default false
+             */
             ignore_eos: boolean;
-            /** @default null */
+            /**
+             * @description Tokens before which neither an end-of-sequence token nor `stop` or `stop_token_ids` ends the answer. Default:
+             *     0.
+             * @default null
+             */
             min_tokens: number | null;
-            /** @default true */
+            /**
+             * @description Leave special tokens out of the text. Default: true.
+             * @default true
+             */
             skip_special_tokens: boolean;
             /**
-             * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
+             * @description Constrains the answer to a JSON schema, a regular expression, one of several texts or a grammar.
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
             /**
-             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside the longest answer, or
-             *     beside one token where it has no limit.
+             * @description Keep only this many of the prompt's last tokens. -1 = as many as leave room for the longest answer allowed, or
+             *     for one token if the answer has no limit. Default: longer prompts are refused.
              * @default null
              */
             truncate_prompt_tokens: number | null;
-            /** @default null */
+            /**
+             * @description Add the tokenizer's special tokens, such as BOS, to the prompt. Default: true for completions; false where a chat
+             *     template renders the prompt.
+             * @default null
+             */
             add_special_tokens: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
+             * @description Cached prefixes are shared only between requests with the same salt. 1 to 256 characters.
              * @default null
              */
             cache_salt: string | null;
             /**
-             * @description Only 0.
+             * @description Only 0 is accepted.
              * @default null
              */
             priority: number | null;
-            /** @default null */
+            /**
+             * @description Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'.
+             * @default null
+             */
             request_id: string | null;
             /**
-             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
+             * @description Identifies the end user, so that an adapter's canary gives the same user the same version each time.
+             *     `safety_identifier` takes precedence.
              * @default null
              */
             user: string | null;
-            /** @default null */
+            /**
+             * @description Identifies the end user, like `user`.
+             * @default null
+             */
             safety_identifier: string | null;
-            /** @default null */
+            /**
+             * @description Without effect.
+             * @default null
+             */
             prompt_cache_key: string | null;
             /**
-             * @description Only false.
+             * @description Only false is accepted.
              * @default null
              */
             store: boolean | null;
             /**
-             * @description Only "auto" or "default".
+             * @description Only "auto" or "default"; without effect.
              * @default null
              */
             service_tier: string | null;
-            /** @description A text is a user's message. */
+            /** @description A text, which is a user's message, or 1 to 4,096 items. */
             input: string | components["schemas"]["InputItem"][];
             /**
              * @description A system message before all others.
              * @default null
              */
             instructions: string | null;
-            /** @default null */
+            /**
+             * @description Most tokens of the answer, reasoning included; at least 1. Default: as in the model's generation_config, else the
+             *     rest of the context.
+             * @default null
+             */
             max_output_tokens: number | null;
-            /** @default null */
+            /**
+             * @description Only with `stream`.
+             * @default null
+             */
             stream_options: components["schemas"]["ResponseStreamOptions"] | null;
             /** @default null */
             text: components["schemas"]["ResponseText"] | null;
-            /** @default null */
+            /**
+             * @description At most 128, with 256 KiB of names, descriptions and schemas in total.
+             * @default null
+             */
             tools: components["schemas"]["FunctionTool"][] | null;
             /**
-             * @description By default "auto", which needs a server with --tool-call-parser; "required" and a function do not. With "none"
-             *     the model is not shown the tools.
+             * @description "auto" (the default), "none", "required" or a function. "auto" needs a server with --tool-call-parser;
+             *     "required" and a function do not. With "none", the model is not shown the tools.
              * @default null
              */
             tool_choice: string | components["schemas"]["FunctionChoice"] | null;
             /**
-             * @description False: one call at most; of several that the model writes, the first.
+             * @description False: at most one call; if the model writes several, the answer has only the first.
              * @default null
              */
             parallel_tool_calls: boolean | null;
             /**
-             * @description Only "message.output_text.logprobs", and "reasoning.encrypted_content", which has no effect: reasoning is told
-             *     as it is.
+             * @description Only "message.output_text.logprobs" and "reasoning.encrypted_content". The second has no effect, because
+             *     reasoning is returned in plain text.
              * @default null
              */
             include: string[] | null;
-            /** @default null */
+            /**
+             * @description Most likely alternatives to return for each token, 0 to 20; needs "message.output_text.logprobs" in `include`.
+             *     Default: 0.
+             * @default null
+             */
             top_logprobs: number | null;
             /**
-             * @description Told again in the answer; up to 16 pairs.
+             * @description Returned in the answer: at most 16 pairs, with keys of at most 64 and values of at most 512 characters.
              * @default null
              */
             metadata: {
                 [key: string]: string;
             } | null;
             /**
-             * @description More variables of the model's chat template, such as {"enable_thinking": false}.
+             * @description More variables of the model's chat template, such as {"enable_thinking": false}; at most 32, with 16 KiB of
+             *     JSON.
              * @default null
              */
             chat_template_kwargs: {
@@ -4605,7 +5193,7 @@ export interface components {
             /** @default null */
             reasoning: components["schemas"]["Reasoning"] | null;
             /**
-             * @description Harmless: accepted, and without effect. Codex sends it.
+             * @description Accepted without effect. Codex sends it.
              * @default null
              */
             client_metadata: {
@@ -4624,56 +5212,56 @@ export interface components {
         };
         /**
          * InputItem
-         * @description A message, a function's call or what it gave; of earlier answers, their items as they came.
+         * @description A message, a function call, a call's output, or an item of an earlier answer as it was returned.
          */
         InputItem: {
             /**
-             * @description "message", "reasoning", "function_call" or "function_call_output".
+             * @description "message" (the default), "reasoning", "function_call" or "function_call_output".
              * @default message
              */
             type: string;
             /**
-             * @description Of a message: "user", "assistant", "system" or "developer".
+             * @description For a message: "user", "assistant", "system" or "developer".
              * @default null
              */
             role: string | null;
             /**
-             * @description Of a message, or of reasoning; whether the model is shown that, its template says.
+             * @description Of a message or of reasoning. The model's chat template decides whether the model sees reasoning.
              * @default null
              */
             content: string | components["schemas"]["InputPart"][] | null;
             /**
-             * @description Of reasoning; without effect beside its content.
+             * @description Of reasoning; used only if there is no `content`.
              * @default null
              */
             summary: components["schemas"]["InputPart"][] | null;
             /**
-             * @description Of a call and of its output.
+             * @description Connects a call and its output.
              * @default null
              */
             call_id: string | null;
             /**
-             * @description Of the function that is called.
+             * @description Name of the called function.
              * @default null
              */
             name: string | null;
             /**
-             * @description Of a call: a JSON object; "" is an empty one.
+             * @description Of a call: a JSON object; "" means {}.
              * @default null
              */
             arguments: string | null;
             /**
-             * @description Of a call.
+             * @description The result of a call.
              * @default null
              */
             output: string | components["schemas"]["InputPart"][] | null;
             /**
-             * @description As answers have it; without effect.
+             * @description As in answers; without effect.
              * @default null
              */
             id: string | null;
             /**
-             * @description As answers have it; without effect.
+             * @description As in answers; without effect.
              * @default null
              */
             status: string | null;
@@ -4684,18 +5272,18 @@ export interface components {
         };
         /** InputPart */
         InputPart: {
-            /** @description Only "input_text" and, of the assistant, "output_text", "reasoning_text" and "summary_text". */
+            /** @description Only "input_text" or, for the assistant, "output_text", "reasoning_text" or "summary_text". */
             type: string;
             /** @default null */
             text: string | null;
             annotations?: unknown;
-            /** @description As answers have them; without effect. */
+            /** @description As in answers; without effect. */
             logprobs?: unknown;
         };
         /** ResponseStreamOptions */
         ResponseStreamOptions: {
             /**
-             * @description Accepted; we never pad events.
+             * @description Without effect: events are never padded.
              * @default null
              */
             include_obfuscation: boolean | null;
@@ -4703,7 +5291,8 @@ export interface components {
         /** ResponseText */
         ResponseText: {
             /**
-             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the instructions should.
+             * @description Constrains the answer to JSON or to a JSON schema. The model is not told about it: describe it in the
+             *     instructions.
              * @default null
              */
             format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["SchemaFormat"]) | null;
@@ -4715,9 +5304,10 @@ export interface components {
             type: "json_schema";
             /** @description Without effect. */
             name: string;
+            /** @description A JSON Schema. */
             schema: Record<string, never>;
             /**
-             * @description Without effect: the model is not shown it.
+             * @description Without effect: the model does not see it.
              * @default null
              */
             description: string | null;
@@ -4727,7 +5317,10 @@ export interface components {
              */
             strict: boolean | null;
         };
-        /** FunctionTool */
+        /**
+         * FunctionTool
+         * @description A function that the model may call.
+         */
         FunctionTool: {
             /** @description Only "function". */
             type: string;
@@ -4735,15 +5328,15 @@ export interface components {
             /** @default null */
             description: string | null;
             /**
-             * @description A JSON Schema.
+             * @description A JSON Schema of the arguments.
              * @default null
              */
             parameters: {
                 [key: string]: unknown;
             } | null;
             /**
-             * @description Without effect: arguments always follow the schema where `tool_choice` is "required" or a function, and are what
-             *     the model writes where it is "auto".
+             * @description Without effect. If `tool_choice` is "required" or a function, arguments always follow the schema; if it is
+             *     "auto", they are whatever the model writes.
              * @default null
              */
             strict: boolean | null;
@@ -4752,7 +5345,8 @@ export interface components {
         /** Reasoning */
         Reasoning: {
             /**
-             * @description Where the model's chat template knows it; "none" where it knows `enable_thinking`, or nothing of reasoning.
+             * @description "none", "minimal", "low", "medium", "high", "xhigh" or "max". Needs a chat template that uses it. "none" also
+             *     works with a template that uses `enable_thinking` instead, or that has no reasoning at all.
              * @default null
              */
             effort: string | null;
@@ -4761,6 +5355,7 @@ export interface components {
         };
         /**
          * MessagesRequest
+         * @description Field names and meanings as in Anthropic's API; the sampling fields are those of /v1/completions.
          * @example {
          *       "model": "sql",
          *       "system": "Answer in SQL.",
@@ -4784,82 +5379,150 @@ export interface components {
             use_beam_search?: unknown;
             vllm_xargs?: unknown;
             /**
-             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @description The base model's name, or an adapter's: `name`, `name@v3` or `name@alias`, optionally prefixed with the base
+             *     model's name: `base:name`. On a route below /adapters/{adapter} it may be left out.
              * @default null
              */
             model: string | null;
-            /** @default null */
+            /**
+             * @description Return the answer as server-sent events. Default: false.
+             * @default null
+             */
             stream: boolean | null;
-            /** @default null */
+            /**
+             * @description 0 to 2; 0 (or less than 0.00001) = greedy decoding. Other values below 0.01 count as 0.01. Default: as in the
+             *     model's generation_config, else 1.
+             * @default null
+             */
             temperature: number | null;
-            /** @default null */
+            /**
+             * @description More than 0, at most 1. Default: as in the model's generation_config, else 1 (off).
+             * @default null
+             */
             top_p: number | null;
-            /** @default null */
+            /**
+             * @description 0 or -1 = off. Default: as in the model's generation_config, else 0.
+             * @default null
+             */
             top_k: number | null;
-            /** @default null */
+            /**
+             * @description 0 to 1. Default: as in the model's generation_config, else 0 (off).
+             * @default null
+             */
             min_p: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             presence_penalty: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             frequency_penalty: number | null;
-            /** @default null */
+            /**
+             * @description 0.01 to 10. Default: as in the model's generation_config, else 1 (off).
+             * @default null
+             */
             repetition_penalty: number | null;
-            /** @default null */
+            /**
+             * @description Numbers from -100 to 100, by token id, that are added to the logits of at most 300 tokens.
+             * @default null
+             */
             logit_bias: {
                 [key: string]: number;
             } | null;
-            /** @default null */
+            /**
+             * @description The only tokens that may be generated. Default: all.
+             * @default null
+             */
             allowed_token_ids: number[] | null;
-            /** @default null */
+            /**
+             * @description A 64-bit integer. Default, and -1: random.
+             * @default null
+             */
             seed: number | null;
-            /** @default null */
+            /**
+             * @description At most 4 strings of at most 256 characters; the answer ends before the first that appears.
+             * @default null
+             */
             stop: string | string[] | null;
-            /** @default null */
+            /**
+             * @description At most 1,024 token ids that end the answer.
+             * @default null
+             */
             stop_token_ids: number[] | null;
-            /** @default false */
+            /**
+             * @description Keep the stop string in the text. Default: false.
+             * @default false
+             */
             include_stop_str_in_output: boolean;
-            /** @default false */
+            /**
+             * @description Continue after an end-of-sequence token. Default: false.
+             * @default false
+             */
             ignore_eos: boolean;
-            /** @default null */
+            /**
+             * @description Tokens before which neither an end-of-sequence token nor `stop` or `stop_token_ids` ends the answer. Default:
+             *     0.
+             * @default null
+             */
             min_tokens: number | null;
-            /** @default true */
+            /**
+             * @description Leave special tokens out of the text. Default: true.
+             * @default true
+             */
             skip_special_tokens: boolean;
             /**
-             * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
+             * @description Constrains the answer to a JSON schema, a regular expression, one of several texts or a grammar.
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
             /**
-             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside the longest answer, or
-             *     beside one token where it has no limit.
+             * @description Keep only this many of the prompt's last tokens. -1 = as many as leave room for the longest answer allowed, or
+             *     for one token if the answer has no limit. Default: longer prompts are refused.
              * @default null
              */
             truncate_prompt_tokens: number | null;
-            /** @default null */
+            /**
+             * @description Add the tokenizer's special tokens, such as BOS, to the prompt. Default: true for completions; false where a chat
+             *     template renders the prompt.
+             * @default null
+             */
             add_special_tokens: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
+             * @description Cached prefixes are shared only between requests with the same salt. 1 to 256 characters.
              * @default null
              */
             cache_salt: string | null;
             /**
-             * @description Only 0.
+             * @description Only 0 is accepted.
              * @default null
              */
             priority: number | null;
-            /** @default null */
+            /**
+             * @description Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'.
+             * @default null
+             */
             request_id: string | null;
             /**
-             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
+             * @description Identifies the end user, so that an adapter's canary gives the same user the same version each time.
+             *     `safety_identifier` takes precedence.
              * @default null
              */
             user: string | null;
-            /** @default null */
+            /**
+             * @description Identifies the end user, like `user`.
+             * @default null
+             */
             safety_identifier: string | null;
-            /** @default null */
+            /**
+             * @description Without effect.
+             * @default null
+             */
             prompt_cache_key: string | null;
             /**
-             * @description Only false.
+             * @description Only false is accepted.
              * @default null
              */
             store: boolean | null;
@@ -4868,21 +5531,30 @@ export interface components {
              * @default null
              */
             service_tier: string | null;
-            /** @description At most: an answer for which the model's context has less room ends with "model_context_window_exceeded". */
+            /**
+             * @description Most tokens of the answer, at least 1. If the model's context has less room, an answer that fills it ends with
+             *     "model_context_window_exceeded".
+             */
             max_tokens: number;
-            /** @description If the last one is the assistant's, the answer goes on with it. */
+            /** @description At most 4,096. If the last message is the assistant's, the answer continues it. */
             messages: components["schemas"]["InputMessage"][];
-            /** @default null */
+            /**
+             * @description The system prompt.
+             * @default null
+             */
             system: string | components["schemas"]["TextBlock"][] | null;
             /**
-             * @description Also taken as `stop`.
+             * @description At most 4 strings of at most 256 characters. Also accepted as `stop`.
              * @default null
              */
             stop_sequences: string[] | null;
-            /** @default null */
+            /**
+             * @description At most 128, with 256 KiB of names, descriptions and schemas in total.
+             * @default null
+             */
             tools: components["schemas"]["MessageTool"][] | null;
             /**
-             * @description By default "auto". With "none" the model is not shown the tools.
+             * @description Default: "auto".
              * @default null
              */
             tool_choice: components["schemas"]["MessageToolChoice"] | null;
@@ -4893,7 +5565,8 @@ export interface components {
             /** @default null */
             metadata: components["schemas"]["MessageMetadata"] | null;
             /**
-             * @description More variables of the model's chat template, such as {"enable_thinking": false}.
+             * @description More variables of the model's chat template, such as {"enable_thinking": false}; at most 32, with 16 KiB of
+             *     JSON.
              * @default null
              */
             chat_template_kwargs: {
@@ -4936,7 +5609,7 @@ export interface components {
         };
         /**
          * ThinkingBlock
-         * @description Of the assistant, as answers have it. The model's template says whether the model is shown it.
+         * @description An assistant's thinking, as in an earlier answer. The model's chat template decides whether the model sees it.
          */
         ThinkingBlock: {
             /** @enum {unknown} */
@@ -4950,7 +5623,7 @@ export interface components {
         };
         /**
          * RedactedThinkingBlock
-         * @description Of another server's answer. Left out: only that server can read it.
+         * @description Thinking in another server's answer. Ignored, because only that server can read it.
          */
         RedactedThinkingBlock: {
             /** @enum {unknown} */
@@ -4959,13 +5632,14 @@ export interface components {
         };
         /**
          * ToolUseBlock
-         * @description Of the assistant: a call.
+         * @description An assistant's call of a tool.
          */
         ToolUseBlock: {
             /** @enum {unknown} */
             type: "tool_use";
             id: string;
             name: string;
+            /** @description The call's arguments. */
             input: {
                 [key: string]: unknown;
             };
@@ -4981,16 +5655,17 @@ export interface components {
         };
         /**
          * ToolResultBlock
-         * @description Of the user: what a call gave.
+         * @description The result of a call, in a user's message.
          */
         ToolResultBlock: {
             /** @enum {unknown} */
             type: "tool_result";
+            /** @description The `id` of the call. */
             tool_use_id: string;
             /** @default null */
             content: string | components["schemas"]["TextBlock"][] | null;
             /**
-             * @description True: the model is shown "Error: " before the content.
+             * @description True: "Error: " is put before the content that the model sees.
              * @default null
              */
             is_error: boolean | null;
@@ -5003,10 +5678,13 @@ export interface components {
             } | null;
             toolset_name?: unknown;
         };
-        /** MessageTool */
+        /**
+         * MessageTool
+         * @description A tool that the model may call.
+         */
         MessageTool: {
             name: string;
-            /** @description A JSON Schema. */
+            /** @description A JSON Schema of the input. */
             input_schema: {
                 [key: string]: unknown;
             };
@@ -5018,13 +5696,14 @@ export interface components {
              */
             type: string | null;
             /**
-             * @description Without effect: input always follows the schema where `tool_choice` is "any" or "tool", and is what the model
-             *     writes where it is "auto".
+             * @description Without effect. If `tool_choice` is "any" or "tool", the input always follows the schema; if it is "auto", it is
+             *     whatever the model writes.
              * @default null
              */
             strict: boolean | null;
             /**
-             * @description True: input is streamed as it is written, whether or not it becomes a JSON object. Else it comes in one piece.
+             * @description True: stream the input as the model writes it, even if it does not become a JSON object. False (the default):
+             *     send it in one piece once complete.
              * @default null
              */
             eager_input_streaming: boolean | null;
@@ -5041,34 +5720,40 @@ export interface components {
         };
         /** MessageToolChoice */
         MessageToolChoice: {
-            /** @description "auto", which needs a server with --tool-call-parser, "any", "tool", which do not, or "none". */
+            /**
+             * @description "auto", which needs a server with --tool-call-parser; "any" or "tool", which do not; or "none", with which the
+             *     model is not shown the tools.
+             */
             type: string;
             /**
-             * @description Of "tool".
+             * @description Name of the tool; only for type "tool".
              * @default null
              */
             name: string | null;
             /**
-             * @description True: one call at most; of several that the model writes, the first.
+             * @description True: at most one call; if the model writes several, the answer has only the first.
              * @default null
              */
             disable_parallel_tool_use: boolean | null;
         };
-        /** Thinking */
+        /**
+         * Thinking
+         * @description Whether the model thinks before it answers.
+         */
         Thinking: {
             /**
-             * @description "enabled" and "disabled" set `enable_thinking` where the model's chat template knows it; "adaptive" leaves it to
-             *     the template.
+             * @description "enabled" and "disabled" set the chat template's variable `enable_thinking`, if it uses it; "adaptive" leaves
+             *     the decision to the template.
              */
             type: string;
             /**
-             * @description Of "enabled". Where reasoning is told apart (--reasoning-parser), at least `max_tokens` - 1: it is not ended
-             *     earlier.
+             * @description Required for type "enabled". On a server with --reasoning-parser it must be at least `max_tokens` - 1, because
+             *     thinking is not ended earlier.
              * @default null
              */
             budget_tokens: number | null;
             /**
-             * @description Only "summarized": thinking is told, and as it is.
+             * @description Only "summarized" is accepted; thinking is returned in full.
              * @default null
              */
             display: string | null;
@@ -5076,12 +5761,13 @@ export interface components {
         /** OutputConfig */
         OutputConfig: {
             /**
-             * @description Holds the answer to a JSON schema. It does not say so to the model: the system prompt should.
+             * @description Constrains the answer to a JSON schema. The model is not told about it: describe it in the system prompt.
              * @default null
              */
             format: components["schemas"]["MessageFormat"] | null;
             /**
-             * @description Where the model's chat template knows it; "high" everywhere, as it is what holds without it.
+             * @description "low", "medium", "high", "xhigh" or "max". Needs a chat template that uses it, except for "high", the default,
+             *     which is always accepted.
              * @default null
              */
             effort: string | null;
@@ -5091,19 +5777,20 @@ export interface components {
         MessageFormat: {
             /** @enum {unknown} */
             type: "json_schema";
+            /** @description A JSON Schema. */
             schema: Record<string, never>;
         };
         /** MessageMetadata */
         MessageMetadata: {
             /**
-             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` or `user` is given.
+             * @description Identifies the end user for an adapter's canary, unless `safety_identifier` or `user` is sent.
              * @default null
              */
             user_id: string | null;
         };
         /**
          * CountTokensRequest
-         * @description What a message's prompt is made of.
+         * @description The fields that determine a message's prompt, as in MessagesRequest.
          * @example {
          *       "model": "sql",
          *       "system": "Answer in SQL.",
@@ -5128,7 +5815,7 @@ export interface components {
             /** @default null */
             thinking: components["schemas"]["Thinking"] | null;
             /**
-             * @description Its format is no part of the prompt.
+             * @description Its `format` is not part of the prompt.
              * @default null
              */
             output_config: components["schemas"]["OutputConfig"] | null;
@@ -5148,7 +5835,7 @@ export interface components {
         };
         /**
          * EmbeddingRequest
-         * @description Names and meaning as in OpenAI's API and vLLM's extensions of it.
+         * @description Field names and meanings as in OpenAI's API and vLLM's extensions of it.
          * @example {
          *       "model": "search",
          *       "input": [
@@ -5160,64 +5847,66 @@ export interface components {
          */
         EmbeddingRequest: {
             /**
-             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @description The base model's name, or an adapter's: `name`, `name@v3` or `name@alias`, optionally prefixed with the base
+             *     model's name: `base:name`.
              * @default null
              */
             model: string | null;
             /**
-             * @description Default: true.
+             * @description Add the tokenizer's special tokens, such as BOS, to texts. Default: true.
              * @default null
              */
             add_special_tokens: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
+             * @description Cached prefixes are shared only between requests with the same salt. 1 to 256 characters.
              * @default null
              */
             cache_salt: string | null;
             /**
-             * @description Only 0.
+             * @description Only 0 is accepted.
              * @default null
              */
             priority: number | null;
             /**
-             * @description Whom a canary of an adapter sticks to.
+             * @description Identifies the end user, so that an adapter's canary gives the same user the same version each time.
              * @default null
              */
             user: string | null;
-            /** @description A text, several texts, token ids, or several lists of token ids. */
+            /** @description A text, up to 2,048 texts, token ids, or up to 2,048 lists of token ids. */
             input: string | (string | number | number[])[];
             /**
-             * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
-             *     the model takes.
+             * @description Keep at most this many tokens of each input: the first ones, and everything that the tokenizer adds around a
+             *     text. 1 to the model's context length; -1 = the context length. Default: longer inputs are refused.
              * @default null
              */
             truncate_prompt_tokens: number | null;
             messages?: unknown;
             /**
-             * @description Numbers, or base64 of little-endian float32.
+             * @description "float": a list of numbers (the default). "base64": base64 of little-endian float32.
              * @default null
              */
             encoding_format: ("float" | "base64") | null;
             /**
-             * @description Only the vector's first ones, for models and adapters that were trained so (Matryoshka).
+             * @description Return only this many leading components, 1 to the model's hidden size, for models and adapters trained for it
+             *     (Matryoshka). Default: all.
              * @default null
              */
             dimensions: number | null;
             /**
-             * @description The last hidden state of an input's last token, or the mean of all of its tokens'. Default: what the model's
-             *     `1_Pooling/config.json` says, else "last".
+             * @description "last": the last hidden state of the input's last token. "mean": the mean over all its tokens. Default: as in
+             *     the model's `1_Pooling/config.json`, else "last".
              * @default null
              */
             pooling: ("last" | "mean") | null;
             /**
-             * @description To a Euclidean length of 1. Default: true.
+             * @description Scale each vector to Euclidean length 1. Default: true.
              * @default null
              */
             normalize: boolean | null;
         };
         /**
          * ClassifyRequest
-         * @description Names and meaning as in vLLM's API.
+         * @description Field names and meanings as in vLLM's API.
          * @example {
          *       "model": "intent",
          *       "input": [
@@ -5228,49 +5917,51 @@ export interface components {
          */
         ClassifyRequest: {
             /**
-             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @description The base model's name, or an adapter's: `name`, `name@v3` or `name@alias`, optionally prefixed with the base
+             *     model's name: `base:name`.
              * @default null
              */
             model: string | null;
             /**
-             * @description Default: true.
+             * @description Add the tokenizer's special tokens, such as BOS, to texts. Default: true.
              * @default null
              */
             add_special_tokens: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
+             * @description Cached prefixes are shared only between requests with the same salt. 1 to 256 characters.
              * @default null
              */
             cache_salt: string | null;
             /**
-             * @description Only 0.
+             * @description Only 0 is accepted.
              * @default null
              */
             priority: number | null;
             /**
-             * @description Whom a canary of an adapter sticks to.
+             * @description Identifies the end user, so that an adapter's canary gives the same user the same version each time.
              * @default null
              */
             user: string | null;
-            /** @description A text, several texts, token ids, or several lists of token ids. */
+            /** @description A text, up to 2,048 texts, token ids, or up to 2,048 lists of token ids. */
             input: string | (string | number | number[])[];
             /**
-             * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
-             *     the model takes.
+             * @description Keep at most this many tokens of each input: the first ones, and everything that the tokenizer adds around a
+             *     text. 1 to the model's context length; -1 = the context length. Default: longer inputs are refused.
              * @default null
              */
             truncate_prompt_tokens: number | null;
             messages?: unknown;
             /**
-             * @description False = the numbers that the adapter's head gives. Default: true, probabilities: of all labels together where one
-             *     of them is right, of each by itself where there is one alone or several may be right.
+             * @description True: return probabilities, by softmax over all labels if exactly one label is right, by sigmoid of each label if
+             *     there is a single label or several may be right (multi_label_classification); a regression head's numbers stay as
+             *     they are. False: return the head's numbers. Default: true.
              * @default null
              */
             use_activation: boolean | null;
         };
         /**
          * RerankRequest
-         * @description Names and meaning as in the APIs of Cohere and Jina, and in vLLM's.
+         * @description Field names and meanings as in Cohere's, Jina's and vLLM's APIs.
          * @example {
          *       "model": "ranker",
          *       "query": "How do I get a refund?",
@@ -5283,56 +5974,60 @@ export interface components {
          */
         RerankRequest: {
             /**
-             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @description The base model's name, or an adapter's: `name`, `name@v3` or `name@alias`, optionally prefixed with the base
+             *     model's name: `base:name`.
              * @default null
              */
             model: string | null;
             /**
-             * @description Default: true.
+             * @description Add the tokenizer's special tokens, such as BOS, to texts. Default: true.
              * @default null
              */
             add_special_tokens: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
+             * @description Cached prefixes are shared only between requests with the same salt. 1 to 256 characters.
              * @default null
              */
             cache_salt: string | null;
             /**
-             * @description Only 0.
+             * @description Only 0 is accepted.
              * @default null
              */
             priority: number | null;
             /**
-             * @description Whom a canary of an adapter sticks to.
+             * @description Identifies the end user, so that an adapter's canary gives the same user the same version each time.
              * @default null
              */
             user: string | null;
             /**
-             * @description Shorten documents so that each has at most this many tokens together with its query and what is put around them;
-             *     -1 = as many as the model takes.
+             * @description Shorten each document so that it, its query and everything added around them have at most this many tokens. 1 to
+             *     the model's context length; -1 = the context length. Default: longer documents are refused, unless
+             *     `max_tokens_per_doc` is set.
              * @default null
              */
             truncate_prompt_tokens: number | null;
             /**
-             * @description Keep this many of a document's tokens, the first ones, and fewer where the model takes no more.
+             * @description Keep only the first tokens of each document, at most this many, or fewer if the model's context has no room for
+             *     them.
              * @default null
              */
             max_tokens_per_doc: number | null;
             /**
-             * @description False = the numbers that the adapter's head gives. Default: true, probabilities, unless its problem_type is
-             *     "regression".
+             * @description True: return probabilities (sigmoid), unless the adapter's problem_type is "regression". False: return the head's
+             *     numbers. Default: true.
              * @default null
              */
             use_activation: boolean | null;
             query: string;
+            /** @description 1 to 2,048 documents of at most 4 MiB in total; the query and the text around them count once per document. */
             documents: (string | components["schemas"]["RankedDocument"])[];
             /**
-             * @description Answer with this many, the best ones. Default, and 0: all.
+             * @description Return only this many documents, the best ones. Default, and 0: all.
              * @default null
              */
             top_n: number | null;
             /**
-             * @description Whether the answer has the documents' texts, whole. Default: true.
+             * @description Include the full text of each document. Default: true.
              * @default null
              */
             return_documents: boolean | null;
@@ -5341,7 +6036,7 @@ export interface components {
         };
         /**
          * ScoreRequest
-         * @description Names and meaning as in vLLM's API.
+         * @description Field names and meanings as in vLLM's API. Send `queries` or `text_1`, and `documents` or `text_2`.
          * @example {
          *       "model": "ranker",
          *       "queries": "How do I get a refund?",
@@ -5353,68 +6048,74 @@ export interface components {
          */
         ScoreRequest: {
             /**
-             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @description The base model's name, or an adapter's: `name`, `name@v3` or `name@alias`, optionally prefixed with the base
+             *     model's name: `base:name`.
              * @default null
              */
             model: string | null;
             /**
-             * @description Default: true.
+             * @description Add the tokenizer's special tokens, such as BOS, to texts. Default: true.
              * @default null
              */
             add_special_tokens: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
+             * @description Cached prefixes are shared only between requests with the same salt. 1 to 256 characters.
              * @default null
              */
             cache_salt: string | null;
             /**
-             * @description Only 0.
+             * @description Only 0 is accepted.
              * @default null
              */
             priority: number | null;
             /**
-             * @description Whom a canary of an adapter sticks to.
+             * @description Identifies the end user, so that an adapter's canary gives the same user the same version each time.
              * @default null
              */
             user: string | null;
             /**
-             * @description Shorten documents so that each has at most this many tokens together with its query and what is put around them;
-             *     -1 = as many as the model takes.
+             * @description Shorten each document so that it, its query and everything added around them have at most this many tokens. 1 to
+             *     the model's context length; -1 = the context length. Default: longer documents are refused, unless
+             *     `max_tokens_per_doc` is set.
              * @default null
              */
             truncate_prompt_tokens: number | null;
             /**
-             * @description Keep this many of a document's tokens, the first ones, and fewer where the model takes no more.
+             * @description Keep only the first tokens of each document, at most this many, or fewer if the model's context has no room for
+             *     them.
              * @default null
              */
             max_tokens_per_doc: number | null;
             /**
-             * @description False = the numbers that the adapter's head gives. Default: true, probabilities, unless its problem_type is
-             *     "regression".
+             * @description True: return probabilities (sigmoid), unless the adapter's problem_type is "regression". False: return the head's
+             *     numbers. Default: true.
              * @default null
              */
             use_activation: boolean | null;
             /**
-             * @description One for all documents, or one for each.
+             * @description One query for all documents, or one for each document.
              * @default null
              */
             queries: string | string[] | null;
-            /** @default null */
+            /**
+             * @description 1 to 2,048 documents of at most 4 MiB in total; the query and the text around them count once per document.
+             * @default null
+             */
             documents: string | string[] | null;
             /**
-             * @description The same as `queries`.
+             * @description Another name for `queries`.
              * @default null
              */
             text_1: string | string[] | null;
             /**
-             * @description The same as `documents`.
+             * @description Another name for `documents`.
              * @default null
              */
             text_2: string | string[] | null;
         };
         /**
          * TokenizeRequest
-         * @description Either `prompt` or `messages`.
+         * @description Exactly one of `prompt` and `messages`.
          * @example {
          *       "model": "sql",
          *       "messages": [
@@ -5426,14 +6127,20 @@ export interface components {
          *     }
          */
         TokenizeRequest: {
-            /** @default null */
+            /**
+             * @description Default: the base model. Only `messages` depend on it, through the adapter's chat template.
+             * @default null
+             */
             model: string | null;
             /** @default null */
             prompt: string | null;
-            /** @default null */
+            /**
+             * @description As in ChatCompletionRequest, like the fields below.
+             * @default null
+             */
             messages: components["schemas"]["RequestMessage"][] | null;
             /**
-             * @description Default: true for a prompt, false for messages.
+             * @description Add the tokenizer's special tokens, such as BOS. Default: true for `prompt`, false for `messages`.
              * @default null
              */
             add_special_tokens: boolean | null;
@@ -5441,7 +6148,10 @@ export interface components {
             add_generation_prompt: boolean;
             /** @default false */
             continue_final_message: boolean;
-            /** @default null */
+            /**
+             * @description Include `token_strs`. Default: false.
+             * @default null
+             */
             return_token_strs: boolean | null;
             /** @default null */
             chat_template_kwargs: {
@@ -5478,91 +6188,128 @@ export interface components {
          *     }
          */
         LoraxRequest: {
+            /** @description The prompt. */
             inputs: string;
             /** @default null */
             parameters: components["schemas"]["LoraxParameters"] | null;
             /**
-             * @description Only read by POST /.
+             * @description Stream the answer. Read by POST / only. Default: false.
              * @default false
              */
             stream: boolean;
         };
         /**
          * LoraxParameters
-         * @description Names and meaning as in LoRAX.
+         * @description Field names and meanings as in LoRAX.
          */
         LoraxParameters: {
             /**
-             * @description An adapter's name; left out = the base model.
+             * @description An adapter's name. Left out: the base model.
              * @default null
              */
             adapter_id: string | null;
             /**
-             * @description Only "local": adapters are uploaded to this server and found by name.
+             * @description Only "local" is accepted: adapters are uploaded to this server and found by name.
              * @default null
              */
             adapter_source: string | null;
             /**
-             * @description Refused: the Authorization header says who asks.
+             * @description Refused: send the key in the Authorization header.
              * @default null
              */
             api_token: string | null;
             /**
-             * @description False: greedy, unless temperature, top_k or top_p is given.
+             * @description False (the default): greedy decoding, unless `temperature`, `top_k` or `top_p` is set.
              * @default false
              */
             do_sample: boolean;
-            /** @default null */
+            /**
+             * @description At least 1. Default: as in the model's generation_config, else the rest of the context.
+             * @default null
+             */
             max_new_tokens: number | null;
-            /** @default false */
+            /**
+             * @description Continue after an end-of-sequence token. Default: false.
+             * @default false
+             */
             ignore_eos_token: boolean;
-            /** @default null */
+            /**
+             * @description 0 to 2; 0 = greedy. Default: 1 if sampling is on.
+             * @default null
+             */
             temperature: number | null;
-            /** @default null */
+            /**
+             * @description Default: off.
+             * @default null
+             */
             top_k: number | null;
-            /** @default null */
+            /**
+             * @description More than 0, at most 1. Default: 1.
+             * @default null
+             */
             top_p: number | null;
-            /** @default null */
+            /**
+             * @description 0.01 to 10. Default: 1.
+             * @default null
+             */
             repetition_penalty: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             frequency_penalty: number | null;
-            /** @default null */
+            /**
+             * @description -2 to 2. Default: 0.
+             * @default null
+             */
             presence_penalty: number | null;
-            /** @default null */
+            /**
+             * @description 0 to 2^63 - 1. Default: random.
+             * @default null
+             */
             seed: number | null;
             /**
-             * @description The text ends with the one that was met, as in LoRAX.
+             * @description At most 4 strings of at most 256 characters. As in LoRAX, the text includes the stop string that ended it.
              * @default []
              */
             stop: string[];
             /**
-             * @description Keep this many of the prompt's last tokens.
+             * @description Keep only this many of the prompt's last tokens.
              * @default null
              */
             truncate: number | null;
             /**
-             * @description Begin the text with the prompt.
+             * @description Begin the text with the prompt. Default: false.
              * @default null
              */
             return_full_text: boolean | null;
             /**
-             * @description Holds the text to a JSON schema.
+             * @description Constrains the text to a JSON schema.
              * @default null
              */
             response_format: components["schemas"]["JsonObjectFormat"] | null;
-            /** @default true */
+            /**
+             * @description Include `details` in the answer. Default: true.
+             * @default true
+             */
             details: boolean;
-            /** @default false */
+            /**
+             * @description Include the prompt's tokens in `details`; not for streams. Default: false.
+             * @default false
+             */
             decoder_input_details: boolean;
-            /** @default null */
+            /**
+             * @description Most likely alternatives to return for each token, 0 to 20. Default: none.
+             * @default null
+             */
             return_k_alternatives: number | null;
             /**
-             * @description Take `inputs` as a user's message.
+             * @description Treat `inputs` as a user message and render it with the chat template. Default: false.
              * @default false
              */
             apply_chat_template: boolean;
             /**
-             * @description Only 1.
+             * @description Only 1 is accepted.
              * @default null
              */
             best_of: number | null;
@@ -5572,7 +6319,7 @@ export interface components {
         };
         /**
          * PatchAdapterRequest
-         * @description Only what is given changes.
+         * @description Changes only the fields that are sent.
          * @example {
          *       "description": "Questions to SQL",
          *       "tags": [
@@ -5581,13 +6328,16 @@ export interface components {
          *     }
          */
         PatchAdapterRequest: {
+            /** @description At most 2,000 characters. */
             description?: string;
+            /** @description At most 32 tags of 1 to 64 printable characters each. Replaces all tags. */
             tags?: string[];
+            /** @description False: requests to the adapter are refused. */
             enabled?: boolean;
         };
         /**
          * PinRequest
-         * @description Keep the live version in memory.
+         * @description Keeps the live version in memory.
          * @example {
          *       "tier": "device",
          *       "ttl_s": 3600
@@ -5597,7 +6347,7 @@ export interface components {
             /** @description "host" or "device". */
             tier: components["schemas"]["Tier"];
             /**
-             * @description Seconds, at most 30 days; null = until it is taken off.
+             * @description Seconds, 1 to 2,592,000 (30 days). Default: 3600; null = until the pin is removed.
              * @default 3600
              */
             ttl_s: number | null;
@@ -5613,9 +6363,10 @@ export interface components {
          *     }
          */
         PutAliasRequest: {
+            /** @description Number of the version that the alias refers to from now on. */
             version: number;
             /**
-             * @description Left out or null: everybody gets `version`.
+             * @description Left out or null: every user gets `version`.
              * @default null
              */
             canary: components["schemas"]["CanaryItem"] | null;
@@ -5627,7 +6378,10 @@ export interface components {
          *     }
          */
         RollbackRequest: {
-            /** @default live */
+            /**
+             * @description The alias to roll back. Default: "live".
+             * @default live
+             */
             alias: string;
         };
         /**
@@ -5647,9 +6401,11 @@ export interface components {
          *     }
          */
         CreateUploadRequest: {
+            /** @description Both files. */
             files: components["schemas"]["UploadFileRequest"][];
             /**
-             * @description Whether the new version becomes what the bare name means. A first version always does.
+             * @description Move the alias "live" to the new version, so that the bare name refers to it. Default: true. A first version
+             *     always becomes live.
              * @default true
              */
             activate: boolean;
@@ -5658,9 +6414,13 @@ export interface components {
         UploadFileRequest: {
             /** @description "adapter_config.json" or "adapter_model.safetensors". */
             name: string;
+            /**
+             * @description Size of the whole file. At most 262,144 bytes (256 KiB) for the config and 4,294,967,296 (4 GiB) for the
+             *     weights.
+             */
             size_bytes: number;
             /**
-             * @description Hex; checked when given.
+             * @description 64 hexadecimal digits; checked if sent.
              * @default null
              */
             sha256: string | null;
@@ -5673,20 +6433,23 @@ export interface components {
          *     }
          */
         LoadLoraAdapterRequest: {
+            /** @description Name of the adapter to create or replace. */
             lora_name: string;
+            /** @description Folder with the adapter's files, on the server's machine. */
             lora_path: string;
             /**
-             * @description Replace an adapter of the same name.
+             * @description True: replace an adapter of the same name. False (the default): refuse the request if there is one.
              * @default false
              */
             load_inplace: boolean;
             /**
-             * @description vLLM's; nothing depends on it here, as the tensors say whether they are of single experts.
+             * @description A vLLM field. Without effect: the tensors themselves show whether they belong to single experts.
              * @default null
              */
             is_3d_lora_weight: boolean | null;
             /**
-             * @description Empty, or a name of the served base model; its owner and how weights are stored do not count.
+             * @description Empty, or a name of the served base model. The comparison ignores the name's owner and the format of the
+             *     weights.
              * @default null
              */
             base_model_name: string | null;
@@ -5700,7 +6463,7 @@ export interface components {
         UnloadLoraAdapterRequest: {
             lora_name: string;
             /**
-             * @description Accepted; names are what we go by.
+             * @description Without effect: adapters are identified by name.
              * @default null
              */
             lora_int_id: number | null;
@@ -5718,49 +6481,46 @@ export interface components {
         CreateKeyRequest: {
             role: components["schemas"]["Role"];
             /**
-             * @description Left out: the tenant that you act for.
+             * @description Left out: the tenant that you act for. "*": all tenants.
              * @default null
              */
             tenant: string | null;
             /**
-             * @description For people.
+             * @description Display name, at most 200 characters.
              * @default
              */
             name: string;
-            /** @default null */
-            adapters: string[] | null;
             /**
-             * @default {
-             *       "requests_per_min": null,
-             *       "tokens_per_min": null,
-             *       "max_concurrent": null,
-             *       "max_queued": null,
-             *       "max_adapters": null,
-             *       "max_adapter_bytes": null
-             *     }
+             * @description Names of the only adapters that it may use, at most 1,000. Left out or null: all of its tenant's and the shared
+             *     ones.
+             * @default null
              */
-            limits: components["schemas"]["Limits"];
+            adapters: string[] | null;
+            /** @description Default: none. `max_adapters` and `max_adapter_bytes` are for tenants only. */
+            limits?: components["schemas"]["Limits"];
             /**
-             * @description Seconds from now; left out = never.
+             * @description Seconds from now until it expires, at most 3,153,600,000 (100 years). Left out or null: never.
              * @default null
              */
             expires_in_s: number | null;
         };
         /**
          * PatchKeyRequest
-         * @description Only what is given changes; `limits` as a whole.
+         * @description Changes only the fields that are sent; `limits` is replaced as a whole.
          * @example {
          *       "status": "suspended"
          *     }
          */
         PatchKeyRequest: {
+            /** @description Display name, at most 200 characters. */
             name?: string;
             role?: components["schemas"]["Role"];
+            /** @description At most 1,000 names; null = all of the tenant's adapters and the shared ones. */
             adapters?: string[] | null;
             limits?: components["schemas"]["Limits"];
-            /** @description "active" or "suspended"; to revoke for good, DELETE. */
+            /** @description "active" or "suspended". To revoke a key for good, use DELETE. */
             status?: components["schemas"]["Status"];
-            /** @description Unix seconds; null = never. */
+            /** @description Unix seconds, in the future and at most 100 years ahead; null = never. */
             expires_at?: number | null;
         };
         /**
@@ -5771,7 +6531,7 @@ export interface components {
          */
         RotateKeyRequest: {
             /**
-             * @description How long the old secret goes on working; 0 = it ends at once.
+             * @description Seconds that the old secret keeps working, 0 to 2,592,000 (30 days); 0 = it stops at once. Default: 3600.
              * @default 3600
              */
             grace_s: number;
@@ -5787,53 +6547,52 @@ export interface components {
          *     }
          */
         CreateTenantRequest: {
-            /** @description Lower-case letters, digits and hyphens. */
+            /** @description 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit. An id is never given twice. */
             id: string;
-            /** @default  */
-            description: string;
             /**
-             * @default {
-             *       "requests_per_min": null,
-             *       "tokens_per_min": null,
-             *       "max_concurrent": null,
-             *       "max_queued": null,
-             *       "max_adapters": null,
-             *       "max_adapter_bytes": null
-             *     }
+             * @description At most 2,000 characters.
+             * @default
              */
-            limits: components["schemas"]["Limits"];
-            /** @default 1 */
+            description: string;
+            /** @description Default: none. */
+            limits?: components["schemas"]["Limits"];
+            /**
+             * @description Share of the engine relative to other tenants: more than 0, at most 1000. Default: 1.
+             * @default 1
+             */
             weight: number;
         };
         /**
          * PatchTenantRequest
-         * @description Only what is given changes; `limits` as a whole.
+         * @description Changes only the fields that are sent; `limits` is replaced as a whole.
          * @example {
          *       "status": "suspended"
          *     }
          */
         PatchTenantRequest: {
+            /** @description At most 2,000 characters. */
             description?: string;
             /** @description "active" or "suspended". */
             status?: components["schemas"]["Status"];
             limits?: components["schemas"]["Limits"];
+            /** @description Share of the engine relative to other tenants: more than 0, at most 1000. */
             weight?: number;
         };
         /**
          * CreateSessionRequest
-         * @description Exactly one of the two.
+         * @description Exactly one of `key` and `token`.
          * @example {
          *       "token": "6gEuvIGnQ0nCUyvSLiw3Cl0tMbFy4sLkFVJH4Dq6S9o"
          *     }
          */
         CreateSessionRequest: {
             /**
-             * @description An API key with the role viewer, operator or admin.
+             * @description An API key with the role "viewer", "operator" or "admin".
              * @default null
              */
             key: string | null;
             /**
-             * @description Of a one-time link.
+             * @description The token of a one-time link.
              * @default null
              */
             token: string | null;
@@ -5846,7 +6605,7 @@ export interface components {
          */
         CreateLinkRequest: {
             /**
-             * @description Whose rights the link gives; left out = your own.
+             * @description The key whose rights the link gives. Left out: your own.
              * @default null
              */
             key_id: string | null;
@@ -5873,7 +6632,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            /** @description The answer or, with `stream`, its chunks as server-sent events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -5918,7 +6677,7 @@ export interface operations {
                     "application/json": components["schemas"]["LoraxError"];
                 };
             };
-            /** @description The request is refused. */
+            /** @description The request is invalid. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -5936,7 +6695,7 @@ export interface operations {
                     "application/json": components["schemas"]["LoraxError"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -5998,7 +6757,7 @@ export interface operations {
                     "application/json": components["schemas"]["RerankResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6025,7 +6784,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -6043,7 +6802,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -6052,7 +6811,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -6079,7 +6838,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -6141,7 +6900,7 @@ export interface operations {
                     "application/json": components["schemas"]["ScoreResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6168,7 +6927,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -6186,7 +6945,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -6195,7 +6954,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -6222,7 +6981,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -6275,7 +7034,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            /** @description The answer or, with `stream`, its chunks as server-sent events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6284,7 +7043,7 @@ export interface operations {
                     "application/json": components["schemas"]["ChatCompletionResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6311,7 +7070,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -6329,7 +7088,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -6338,7 +7097,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -6365,7 +7124,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -6427,7 +7186,7 @@ export interface operations {
                     "application/json": components["schemas"]["ClassifyResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6454,7 +7213,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -6472,7 +7231,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -6481,7 +7240,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -6508,7 +7267,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -6561,7 +7320,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            /** @description The answer or, with `stream`, its chunks as server-sent events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6570,7 +7329,7 @@ export interface operations {
                     "application/json": components["schemas"]["CompletionResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6597,7 +7356,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -6615,7 +7374,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -6624,7 +7383,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -6651,7 +7410,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -6713,7 +7472,7 @@ export interface operations {
                     "application/json": components["schemas"]["EmbeddingResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6740,7 +7499,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -6758,7 +7517,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -6767,7 +7526,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -6794,7 +7553,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -6847,7 +7606,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            /** @description The answer or, with `stream`, its chunks as server-sent events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6856,7 +7615,7 @@ export interface operations {
                     "application/json": components["schemas"]["Message"];
                 };
             };
-            /** @description The request is refused; the message names the field. */
+            /** @description The request is invalid; the message names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -6883,7 +7642,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -6901,7 +7660,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -6910,7 +7669,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -6937,7 +7696,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -6999,7 +7758,7 @@ export interface operations {
                     "application/json": components["schemas"]["TokenCount"];
                 };
             };
-            /** @description The request is refused; the message names the field. */
+            /** @description The request is invalid; the message names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7026,7 +7785,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -7044,7 +7803,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7053,7 +7812,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -7080,7 +7839,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7138,7 +7897,7 @@ export interface operations {
                     "application/json": components["schemas"]["ModelList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7165,7 +7924,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -7183,7 +7942,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7192,7 +7951,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -7219,7 +7978,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7278,7 +8037,7 @@ export interface operations {
                     "application/json": components["schemas"]["ModelCard"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7305,7 +8064,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -7323,7 +8082,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7332,7 +8091,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -7359,7 +8118,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7421,7 +8180,7 @@ export interface operations {
                     "application/json": components["schemas"]["RerankResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7448,7 +8207,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -7466,7 +8225,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7475,7 +8234,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -7502,7 +8261,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7555,7 +8314,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            /** @description The answer or, with `stream`, its chunks as server-sent events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7564,7 +8323,7 @@ export interface operations {
                     "application/json": components["schemas"]["ResponseObject"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7591,7 +8350,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -7609,7 +8368,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7618,7 +8377,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -7645,7 +8404,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7707,7 +8466,7 @@ export interface operations {
                     "application/json": components["schemas"]["ScoreResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7734,7 +8493,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -7752,7 +8511,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7761,7 +8520,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -7788,7 +8547,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7850,7 +8609,7 @@ export interface operations {
                     "application/json": components["schemas"]["RerankResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7877,7 +8636,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -7895,7 +8654,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7904,7 +8663,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -7931,7 +8690,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7991,7 +8750,7 @@ export interface operations {
                     "application/json": components["schemas"]["ClassifyResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8018,7 +8777,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -8036,7 +8795,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8045,7 +8804,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -8072,7 +8831,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8132,7 +8891,7 @@ export interface operations {
                     "application/json": components["schemas"]["DetokenizeResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8159,7 +8918,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -8177,7 +8936,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8186,7 +8945,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -8213,7 +8972,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8309,7 +9068,7 @@ export interface operations {
                     "application/json": components["schemas"]["LoraxError"];
                 };
             };
-            /** @description The request is refused. */
+            /** @description The request is invalid. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -8327,7 +9086,7 @@ export interface operations {
                     "application/json": components["schemas"]["LoraxError"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8423,7 +9182,7 @@ export interface operations {
                     "application/json": components["schemas"]["LoraxError"];
                 };
             };
-            /** @description The request is refused. */
+            /** @description The request is invalid. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -8441,7 +9200,7 @@ export interface operations {
                     "application/json": components["schemas"]["LoraxError"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8497,7 +9256,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description No request would be served. */
+            /** @description Requests would not be served. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8524,7 +9283,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description No request would be served. */
+            /** @description Requests would not be served. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8591,7 +9350,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description No request would be served. */
+            /** @description Requests would not be served. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8618,7 +9377,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description No request would be served. */
+            /** @description Requests would not be served. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8645,7 +9404,7 @@ export interface operations {
                     "application/json": components["schemas"]["LoraxInfo"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8672,7 +9431,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -8690,7 +9449,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8699,7 +9458,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -8726,7 +9485,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8782,7 +9541,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8809,7 +9568,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -8827,7 +9586,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8836,7 +9595,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -8863,7 +9622,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8919,7 +9678,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description No request would be served. */
+            /** @description Requests would not be served. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8946,7 +9705,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description No request would be served. */
+            /** @description Requests would not be served. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8977,7 +9736,7 @@ export interface operations {
                     "application/json": components["schemas"]["RerankResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9004,7 +9763,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9022,7 +9781,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9031,7 +9790,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -9058,7 +9817,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9195,7 +9954,7 @@ export interface operations {
                     "application/json": components["schemas"]["ScoreResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9222,7 +9981,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9240,7 +9999,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9249,7 +10008,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -9276,7 +10035,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9336,7 +10095,7 @@ export interface operations {
                     "application/json": components["schemas"]["TokenizeResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9363,7 +10122,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9381,7 +10140,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9390,7 +10149,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -9417,7 +10176,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9461,7 +10220,7 @@ export interface operations {
                 q?: string;
                 tag?: string | null;
                 state?: components["schemas"]["AdapterState"] | null;
-                /** @description A minus: the largest or newest first. Equals are in order of their names. */
+                /** @description A minus means largest or newest first. Ties are in order of names. */
                 sort?: components["schemas"]["AdapterSort"];
                 limit?: number;
                 cursor?: string | null;
@@ -9481,7 +10240,7 @@ export interface operations {
                     "application/json": components["schemas"]["AdapterList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9508,7 +10267,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9526,7 +10285,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9535,7 +10294,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -9562,7 +10321,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9610,7 +10369,7 @@ export interface operations {
         requestBody: {
             content: {
                 "multipart/form-data": {
-                    /** @description Of the adapter. */
+                    /** @description Name of the adapter. */
                     name: string;
                     /** @default true */
                     activate?: boolean;
@@ -9629,7 +10388,7 @@ export interface operations {
                     "application/json": components["schemas"]["UploadItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9656,7 +10415,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9674,7 +10433,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9683,7 +10442,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -9710,7 +10469,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9752,7 +10511,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description ETags that the client has: 304 where one of them is still right. */
+                /** @description ETags of the copies that the client has: 304 if one of them is current. */
                 "If-None-Match"?: string;
             };
             path: {
@@ -9771,14 +10530,14 @@ export interface operations {
                     "application/json": components["schemas"]["AdapterDetail"];
                 };
             };
-            /** @description The client has it already. */
+            /** @description The client's copy is current. */
             304: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9805,7 +10564,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9823,7 +10582,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9832,7 +10591,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -9859,7 +10618,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9903,7 +10662,7 @@ export interface operations {
                 drain_s?: number;
             };
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -9922,7 +10681,7 @@ export interface operations {
                     "application/json": components["schemas"]["AdapterItem"];
                 };
             };
-            /** @description Some engine has not let go yet. */
+            /** @description Deleted, but still in use by a request or an engine. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -9931,7 +10690,7 @@ export interface operations {
                     "application/json": components["schemas"]["AdapterItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9958,7 +10717,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9976,7 +10735,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9985,7 +10744,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -10012,7 +10771,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10054,7 +10813,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -10077,7 +10836,7 @@ export interface operations {
                     "application/json": components["schemas"]["AdapterDetail"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10104,7 +10863,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10122,7 +10881,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10131,7 +10890,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -10158,7 +10917,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10200,9 +10959,9 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
-                /** @description "*": make it, but change nothing (412 where it exists). */
+                /** @description "*": create only; 412 if it exists. */
                 "If-None-Match"?: string;
             };
             path: {
@@ -10226,7 +10985,7 @@ export interface operations {
                     "application/json": components["schemas"]["AliasItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10253,7 +11012,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10271,7 +11030,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10280,7 +11039,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -10307,7 +11066,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10349,7 +11108,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -10367,7 +11126,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10394,7 +11153,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10412,7 +11171,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10421,7 +11180,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -10448,7 +11207,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10490,7 +11249,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -10513,7 +11272,7 @@ export interface operations {
                     "application/json": components["schemas"]["PinItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10540,7 +11299,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10558,7 +11317,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10567,7 +11326,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -10594,7 +11353,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10636,7 +11395,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -10653,7 +11412,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10680,7 +11439,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10698,7 +11457,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10707,7 +11466,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -10734,7 +11493,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10776,7 +11535,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -10795,7 +11554,7 @@ export interface operations {
                     "application/json": components["schemas"]["AdapterDetail"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10822,7 +11581,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10840,7 +11599,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10849,7 +11608,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -10876,7 +11635,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10918,7 +11677,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -10941,7 +11700,7 @@ export interface operations {
                     "application/json": components["schemas"]["AliasItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10968,7 +11727,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10986,7 +11745,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10995,7 +11754,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -11022,7 +11781,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11064,7 +11823,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Any text: a second request with it, within 24 hours, does nothing again. */
+                /** @description 1 to 255 characters. Repeating a request with the same key within 24 hours returns the first answer again, without a second effect. */
                 "Idempotency-Key"?: string;
             };
             path: {
@@ -11087,7 +11846,7 @@ export interface operations {
                     "application/json": components["schemas"]["UploadItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11114,7 +11873,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11132,7 +11891,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11141,7 +11900,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -11168,7 +11927,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11229,7 +11988,7 @@ export interface operations {
                     "application/json": components["schemas"]["VersionList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11256,7 +12015,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11274,7 +12033,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11283,7 +12042,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -11310,7 +12069,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11352,7 +12111,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description ETags that the client has: 304 where one of them is still right. */
+                /** @description ETags of the copies that the client has: 304 if one of them is current. */
                 "If-None-Match"?: string;
             };
             path: {
@@ -11372,14 +12131,14 @@ export interface operations {
                     "application/json": components["schemas"]["VersionItem"];
                 };
             };
-            /** @description The client has it already. */
+            /** @description The client's copy is current. */
             304: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11406,7 +12165,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11424,7 +12183,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11433,7 +12192,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -11460,7 +12219,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11502,7 +12261,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -11520,7 +12279,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11547,7 +12306,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11565,7 +12324,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11574,7 +12333,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -11601,7 +12360,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11660,7 +12419,7 @@ export interface operations {
                     "application/json": components["schemas"]["CertificateView"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11687,7 +12446,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11705,7 +12464,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11714,7 +12473,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -11741,7 +12500,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11807,7 +12566,7 @@ export interface operations {
                     "application/octet-stream": string;
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11834,7 +12593,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11852,7 +12611,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11861,7 +12620,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -11888,7 +12647,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11947,7 +12706,7 @@ export interface operations {
                     "application/json": components["schemas"]["ReportItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11974,7 +12733,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11992,7 +12751,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12001,7 +12760,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -12028,7 +12787,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12091,7 +12850,7 @@ export interface operations {
                     "application/json": components["schemas"]["AuditList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12118,7 +12877,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12136,7 +12895,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12145,7 +12904,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -12172,7 +12931,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12223,7 +12982,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            /** @description The answer or, with `stream`, its chunks as server-sent events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -12232,7 +12991,7 @@ export interface operations {
                     "application/json": components["schemas"]["ChatCompletionResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12259,7 +13018,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12277,7 +13036,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12286,7 +13045,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -12313,7 +13072,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12373,7 +13132,7 @@ export interface operations {
                     "application/json": components["schemas"]["ClassifyResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12400,7 +13159,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12418,7 +13177,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12427,7 +13186,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -12454,7 +13213,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12505,7 +13264,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            /** @description The answer or, with `stream`, its chunks as server-sent events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -12514,7 +13273,7 @@ export interface operations {
                     "application/json": components["schemas"]["CompletionResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12541,7 +13300,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12559,7 +13318,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12568,7 +13327,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -12595,7 +13354,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12651,7 +13410,7 @@ export interface operations {
                     "application/json": components["schemas"]["ConfigView"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12678,7 +13437,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12696,7 +13455,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12705,7 +13464,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -12732,7 +13491,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12792,7 +13551,7 @@ export interface operations {
                     "application/json": components["schemas"]["EmbeddingResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12819,7 +13578,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12837,7 +13596,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12846,7 +13605,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -12873,7 +13632,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12929,7 +13688,7 @@ export interface operations {
                     "application/json": components["schemas"]["EngineList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12956,7 +13715,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12974,7 +13733,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12983,7 +13742,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -13010,7 +13769,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13070,7 +13829,7 @@ export interface operations {
                     "application/json": components["schemas"]["KeyList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13097,7 +13856,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13115,7 +13874,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13124,7 +13883,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -13151,7 +13910,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13193,7 +13952,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Any text: a second request with it, within 24 hours, does nothing again. */
+                /** @description 1 to 255 characters. Repeating a request with the same key within 24 hours returns the first answer again, without a second effect. */
                 "Idempotency-Key"?: string;
             };
             path?: never;
@@ -13214,7 +13973,7 @@ export interface operations {
                     "application/json": components["schemas"]["CreatedKey"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13241,7 +14000,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13259,7 +14018,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13268,7 +14027,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -13295,7 +14054,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13337,7 +14096,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description ETags that the client has: 304 where one of them is still right. */
+                /** @description ETags of the copies that the client has: 304 if one of them is current. */
                 "If-None-Match"?: string;
             };
             path: {
@@ -13356,14 +14115,14 @@ export interface operations {
                     "application/json": components["schemas"]["KeyItem"];
                 };
             };
-            /** @description The client has it already. */
+            /** @description The client's copy is current. */
             304: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13390,7 +14149,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13408,7 +14167,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13417,7 +14176,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -13444,7 +14203,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13486,7 +14245,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -13503,7 +14262,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13530,7 +14289,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13548,7 +14307,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13557,7 +14316,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -13584,7 +14343,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13626,7 +14385,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -13649,7 +14408,7 @@ export interface operations {
                     "application/json": components["schemas"]["KeyItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13676,7 +14435,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13694,7 +14453,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13703,7 +14462,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -13730,7 +14489,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13772,7 +14531,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -13795,7 +14554,7 @@ export interface operations {
                     "application/json": components["schemas"]["CreatedKey"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13822,7 +14581,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13840,7 +14599,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13849,7 +14608,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -13876,7 +14635,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13918,7 +14677,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description ETags that the client has: 304 where one of them is still right. */
+                /** @description ETags of the copies that the client has: 304 if one of them is current. */
                 "If-None-Match"?: string;
             };
             path?: never;
@@ -13935,14 +14694,14 @@ export interface operations {
                     "application/json": components["schemas"]["LiveView"];
                 };
             };
-            /** @description The client has it already. */
+            /** @description The client's copy is current. */
             304: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13969,7 +14728,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13987,7 +14746,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13996,7 +14755,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -14023,7 +14782,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14083,7 +14842,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14110,7 +14869,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14128,7 +14887,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14137,7 +14896,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -14164,7 +14923,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14215,7 +14974,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            /** @description The answer or, with `stream`, its chunks as server-sent events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -14224,7 +14983,7 @@ export interface operations {
                     "application/json": components["schemas"]["Message"];
                 };
             };
-            /** @description The request is refused; the message names the field. */
+            /** @description The request is invalid; the message names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14251,7 +15010,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14269,7 +15028,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14278,7 +15037,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -14305,7 +15064,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14365,7 +15124,7 @@ export interface operations {
                     "application/json": components["schemas"]["TokenCount"];
                 };
             };
-            /** @description The request is refused; the message names the field. */
+            /** @description The request is invalid; the message names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14392,7 +15151,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14410,7 +15169,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14419,7 +15178,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -14446,7 +15205,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageError"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14502,7 +15261,7 @@ export interface operations {
                     "application/json": components["schemas"]["ModelList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14529,7 +15288,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14547,7 +15306,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14556,7 +15315,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -14583,7 +15342,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14641,7 +15400,7 @@ export interface operations {
                     "application/json": components["schemas"]["ModelCard"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14668,7 +15427,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14686,7 +15445,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14695,7 +15454,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -14722,7 +15481,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14785,7 +15544,7 @@ export interface operations {
                     "application/json": components["schemas"]["RequestList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14812,7 +15571,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14830,7 +15589,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14839,7 +15598,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -14866,7 +15625,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14924,7 +15683,7 @@ export interface operations {
                     "application/json": components["schemas"]["RequestItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14951,7 +15710,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14969,7 +15728,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14978,7 +15737,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -15005,7 +15764,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15061,7 +15820,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15088,7 +15847,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15106,7 +15865,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15115,7 +15874,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -15142,7 +15901,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15202,7 +15961,7 @@ export interface operations {
                     "application/json": components["schemas"]["RerankResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15229,7 +15988,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15247,7 +16006,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15256,7 +16015,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -15283,7 +16042,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15334,7 +16093,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            /** @description The answer or, with `stream`, its chunks as server-sent events. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -15343,7 +16102,7 @@ export interface operations {
                     "application/json": components["schemas"]["ResponseObject"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15370,7 +16129,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15388,7 +16147,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15397,7 +16156,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -15424,7 +16183,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15484,7 +16243,7 @@ export interface operations {
                     "application/json": components["schemas"]["ScoreResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15511,7 +16270,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15529,7 +16288,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15538,7 +16297,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -15565,7 +16324,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15623,7 +16382,7 @@ export interface operations {
                     "application/json": components["schemas"]["SeriesView"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15650,7 +16409,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15668,7 +16427,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15677,7 +16436,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -15704,7 +16463,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15760,7 +16519,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15787,7 +16546,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15805,7 +16564,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15814,7 +16573,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -15841,7 +16600,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15901,7 +16660,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15928,7 +16687,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15946,7 +16705,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15955,7 +16714,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -15982,7 +16741,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16036,7 +16795,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16063,7 +16822,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16081,7 +16840,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16090,7 +16849,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -16117,7 +16876,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16177,7 +16936,7 @@ export interface operations {
                     "application/json": components["schemas"]["LinkItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16204,7 +16963,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16222,7 +16981,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16231,7 +16990,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -16258,7 +17017,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16318,7 +17077,7 @@ export interface operations {
                     "application/json": components["schemas"]["TenantList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16345,7 +17104,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16363,7 +17122,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16372,7 +17131,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -16399,7 +17158,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16459,7 +17218,7 @@ export interface operations {
                     "application/json": components["schemas"]["TenantItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16486,7 +17245,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16504,7 +17263,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16513,7 +17272,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -16540,7 +17299,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16582,7 +17341,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description ETags that the client has: 304 where one of them is still right. */
+                /** @description ETags of the copies that the client has: 304 if one of them is current. */
                 "If-None-Match"?: string;
             };
             path: {
@@ -16601,14 +17360,14 @@ export interface operations {
                     "application/json": components["schemas"]["TenantItem"];
                 };
             };
-            /** @description The client has it already. */
+            /** @description The client's copy is current. */
             304: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16635,7 +17394,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16653,7 +17412,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16662,7 +17421,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -16689,7 +17448,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16731,7 +17490,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -16750,7 +17509,7 @@ export interface operations {
                     "application/json": components["schemas"]["TenantItem"];
                 };
             };
-            /** @description Some server or engine has not let go yet. */
+            /** @description Deleted, but still in use by a server or an engine. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -16759,7 +17518,7 @@ export interface operations {
                     "application/json": components["schemas"]["TenantItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16786,7 +17545,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16804,7 +17563,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16813,7 +17572,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -16840,7 +17599,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16882,7 +17641,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -16905,7 +17664,7 @@ export interface operations {
                     "application/json": components["schemas"]["TenantItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16932,7 +17691,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16950,7 +17709,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16959,7 +17718,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -16986,7 +17745,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17028,7 +17787,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                /** @description ETag of the revision to be changed: 412 if it is not the newest. */
                 "If-Match"?: string;
             };
             path: {
@@ -17047,7 +17806,7 @@ export interface operations {
                     "application/json": components["schemas"]["TenantItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17074,7 +17833,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17092,7 +17851,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17101,7 +17860,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -17128,7 +17887,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17188,7 +17947,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17215,7 +17974,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17233,7 +17992,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17242,7 +18001,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -17269,7 +18028,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17328,7 +18087,7 @@ export interface operations {
                     "application/json": components["schemas"]["UploadList"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17355,7 +18114,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17373,7 +18132,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17382,7 +18141,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -17409,7 +18168,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17469,7 +18228,7 @@ export interface operations {
                     "application/json": components["schemas"]["UploadItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17496,7 +18255,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17514,7 +18273,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17523,7 +18282,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -17550,7 +18309,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17606,7 +18365,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17633,7 +18392,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17651,7 +18410,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17660,7 +18419,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -17687,7 +18446,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17745,7 +18504,7 @@ export interface operations {
                     "application/json": components["schemas"]["UploadItem"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17772,7 +18531,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17790,7 +18549,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17799,7 +18558,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -17826,7 +18585,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17868,7 +18627,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Where a chunk belongs: "bytes 0-8388607/20971520". Without: the whole file. */
+                /** @description Position of the chunk in its file: "bytes 0-8388607/20971520". Left out: the whole file. */
                 "Content-Range"?: string;
             };
             path: {
@@ -17892,7 +18651,7 @@ export interface operations {
                     "application/json": components["schemas"]["ChunkReceived"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17919,7 +18678,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17937,7 +18696,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17946,7 +18705,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -17973,7 +18732,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18037,7 +18796,7 @@ export interface operations {
                     "application/json": components["schemas"]["UsageReport"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18064,7 +18823,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -18082,7 +18841,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18091,7 +18850,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -18118,7 +18877,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18178,7 +18937,7 @@ export interface operations {
                     "application/json": components["schemas"]["RerankResponse"];
                 };
             };
-            /** @description The request is refused; `param` names the field. */
+            /** @description The request is invalid; `param` names the field. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18205,7 +18964,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It does not exist, or it is another tenant's. */
+            /** @description It does not exist, or it belongs to another tenant. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -18223,7 +18982,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is in another state than this needs, or others changed it at the same time. */
+            /** @description Its state does not allow this, or it was changed at the same time. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18232,7 +18991,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description It is not at the revision that If-Match names. */
+            /** @description A condition in If-Match or If-None-Match is not met. */
             412: {
                 headers: {
                     [name: string]: unknown;
@@ -18259,7 +19018,7 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorResponse"];
                 };
             };
-            /** @description A limit is reached. `retry-after` says when to try again. */
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
             429: {
                 headers: {
                     [name: string]: unknown;

@@ -1,2 +1,2 @@
-/** Of the API, without a slash at its end. The console is at `ui/` beside it, which may be behind a path of a proxy. */
+/** The API's base URL without a trailing slash: the console's own URL without `ui/`, so that it also works under a proxy's path prefix. */
 export const serverUrl = new URL("..", document.baseURI).href.replace(/\/$/, "");

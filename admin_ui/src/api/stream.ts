@@ -4,14 +4,14 @@ import { ApiError, open } from "./client";
 export interface StreamChunk {
   choices: { text?: string; delta?: StreamDelta; finish_reason?: string | null }[];
   usage?: StreamUsage | null;
-  /** In the last one, if asked for. */
+  /** In the last chunk, if requested. */
   metrics?: { tokens_per_second: number | null } | null;
   error?: { message: string; code: string };
 }
 
 export interface StreamDelta {
   content?: string | null;
-  /** What the model thinks before it answers, of a server that tells it apart. */
+  /** The model's reasoning before its answer, if the server separates the two. */
   reasoning_content?: string | null;
 }
 
@@ -27,7 +27,7 @@ export interface StreamHead {
   requestId: string | null;
 }
 
-/** POST and read server-sent events. Throws `ApiError`, also for an error that comes after the first byte. */
+/** Sends a POST and reads server-sent events. Throws `ApiError`, also for an error that arrives after the first byte. */
 export async function* streamCompletion(
   path: string,
   body: unknown,
@@ -37,7 +37,7 @@ export async function* streamCompletion(
 ): AsyncGenerator<StreamChunk> {
   const response = await open("POST", path, { body, headers, signal });
   onHead({ adapterVersion: response.headers.get("x-adapter-version"), requestId: response.headers.get("x-request-id") });
-  if (!response.body) throw new ApiError(0, "no_body", "The answer has no body.");
+  if (!response.body) throw new ApiError(0, "no_body", "The response has no body.");
   for await (const line of lines(response.body)) {
     if (!line.startsWith("data: ")) continue;
     const data = line.slice(6);

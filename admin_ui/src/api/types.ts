@@ -1,6 +1,6 @@
 import type { components } from "./schema";
 
-/** Names for what the API answers; the types themselves are generated from its OpenAPI document. */
+/** Short names for the API's response types, which are generated from its OpenAPI document. */
 type Schemas = components["schemas"];
 
 export type AdapterItem = Schemas["AdapterItem"];

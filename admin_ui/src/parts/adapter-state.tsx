@@ -28,7 +28,7 @@ const TIER_TITLES: Record<string, string> = {
   device: "In the engine's adapter memory",
 };
 
-/** How near the bytes are to the model: three bars, filled from the left. */
+/** How close the adapter's bytes are to the model: three bars, filled from the left. */
 export function TierMark({ tier, pinned = false }: { tier: string; pinned?: boolean }) {
   const level = TIERS.indexOf(tier);
   return (

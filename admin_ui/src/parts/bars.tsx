@@ -7,9 +7,9 @@ import type { Quantity } from "./format";
 
 export interface Stack {
   label: string;
-  /** One a step. */
+  /** One per step. */
   values: number[];
-  /** Of the six identity hues; null = what is put together as others. */
+  /** One of the six identity hues; null = the groups combined as “others”. */
   hue: number | null;
 }
 
@@ -19,16 +19,16 @@ interface BarsProps {
   starts: number[];
   stacks: Stack[];
   format: (value: number) => Quantity;
-  /** Words for a step, such as its day and hour. */
+  /** The label of a step, such as its day and hour. */
   when: (start: number) => string;
-  /** The same in less room, below the plot. */
+  /** A shorter label, for the axis below the plot. */
   tick: (start: number) => string;
 }
 
 const NUM_TIMES = 4;
 const GAP = 0.14;
 
-/** Sums by step, stacked by group. Hovering or touching shows one step's values in the legend, else it has the totals. */
+/** Sums per step, stacked by group. The legend shows the totals, or one step's values while it is hovered or touched. */
 export function Bars({ title, starts, stacks, format, when, tick }: BarsProps) {
   const chosen = useSignal<number | null>(null);
   const heights = starts.map((_, step) => stacks.reduce((sum, stack) => sum + (stack.values[step] ?? 0), 0));
@@ -44,7 +44,7 @@ export function Bars({ title, starts, stacks, format, when, tick }: BarsProps) {
   }
 
   return (
-    <figure class="bars" role="group" aria-label={`${title}: ${words(format(total))} in all`}>
+    <figure class="bars" role="group" aria-label={`${title}: ${words(format(total))} total`}>
       <div class="bars-plot">
         {[1, 0.5, 0].map((share) => (
           <span key={share} class="bars-tick muted small num" style={{ top: `${100 * (1 - share)}%` }}>
@@ -76,7 +76,7 @@ export function Bars({ title, starts, stacks, format, when, tick }: BarsProps) {
         ))}
       </div>
       <ul class="bars-legend small">
-        <li class="muted num">{shown === null ? "In all" : when(starts[shown] ?? 0)}</li>
+        <li class="muted num">{shown === null ? "Total" : when(starts[shown] ?? 0)}</li>
         {stacks.map((stack) => (
           <li key={stack.label}>
             <span class="swatch" style={{ background: colorOf(stack.hue) }} aria-hidden="true" />
@@ -106,7 +106,7 @@ export function colorOf(hue: number | null): string {
   return hue === null ? "color-mix(in oklab, var(--muted) 55%, transparent)" : `var(--hue-${hue})`;
 }
 
-/** The next of 1, 2, 5, 10, … */
+/** `most` rounded up to the next of 1, 2, 5, 10, … */
 function niceTop(most: number): number {
   if (most <= 0) return 1;
   const scale = 10 ** Math.floor(Math.log10(most));

@@ -9,7 +9,7 @@ import { toast } from "./toasts";
 
 export type Tone = "ok" | "warn" | "bad" | "accent" | "neutral";
 
-/** A state in colour, with icon and word, so that it never rests on colour alone. */
+/** A state as color, icon and word, so that it never depends on color alone. */
 export function Chip({ tone = "neutral", icon, children }: { tone?: Tone; icon?: IconName; children: ComponentChildren }) {
   return (
     <span class={`chip is-${tone}`}>
@@ -50,12 +50,12 @@ export function CopyButton({ text, label = "Copy" }: { text: string; label?: str
   );
 }
 
-/** An id in mono, its first 8 characters, with a button that copies all of it. */
+/** The first 8 characters of an ID, with a button that copies all of it. */
 export function Id({ value }: { value: string }) {
   return (
     <span class="cluster" style={{ gap: "2px", flexWrap: "nowrap" }}>
       <code title={value}>{value.slice(0, 8)}</code>
-      <CopyButton text={value} label="Copy the whole id" />
+      <CopyButton text={value} label="Copy the full ID" />
     </span>
   );
 }
@@ -73,11 +73,11 @@ interface FieldProps {
   label: string;
   hint?: ComponentChildren;
   error?: string | null;
-  /** The control. */
+  /** The input, select or textarea. */
   children: VNode<{ "aria-describedby"?: string }>;
 }
 
-/** A control with its label; hint and error describe it and are no part of its name. */
+/** A control with its label. Hint and error are its accessible description, not part of its name. */
 export function Field({ label, hint, error, children }: FieldProps) {
   const id = useId();
   const described = Boolean(hint || error);

@@ -1,6 +1,6 @@
 import { dateTime } from "./format";
 
-/** A place in a document where two revisions of it differ. */
+/** A field in which two revisions of a document differ. */
 export interface Change {
   /** Such as "aliases.live.version" or "versions[2].digest". */
   path: string;
@@ -10,10 +10,10 @@ export interface Change {
 
 type Fields = Record<string, unknown>;
 
-/** Such as created_at or pin.until, which are in unix seconds. */
+/** Fields in unix seconds, such as created_at or pin.until. */
 const TIME = /(_at|until)$/;
 
-/** Every leaf that is different, in the documents' order; `undefined` where one has nothing there, which null is as well. */
+/** Every leaf that differs, in the documents' order; `undefined` where one of them has no value or null. */
 export function changesOf(before: unknown, after: unknown, path = ""): Change[] {
   if (Array.isArray(before) && Array.isArray(after)) {
     return range(Math.max(before.length, after.length)).flatMap((index) => changesOf(before[index], after[index], `${path}[${index + 1}]`));
@@ -28,7 +28,7 @@ function changesOfFields(before: Fields, after: Fields, path: string): Change[] 
   return names.flatMap((name) => changesOf(before[name], after[name], path ? `${path}.${name}` : name));
 }
 
-/** As people read it: what `path` names a time is one. */
+/** The value as text; a number whose `path` names a time is shown as one. */
 export function valueText(value: unknown, path: string): string {
   if (value === undefined) return "–";
   if (typeof value === "number" && TIME.test(path)) return dateTime(value);

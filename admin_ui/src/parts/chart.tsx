@@ -10,9 +10,9 @@ import type { Quantity } from "./format";
 export interface Line {
   label: string;
   values: (number | null)[];
-  /** Of the six identity hues; left out = the accent. */
+  /** One of the six identity hues; omitted = the accent color. */
   hue?: 1 | 2 | 3 | 4 | 5 | 6;
-  /** Fills down to the axis. */
+  /** Fills the area down to the axis. */
   filled?: boolean;
 }
 
@@ -22,7 +22,7 @@ interface ChartProps {
   at: number[];
   lines: Line[];
   format: (value: number) => Quantity;
-  /** Of the vertical axis, for shares; otherwise it ends where the data does. */
+  /** Top of the vertical axis, for shares; by default the axis fits the data. */
   top?: number;
 }
 
@@ -30,7 +30,7 @@ const HEIGHT = 148;
 const AXIS_SIZE = 46;
 const TIME_AXIS_SIZE = 24;
 
-/** A time series. Hovering shows one moment's values; gaps stay gaps. */
+/** A time series chart. Hovering shows the values at one moment; missing values leave gaps. */
 export function Chart({ title, at, lines, format, top }: ChartProps) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
@@ -106,19 +106,19 @@ function options(title: string, lines: Line[], format: (value: number) => Quanti
   };
 }
 
-/** Of the day, in 24 hours whatever the browser's language. */
+/** The time of day in 24-hour format, whatever the browser's language. */
 function clock(unixS: number): string {
   return new Date(unixS * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 }
 
-/** A sample between gaps makes no line; a point shows it. */
+/** Samples with a gap on both sides: they make no line, so a point shows them. */
 function alone(plot: uPlot, series: number): number[] {
   const values = plot.data[series] ?? [];
   const known = (index: number): boolean => values[index] !== null && values[index] !== undefined;
   return [...values.keys()].filter((index) => known(index) && !known(index - 1) && !known(index + 1));
 }
 
-/** The legend's values while nobody hovers. */
+/** Shows the latest values in the legend, for when nothing is hovered. */
 function showLatest(plot: uPlot): void {
   const [at, ...lines] = plot.data;
   const latest = at.findLastIndex((_, index) => lines.some((line) => line[index] !== null));

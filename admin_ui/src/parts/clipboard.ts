@@ -1,7 +1,7 @@
-/** Also where the browser offers no clipboard: over plain http from another machine. Throws where copying is refused. */
+/** Also works if the browser offers no clipboard API (plain http from another machine). Throws if the browser refuses to copy. */
 export async function copyText(text: string): Promise<void> {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  // Inside an open dialog: everything else is inert then.
+  // Inside an open dialog, if there is one: everything outside it is inert.
   const place = document.querySelector("dialog[open]") ?? document.body;
   const area = document.createElement("textarea");
   area.value = text;
@@ -10,7 +10,7 @@ export async function copyText(text: string): Promise<void> {
   area.select();
   const copied = document.execCommand("copy");
   area.remove();
-  if (!copied) throw new Error("The browser refused to copy. Select the text and copy it yourself.");
+  if (!copied) throw new Error("The browser blocked copying. Select the text and copy it manually.");
 }
 
 /** 128 random bits in hex; `crypto.randomUUID` is missing over plain http. */

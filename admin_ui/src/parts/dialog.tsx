@@ -9,19 +9,19 @@ interface DialogProps {
   title: string;
   children?: ComponentChildren;
   confirm: string;
-  /** The other button, where "Cancel" could be taken for the act itself. */
+  /** Label of the other button, if "Cancel" could be mistaken for the action itself. */
   dismiss?: string;
   danger?: boolean;
-  /** What goes on while `onConfirm` works, where that may take seconds. */
+  /** Shown while `onConfirm` runs, if that may take seconds. */
   progress?: string;
-  /** The name to type before the button works, for what cannot be undone. */
+  /** The name to type before the button is enabled, for destructive actions. */
   typeToConfirm?: string;
   onClose: () => void;
-  /** The dialog closes when this is done and stays open, with the error, when it throws. */
+  /** The dialog closes when this resolves; if it throws, the dialog stays open and shows the error. */
   onConfirm: () => Promise<unknown>;
 }
 
-/** Modal: the browser keeps the focus inside, Escape closes, focus goes back to where it was. */
+/** Modal: the browser keeps the focus inside, Escape closes it, and the focus returns to where it was. */
 export function Dialog(props: DialogProps) {
   const dialog = useRef<HTMLDialogElement>(null);
   const headingId = useId();
@@ -30,7 +30,7 @@ export function Dialog(props: DialogProps) {
   const failure = useSignal<string | null>(null);
   const blocked = busy.value || (props.typeToConfirm !== undefined && inSight(typed.value) !== inSight(props.typeToConfirm));
 
-  // While somebody has to log in again it makes way for that, with all that was typed.
+  // If the user has to log in again, the dialog hides for the login and keeps what was typed.
   const away = signedOut.value;
   useEffect(() => {
     if (away) return dialog.current?.close();
@@ -94,13 +94,13 @@ export function Dialog(props: DialogProps) {
   );
 }
 
-/** Spaces at an end, or several in a row, are nothing that a person sees in a name. */
+/** Trims and collapses spaces, which a user cannot see in a name. */
 function inSight(text: string): string {
   return text.trim().replaceAll(/\s+/g, " ");
 }
 
 function messageOf(error: unknown): string {
   if (!(error instanceof ApiError)) return String(error);
-  if (error.status === 412) return "Somebody else changed this after you opened it, so nothing was done. Close this, look at what is there now, and decide again.";
+  if (error.status === 412) return "Someone else changed this after you opened it, so your change was not applied. Close this dialog, review the current state, and try again.";
   return error.message;
 }

@@ -1,4 +1,4 @@
-/** Numbers as people read them: a value and its unit apart, so that the unit can be grey. */
+/** A number for people: value and unit are separate, so that the unit can be gray. */
 export interface Quantity {
   value: string;
   unit: string;
@@ -55,13 +55,13 @@ function significant(value: number): string {
   return value >= 100 ? String(Math.round(value)) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
-/** "14:00", or with its day "Nov 21, 14:00". */
+/** "14:00", or with the day "Nov 21, 14:00". */
 export function hourOf(unixS: number, withDay = false): string {
   const time = new Date(unixS * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
   return withDay ? `${dayOf(unixS)}, ${time}` : time;
 }
 
-/** utc: of a day that the server counts, which begins at midnight there. */
+/** utc: for days as the server counts them, which start at midnight UTC. */
 export function dayOf(unixS: number, utc = false): string {
   return new Date(unixS * 1000).toLocaleDateString(undefined, { month: "short", day: "numeric", ...(utc ? { timeZone: "UTC" } : {}) });
 }

@@ -1,4 +1,4 @@
-/** 16-pixel line icons; every one is decoration beside a word, or its button has a label. */
+/** 16-pixel line icons. Each one only decorates: there is a word next to it, or its button has a label. */
 const PATHS = {
   adapters: "M2.5 4.5 8 1.8l5.5 2.7L8 7.2 2.5 4.5Zm0 3.6L8 10.8l5.5-2.7M2.5 11.6 8 14.3l5.5-2.7",
   upload: "M8 10.5v-8m0 0L4.8 5.7M8 2.5l3.2 3.2M2.5 10.5v3h11v-3",

@@ -1,31 +1,31 @@
 const FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex='0']";
 const HEADING = "h1, h2, h3";
-/** What lies over the page and goes again. */
+/** Elements that cover the page temporarily. */
 const PASSING = "dialog, .toasts";
 
-/** What has the focus, or had it when it went. */
+/** The element that has the focus, or had it when it was removed. */
 interface Holder {
   element: HTMLElement;
   isPassing: boolean;
   gap: Gap | null;
 }
 
-/** What is still on the page beside what went. */
+/** What remains on the page around a removed element. */
 interface Gap {
   parent: Element;
   next: Node | null;
   previous: Node | null;
-  /** In the same moment. */
+  /** Nodes added to `parent` at the same moment. */
   added: Node[];
 }
 
 let holder: Holder | null = null;
-/** The last one that was part of the page itself. */
+/** The last holder that was part of the page itself. */
 let below: Holder | null = null;
 
 /**
- * A button that goes when it was pressed, alone or with its row, leaves the focus to what takes its place: the same button
- * of the next row, or the heading of what it was in. One that cannot be pressed for a while has it again afterwards.
+ * When a pressed button disappears, alone or with its row, the focus moves to its replacement: the same button of the next row,
+ * or the heading of its section. A button that is disabled for a while gets the focus back afterwards.
  */
 export function keepFocus(): void {
   document.addEventListener("focusin", ({ target }) => {
@@ -34,7 +34,7 @@ export function keepFocus(): void {
     if (!holder.isPassing) below = holder;
   });
   document.addEventListener("focusout", ({ target }) => {
-    // Later, when it is clear whether the person left it or it left the person.
+    // Deferred: only then is it clear whether the user moved the focus or the element was removed or disabled.
     queueMicrotask(() => {
       if (isFree() && holder?.element === target && canHave(holder.element)) holder = below = null;
     });
@@ -95,7 +95,7 @@ function isAlike(one: HTMLElement, other: HTMLElement): boolean {
   return one.tagName === other.tagName && one.className === other.className && wordsOf(one) === wordsOf(other);
 }
 
-/** An icon's title says what it does, its label also to what. */
+/** An icon button's title is the same in every row; its label also names the row's object. */
 function wordsOf({ title, textContent }: HTMLElement): string {
   return title || (textContent?.trim() ?? "");
 }
@@ -112,7 +112,7 @@ function isFree(): boolean {
   return document.activeElement === null || document.activeElement === document.body;
 }
 
-/** Where it is: nothing moves under the pointer of who pressed it. */
+/** Without scrolling, so that nothing moves under the pointer. */
 function focus(element: HTMLElement | null): void {
   if (element && !element.matches(FOCUSABLE)) element.tabIndex = -1;
   element?.focus({ preventScroll: true });

@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 
 import { Icon } from "./icon";
 
-/** Buttons behind a button. It closes when one was chosen, on Escape, and when the person goes elsewhere. */
+/** A button that opens more buttons. Closes after a choice, on Escape, and when the user clicks or focuses elsewhere. */
 export function Menu({ label, children }: { label: string; children: ComponentChildren }) {
   const menu = useRef<HTMLDetailsElement>(null);
 
@@ -11,7 +11,7 @@ export function Menu({ label, children }: { label: string; children: ComponentCh
     if (menu.current) menu.current.open = false;
   }
 
-  /** What has the focus goes out of sight, and a dialog gives it back to where it was. */
+  /** The focused item is hidden by closing; focusing the menu button lets a dialog return the focus to it. */
   function closeAndReturn(): void {
     close();
     menu.current?.querySelector("summary")?.focus();

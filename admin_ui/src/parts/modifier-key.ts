@@ -1,4 +1,4 @@
-/** Whether shortcuts are with ⌘ here, and not with Ctrl. */
+/** Whether shortcuts use ⌘ on this device, rather than Ctrl. */
 const isApple = /Mac|iPhone|iPad/.test(navigator.platform);
 
 /** "⌘K", or "Ctrl+K". */

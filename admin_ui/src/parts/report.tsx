@@ -11,7 +11,7 @@ const GROUPS: { status: string; title: (n: number) => string; icon: IconName }[]
   { status: "pass", title: (n) => (n === 1 ? "1 check passed" : `${n} checks passed`), icon: "check" },
 ];
 
-/** What the validation found: failures first and open, what passed folded away. */
+/** Validation results: failures first and expanded, passed checks collapsed. */
 export function Report({ checks }: { checks: CheckItem[] }) {
   return (
     <div class="report" data-testid="report">
@@ -71,7 +71,7 @@ function Check({ check }: { check: CheckItem }) {
   );
 }
 
-/** What the message says beyond what is shown beside it, as a sentence. */
+/** The part of the message that is not already shown next to it, as a sentence. */
 function reason({ message, file, key, found, expected }: CheckItem): string {
   const rest = [file, key, `found ${found}, expected ${expected}`].reduce<string>(
     (left, shown) => (shown && left.startsWith(shown) ? left.slice(shown.length).replace(/^[:,] /, "") : left),

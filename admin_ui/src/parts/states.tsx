@@ -10,7 +10,7 @@ import { Icon, type IconName } from "./icon";
 
 const STALE_AFTER_MS = 15_000;
 
-/** Nothing here yet: what it is, a button, and the command that does the same. */
+/** Empty state: a title, an explanation, a button, and the equivalent command. */
 export function Empty(props: { icon: IconName; title: string; command?: string; children?: ComponentChildren; action?: ComponentChildren }) {
   return (
     <div class="state" data-testid="empty">
@@ -27,11 +27,11 @@ interface FailureProps {
   error: ApiError;
   retry?: () => void;
   action?: ComponentChildren;
-  /** "h1" where nothing else is on the page. */
+  /** "h1" if nothing else is on the page. */
   heading?: "h1" | "h2";
 }
 
-/** What failed, why, and what to do. 403 and 404 have their own words. */
+/** What failed, why, and what to do. 403 and 404 have their own titles. */
 export function Failure({ error, retry, action, heading: Heading = "h2" }: FailureProps) {
   const forbidden = error.status === 403;
   return (
@@ -41,7 +41,7 @@ export function Failure({ error, retry, action, heading: Heading = "h2" }: Failu
       <p>{error.message}</p>
       {error.requestId && (
         <p class="small">
-          Request <code>{error.requestId}</code> <CopyButton text={error.requestId} label="Copy the request's id" />
+          Request <code>{error.requestId}</code> <CopyButton text={error.requestId} label="Copy the request ID" />
         </p>
       )}
       {action}
@@ -55,18 +55,18 @@ export function Failure({ error, retry, action, heading: Heading = "h2" }: Failu
 }
 
 function title(error: ApiError): string {
-  if (error.status === 0) return "No answer from the server";
-  if (error.status === 403) return "Your role may not see this";
-  if (error.status === 404) return "This does not exist";
-  return "That did not work";
+  if (error.status === 0) return "No response from the server";
+  if (error.status === 403) return "You don't have permission for this";
+  if (error.status === 404) return "Not found";
+  return "Something went wrong";
 }
 
 interface ViewProps<T> {
   of: { data: Signal<T | null>; error: Signal<ApiError | null>; at: Signal<number>; refresh: () => void };
   skeleton: ComponentChildren;
-  /** Where to go from a failure. */
+  /** Where to go instead after a failure, such as a link to the list. */
   otherwise?: ComponentChildren;
-  /** Whether there is nothing else on the page, not even its heading. */
+  /** Whether this is the whole page, including its heading. */
   whole?: boolean;
   children: (data: T) => ComponentChildren;
 }
@@ -74,7 +74,7 @@ interface ViewProps<T> {
 /** One of the six states of a view: skeleton, failure or no permission without data; data, or data marked as stale. */
 export function View<T>(props: ViewProps<T>) {
   const { data, error, at } = props.of;
-  // Looked up when it is called: the first render comes before there is one.
+  // Looked up at call time: during the first render it is not set yet.
   const refresh = () => props.of.refresh();
   if (data.value === null) {
     if (error.value) return <Failure error={error.value} retry={refresh} action={props.otherwise} heading={props.whole ? "h1" : "h2"} />;
@@ -89,7 +89,7 @@ export function View<T>(props: ViewProps<T>) {
     <div>
       {error.value && (
         <p class="stale-note" role="status" data-testid="stale">
-          <Icon name="clock" /> As of {ago(at.value / 1000)}: {error.value.message}
+          <Icon name="clock" /> Last updated {ago(at.value / 1000)}: {error.value.message}
         </p>
       )}
       <div class={stale ? "is-stale" : ""}>{props.children(data.value)}</div>
@@ -97,7 +97,7 @@ export function View<T>(props: ViewProps<T>) {
   );
 }
 
-/** The same of a list, and the button for what comes after its pages. */
+/** The same for a list, with a button that loads the next page. */
 export function ListView<T>({ of, older, ...props }: Omit<ViewProps<T[]>, "of"> & { of: Paged<T>; older?: string }) {
   return (
     <>
@@ -111,12 +111,12 @@ export function ListView<T>({ of, older, ...props }: Omit<ViewProps<T[]>, "of"> 
   );
 }
 
-/** What a role may not see, without asking the server. */
+/** Shown without asking the server if the role may not see the page. */
 export function NoPermission({ title, needs }: { title: string; needs: Role }) {
   return (
     <div class="state" data-testid="no-permission">
       <Icon name="lock" />
-      <h1>{title} needs the role {needs}</h1>
+      <h1>{title} requires the {needs} role</h1>
       <p>Ask an admin for a key with that role.</p>
     </div>
   );

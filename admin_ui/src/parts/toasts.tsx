@@ -11,11 +11,11 @@ interface Toast {
 
 const SHOWN_MS = 8000;
 const toasts = signal<Toast[]>([]);
-/** Whether somebody is about to read or press one: then none goes. */
+/** Whether a toast is hovered or focused: then none expires. */
 let held = false;
 let lastId = 0;
 
-/** Say what was done; `undo` is offered while it shows, and what is shown then is renewed after it. */
+/** Reports an action. `undo` is offered while the toast is visible; after an undo, the current view is refreshed. */
 export function toast(text: string, undo?: () => Promise<unknown>): void {
   const id = ++lastId;
   toasts.value = [...toasts.value, { id, text, ...(undo ? { undo } : {}) }];
@@ -27,7 +27,7 @@ function expire(id: number): void {
 }
 
 function dismiss(id: number): void {
-  // What goes from under the pointer tells nobody that it left.
+  // An element removed under the pointer fires no mouseleave.
   held = false;
   toasts.value = toasts.value.filter((shown) => shown.id !== id);
 }

@@ -2,7 +2,7 @@ import type { UsageRow } from "../api/types";
 import { Amount } from "./basics";
 import { count, milliseconds } from "./format";
 
-/** What a row of usage tells of tokens and time: prompt, cached, output, TTFT. */
+/** The token and time cells of a usage row: prompt, cached, output, TTFT. */
 export function UsageCells({ row }: { row: UsageRow }) {
   return (
     <>

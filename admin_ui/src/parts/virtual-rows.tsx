@@ -7,13 +7,13 @@ interface VirtualRowsProps<T> {
   rowHeight: number;
   columns: number;
   children: (row: T, index: number) => ComponentChildren;
-  /** Called when the end is near. */
+  /** Called when the end of the list is near. */
   onNearEnd?: () => void;
 }
 
 const OVERSCAN = 12;
 
-/** A table body of any length with about a screenful of rows in the document; the page itself scrolls. */
+/** A table body of any length that renders about a screenful of rows; the page itself scrolls. */
 export function VirtualRows<T>({ rows, rowHeight, columns, children, onNearEnd }: VirtualRowsProps<T>) {
   const body = useRef<HTMLTableSectionElement>(null);
   const first = useSignal(0);

@@ -1,12 +1,12 @@
 export interface DiffPiece {
   text: string;
-  /** Whether the other text lacks it. */
+  /** Whether this piece is missing in the other text. */
   differs: boolean;
 }
 
 const MAX_WORDS = 2000;
 
-/** `text` in pieces, marked where the longest common run of words with `base` is left; what is behind `MAX_WORDS` is one piece. */
+/** Splits `text` into pieces; those outside the longest common subsequence of words with `base` are marked. Text after `MAX_WORDS` words is one piece. */
 export function wordDiff(base: string, text: string): DiffPiece[] {
   const from = words(base);
   const to = words(text);
@@ -27,7 +27,7 @@ function words(text: string): string[] {
   return rest ? [...all.slice(0, MAX_WORDS), rest] : all;
 }
 
-/** Indexes of `to` that are in a longest common subsequence with `from`. */
+/** Indexes into `to` of a longest common subsequence with `from`. */
 function commonIndexes(from: string[], to: string[]): Set<number> {
   const width = to.length + 1;
   const lengths = new Uint16Array((from.length + 1) * width);

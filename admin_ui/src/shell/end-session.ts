@@ -1,7 +1,7 @@
 import { toast } from "../parts/toasts";
 import { logOut } from "../state/session";
 
-/** Log out, or say that it did not work: a person who believes it walks away from an open session. */
+/** Logs out, or reports that it failed: a user who wrongly believes it worked would walk away from an open session. */
 export async function endSession(): Promise<void> {
   try {
     await logOut();

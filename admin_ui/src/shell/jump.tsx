@@ -19,13 +19,13 @@ function hit(title: string, icon: IconName, to: string): Hit {
   return { key: to, title, icon, act: () => go(to) };
 }
 
-/** Also here because the bottom bar of a small screen has no room for it. */
+/** Listed here too because the bottom bar of a small screen has no room for it. */
 const LOG_OUT: Hit = { key: "log out", title: "Log out", icon: "lock", act: () => void endSession() };
 
 const TYPING_PAUSE_MS = 120;
 const MAX_ADAPTERS = 8;
 
-/** ⌘K, or Ctrl+K: type a part of a page's or an adapter's name, arrows choose, Enter goes there. */
+/** Opened with ⌘K or Ctrl+K: type part of a page's or an adapter's name, select with the arrow keys, press Enter to go there. */
 export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const typed = useSignal("");
@@ -38,12 +38,12 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
     ...pages
       .filter((page) => page.title.toLowerCase().includes(needle))
       .map((page) => hit(page.title, page.icon, href(page.segment ? [page.segment] : []))),
-    // Of what was found for what was typed before, the server may find no more than these.
+    // Until the server answers for the current text, show the earlier results that still match.
     ...(answer?.hits.filter(({ title }) => isAnswered || title.toLowerCase().includes(needle)) ?? []),
     ...(!session.value?.open && "log out".includes(needle) ? [LOG_OUT] : []),
   ];
 
-  // Before the next key: whoever knows the shortcut types on at once.
+  // A layout effect, so that the dialog is open before the next keystroke: users who know the shortcut keep typing.
   useLayoutEffect(() => {
     dialog.current?.showModal();
   }, []);
@@ -92,11 +92,11 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
       <input
         class="input jump-input"
         role="combobox"
-        aria-label="Adapter or page"
+        aria-label="Search adapters and pages"
         aria-expanded="true"
         aria-controls="jump-hits"
         aria-activedescendant={hits.length > 0 ? `jump-hit-${chosen.value}` : undefined}
-        placeholder="Adapter or page"
+        placeholder="Search adapters and pages"
         value={typed.value}
         onInput={(event) => {
           typed.value = event.currentTarget.value;
@@ -104,7 +104,7 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
         }}
         onKeyDown={onKey}
       />
-      <ul id="jump-hits" role="listbox" aria-label="Found">
+      <ul id="jump-hits" role="listbox" aria-label="Results">
         {hits.map((found, index) => (
           <li
             key={found.key}
@@ -118,7 +118,7 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
           </li>
         ))}
       </ul>
-      {isAnswered && hits.length === 0 && <p class="muted jump-none">No page or adapter matches.</p>}
+      {isAnswered && hits.length === 0 && <p class="muted jump-none">No matching pages or adapters.</p>}
     </dialog>
   );
 }

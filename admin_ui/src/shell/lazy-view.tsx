@@ -5,7 +5,7 @@ import { useEffect } from "preact/hooks";
 import { ApiError } from "../api/client";
 import { Failure, SkeletonRows } from "../parts/states";
 
-/** A view whose script is fetched when it is first shown. */
+/** A view whose script is loaded when the view is first shown. */
 export function LazyView({ load }: { load: () => Promise<FunctionComponent> }) {
   const view = useSignal<{ Found: FunctionComponent } | null>(null);
   const error = useSignal<ApiError | null>(null);
@@ -13,11 +13,11 @@ export function LazyView({ load }: { load: () => Promise<FunctionComponent> }) {
   useEffect(() => {
     load().then(
       (Found) => (view.value = { Found }),
-      () => (error.value = new ApiError(0, "no_script", "A part of this page could not be fetched. The server may be restarting or was upgraded.")),
+      () => (error.value = new ApiError(0, "no_script", "Part of this page could not be loaded. The server may be restarting or may have been upgraded.")),
     );
   }, [load]);
 
-  // Scripts of an upgraded server have other names: only a reload finds them.
+  // An upgraded server's scripts have different names, so only a reload finds them.
   if (error.value) return <Failure error={error.value} retry={() => window.location.reload()} heading="h1" />;
   if (view.value) return <view.value.Found />;
   return <SkeletonRows />;

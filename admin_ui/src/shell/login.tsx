@@ -9,7 +9,7 @@ import { madeKey } from "../state/made-key";
 import { linkFailure, logIn, session } from "../state/session";
 import { MadeKey } from "./made-key";
 
-/** Asks for a key once; the server keeps a session behind an HttpOnly cookie and this page keeps nothing. */
+/** Asks for a key once. The server keeps a session behind an HttpOnly cookie; this page stores nothing. */
 export function Login() {
   const key = useSignal("");
   const busy = useSignal(false);
@@ -17,7 +17,7 @@ export function Login() {
   const input = useRef<HTMLInputElement>(null);
   const hasEnded = session.value !== null;
 
-  // What had it is hidden now; an open dialog, which nothing beside it can take it from, makes way first.
+  // The element that had the focus is hidden now. An open dialog closes first: nothing outside it could take the focus.
   useEffect(() => {
     if (hasEnded) queueMicrotask(() => input.current?.focus());
   }, []);
@@ -42,8 +42,8 @@ export function Login() {
       <MadeKey />
       <form class="panel login-card" onSubmit={submit}>
         <h1>Log in to loraserve</h1>
-        {hasEnded && <p role="status">Your session has ended. With the same key you go on where you were.</p>}
-        <Field label="API key" hint="A key with the role viewer, operator or admin." error={failure.value ?? linkFailure.value}>
+        {hasEnded && <p role="status">Your session has ended. Log in with the same key to continue where you left off.</p>}
+        <Field label="API key" hint="A key with the viewer, operator or admin role." error={failure.value ?? linkFailure.value}>
           <input
             ref={input}
             class="input mono"
@@ -60,11 +60,11 @@ export function Login() {
           Log in
         </button>
         <div class="login-other">
-          <p class="muted small">Or make a one-time link on the server:</p>
+          <p class="muted small">Or create a one-time login link on the server:</p>
           <Command>{cli("ui login", "")}</Command>
         </div>
       </form>
-      {/* Copying may be refused. */}
+      {/* Copying the key may fail, which a toast reports. */}
       {madeKey.value && <Toasts />}
     </main>
   );

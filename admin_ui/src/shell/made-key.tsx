@@ -5,12 +5,12 @@ import { CopyButton } from "../parts/basics";
 import { Icon } from "../parts/icon";
 import { madeKey } from "../state/made-key";
 
-/** The one time that a secret is shown. */
+/** Shows a new secret, once. */
 export function MadeKey() {
   const place = useRef<HTMLDivElement>(null);
   const secret = madeKey.value?.secret;
 
-  // It stands above a list in which a key far below may have been rotated.
+  // The secret appears above the list, and the rotated key may be far down in it.
   useEffect(() => {
     place.current?.scrollIntoView({ block: "center" });
   }, [secret]);
@@ -20,12 +20,12 @@ export function MadeKey() {
     <div ref={place} class="panel secret" role="status" data-testid="secret">
       <Icon name="key" />
       <div>
-        <p class="strong">Copy this key now: it cannot be shown again.</p>
+        <p class="strong">Copy this key now. It cannot be shown again.</p>
         <div class="command">
           <code tabIndex={0}>{secret}</code>
           <CopyButton text={secret} label="Copy the key" />
         </div>
-        {signedOut.value && <p class="muted small">It is the server's first: from now on every request needs a key, and so does this page.</p>}
+        {signedOut.value && <p class="muted small">This is the server's first key. From now on every request needs a key, and so does this page.</p>}
       </div>
       <button type="button" class="button" onClick={() => (madeKey.value = null)}>
         Done

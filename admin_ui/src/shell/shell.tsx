@@ -36,13 +36,13 @@ export function Shell({ pages }: { pages: Page[] }) {
     return () => window.removeEventListener("keydown", onKey);
   }, []);
 
-  // Of a link that is opened in this tab only the fragment is new, and nothing is loaded. Of the page's own it is spent already.
+  // Opening a login link in this tab changes only the fragment and loads nothing. The token the page was loaded with is already used.
   const link = linkToken.value;
   useEffect(() => {
     if (linkToken.peek() !== null) void startSession();
   }, [link]);
 
-  // A server that is still starting, or gone for a moment, is asked again until it tells who we are.
+  // If the server is still starting or briefly unreachable, retry until it reports who we are.
   const failed = startFailure.value !== null;
   useEffect(() => {
     if (!failed) return;
@@ -52,16 +52,16 @@ export function Shell({ pages }: { pages: Page[] }) {
 
   const lost = lostTenant.value;
   useEffect(() => {
-    if (lost !== null) toast(`You cannot act for the tenant ${lost} any more. What you see is of ${shownTenant.value}.`);
+    if (lost !== null) toast(`You can no longer act for tenant ${lost}. Now showing tenant ${shownTenant.value}.`);
   }, [lost]);
 
-  // Of an adapter, request or upload its name first: tabs show little more.
+  // The name or ID of an adapter, request or upload comes first: browser tabs show little more.
   const title = [place.value.segments[1], current.value?.title, "loraserve"].filter(Boolean).join(" · ");
   useEffect(() => {
     document.title = title;
   }, [title]);
 
-  // A session that ended by itself may go on: what was typed is there again where the same key logs in.
+  // After a session that ended by itself, a login with the same key brings back what was typed.
   const goesOn = session.value !== null && !session.value.open;
   if (signedOut.value && !goesOn) return <Login />;
   if (startFailure.value) return <Failure error={startFailure.value} retry={startSession} heading="h1" />;
@@ -124,7 +124,7 @@ export function Shell({ pages }: { pages: Page[] }) {
         <main class="main" id="main" tabIndex={-1}>
           {!serverAnswers.value && (
             <p class="lost-server" role="status" data-testid="lost-server">
-              <Icon name="warn" /> The server does not answer. What you see may be old; this page tries again by itself.
+              <Icon name="warn" /> The server is not responding. The data shown may be out of date; this page retries automatically.
             </p>
           )}
           <MadeKey />
@@ -143,14 +143,14 @@ function CurrentView({ page }: { page: Page | null }) {
   return <LazyView key={`${page.segment} ${actingTenant.value} ${numLogins.value}`} load={page.load} />;
 }
 
-/** Of an upload or a request: nobody reads more than its beginning. */
+/** The ID of an upload or a request, shortened in the breadcrumb. */
 const GENERATED_ID = /^[0-9a-f]{32}$/;
 
 function Crumbs({ page }: { page: Page | null }) {
   const [first, ...rest] = place.value.segments;
   if (!page || !first || rest.length === 0) return <div class="crumbs">{page?.title ?? "Not found"}</div>;
   return (
-    <nav class="crumbs" aria-label="Path">
+    <nav class="crumbs" aria-label="Breadcrumb">
       <a href={href([first])}>{page.title}</a>
       {rest.map((segment, index) => (
         <>
@@ -170,7 +170,7 @@ function NotFound() {
       <Icon name="warn" />
       <h1>Page not found</h1>
       <a class="button" href="#/">
-        To the overview
+        Go to overview
       </a>
     </div>
   );

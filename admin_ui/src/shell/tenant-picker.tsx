@@ -7,7 +7,7 @@ import { actFor, mayActForAll, session, shownTenant } from "../state/session";
 
 const REFRESH_MS = 30_000;
 
-/** For who may act for all tenants: whose adapters, requests and usage are shown. */
+/** For users who may act for all tenants: selects whose adapters, requests and usage are shown. */
 export function TenantPicker() {
   if (session.value === null || !mayActForAll.value) {
     return session.value ? <span class="chip wide-only">{session.value.tenant}</span> : null;
@@ -27,7 +27,7 @@ function Picker() {
   }, [numChanged]);
 
   const ids = tenants.data.value?.map(({ id }) => id) ?? [];
-  // It may be behind the list's end.
+  // The shown tenant may be past the end of the fetched list.
   if (!ids.includes(shownTenant.value)) ids.unshift(shownTenant.value);
   return (
     <label class="tenant-picker">

@@ -1,12 +1,12 @@
 import { signal } from "@preact/signals";
 
-/** Counts what was taken back: the view that is open then, perhaps not the one it was done in, asks anew. */
+/** Number of undone actions. The view that is open at that time, perhaps not the one of the action, fetches again. */
 export const takenBack = signal(0);
 
-/** Counts the tenants that were made, deleted or restored here: whoever lists them elsewhere on the page asks anew. */
+/** Number of tenants created, deleted or restored here. Other lists of tenants on the page then fetch again. */
 export const numTenantsChanged = signal(0);
 
-/** Call `refresh` after each; returns how to stop. */
+/** Calls `refresh` after each undo; returns a function that stops it. */
 export function onTakenBack(refresh: () => void): () => void {
   const known = takenBack.peek();
   return takenBack.subscribe((count) => {

@@ -5,18 +5,18 @@ import { ApiError, call, numChanges, signedOut } from "../api/client";
 import type { Page } from "../api/types";
 import { onTakenBack } from "./changes";
 
-/** A list that grows page by page while the person scrolls, and is renewed in place. */
+/** A list that grows page by page while the user scrolls, and is refreshed in place. */
 export interface Paged<T> {
   rows: Signal<T[] | null>;
   error: Signal<ApiError | null>;
-  /** When `rows` came, in ms of `Date.now()`. */
+  /** When `rows` arrived, in ms as in `Date.now()`. */
   at: Signal<number>;
   hasMore: Signal<boolean>;
   loadMore: () => void;
   refresh: () => void;
 }
 
-/** A list as it was left for one of its rows: who comes back finds it so, unless they changed something meanwhile. */
+/** A list as it was when the user opened one of its rows: going back restores it, unless they changed something since. */
 export interface LeftList<T> {
   path: string;
   rows: T[];
@@ -26,10 +26,10 @@ export interface LeftList<T> {
   numChanges: number;
 }
 
-/** A list of more rows, scrolled far down, keeps still. */
+/** A list with more rows (the user scrolled far down) is not refreshed automatically. */
 const MAX_RENEWED = 500;
 
-/** `path` is the list with its filters; when it changes, the list begins again. `left` outlives the list. */
+/** `path` is the list with its filters; when it changes, the list starts over. `left` outlives the list. */
 export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?: { current: LeftList<T> | null }): Paged<T> {
   const { paged, found, next } = useMemo(() => {
     const known = left?.current;
@@ -47,7 +47,7 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?
 
   useLayoutEffect(() => {
     if (!left) return;
-    // When the list goes, what replaces it is there already, and may have moved the page.
+    // When the list is removed, its replacement is already rendered and may have scrolled the page, so remember the position now.
     let scrollY = window.scrollY;
     const onScroll = () => (scrollY = window.scrollY);
     window.addEventListener("scroll", onScroll, { passive: true });
@@ -61,7 +61,7 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?
   useEffect(() => {
     const aborter = new AbortController();
     let busy = false;
-    /** Whether what is on its way may be older than the change that the person just made. */
+    /** Whether the response under way may be older than the change that the user just made. */
     let again = false;
 
     async function page(at: string | null, size: number): Promise<Page<T>> {
@@ -76,7 +76,7 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?
       busy = true;
       try {
         const known = renew ? [] : (paged.rows.peek() ?? []);
-        // Renewing asks for as many rows as are shown, so that the list does not shrink under the person.
+        // A refresh requests as many rows as are shown, so that the list does not shrink under the user.
         const size = renew ? Math.min(MAX_RENEWED, Math.max(limit, paged.rows.peek()?.length ?? 0)) : limit;
         const { data, next_cursor } = await page(renew ? null : next.cursor, size);
         next.cursor = next_cursor;
@@ -107,7 +107,7 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?
     };
     const stopWaiting = signedOut.subscribe(renewInPlace);
     const timer = window.setInterval(renewInPlace, refreshMs);
-    // A page opened in a tab behind has nothing yet.
+    // A page opened in a background tab has loaded nothing yet.
     document.addEventListener("visibilitychange", renewInPlace);
     const stop = onTakenBack(paged.refresh);
     return () => {

@@ -4,13 +4,13 @@ import { useEffect, useMemo } from "preact/hooks";
 import { ApiError, signedOut } from "../api/client";
 import { onTakenBack } from "./changes";
 
-/** What a view knows: nothing yet, data, or data that has gone stale beside the error that keeps it from being renewed. */
+/** A view's data: nothing yet, current data, or stale data together with the error that keeps it from being refreshed. */
 export interface Polled<T> {
   data: Signal<T | null>;
   error: Signal<ApiError | null>;
-  /** When `data` came, in ms of `Date.now()`. */
+  /** When `data` arrived, in ms as in `Date.now()`. */
   at: Signal<number>;
-  /** Fetch now, such as after a change. */
+  /** Fetches now, for example after a change. */
   refresh: () => void;
 }
 
@@ -18,8 +18,8 @@ const BACKGROUND_FACTOR = 5;
 const RETRY_MS = 2000;
 
 /**
- * Fetches at once and then again `intervalMs` after each answer, 0 = only once there is one; slower without focus, not at all while hidden.
- * `key` names what is fetched: when it changes, old data goes and the new is fetched.
+ * Fetches at once, then again `intervalMs` after each response (0 = only until there is one); slower without focus, not at all while hidden.
+ * `key` identifies what is fetched: when it changes, the old data is dropped and the new data fetched.
  */
 export function usePolled<T>(key: string, fetcher: (signal: AbortSignal) => Promise<T>, intervalMs = 2000): Polled<T> {
   const polled = useMemo(() => {
@@ -51,7 +51,7 @@ export function usePolled<T>(key: string, fetcher: (signal: AbortSignal) => Prom
         if (mine.signal.aborted) return;
         polled.error.value = error instanceof ApiError ? error : new ApiError(0, "failed", String(error));
       }
-      // What is fetched once is asked for until the server answers.
+      // Data that is fetched only once is retried until the server responds.
       const pauseMs = intervalMs || (polled.error.value?.code === "unreachable" ? RETRY_MS : 0);
       if (!stopped && !document.hidden && pauseMs > 0) {
         timer = window.setTimeout(fetchOnce, document.hasFocus() ? pauseMs : pauseMs * BACKGROUND_FACTOR);

@@ -6,7 +6,7 @@ import { go, place } from "../router";
 
 export type Role = "infer" | "viewer" | "operator" | "admin";
 
-/** `GET /v1/session`. */
+/** Response of `GET /v1/session`. */
 export interface Session {
   open: boolean;
   role: Role;
@@ -21,51 +21,51 @@ export interface Session {
 
 export const session = signal<Session | null>(null);
 export const startFailure = signal<ApiError | null>(null);
-/** Why a one-time link did not log in. */
+/** Why a one-time login link did not work. */
 export const linkFailure = signal<string | null>(null);
-/** The tenant that this tab acted for, where the server refuses that now. */
+/** The tenant that this tab acted for, if the server now refuses that. */
 export const lostTenant = signal<string | null>(null);
 
 const RANK: Record<Role, number> = { infer: 0, viewer: 1, operator: 2, admin: 3 };
 
-/** Whether the person may do what `role` may; the server decides, this only hides what it would refuse. */
+/** Whether the user has the rights of `role`. The server decides; this only hides what it would refuse. */
 export function may(role: Role): boolean {
   return session.value !== null && RANK[session.value.role] >= RANK[role];
 }
 
 export const mayActForAll = computed(() => session.value?.tenant === "*");
 
-/** Who an open server's requests belong to, and whom keys for all tenants act for unless they say otherwise. */
+/** The tenant of an open server's requests, and the one that keys for all tenants act for by default. */
 export const DEFAULT_TENANT = "default";
 
-/** For keys that name no other, and for what everybody may use: no server is without these. */
+/** Tenants that every server has: one for keys that name no tenant, one for adapters that everyone may use. */
 export const BUILTIN_TENANTS = [DEFAULT_TENANT, "shared"];
 
-/** Whose adapters, requests and keys are shown. */
+/** The tenant whose adapters, requests and keys are shown. */
 export const shownTenant = computed(() => (mayActForAll.value ? actingTenant.value || DEFAULT_TENANT : (session.value?.tenant ?? DEFAULT_TENANT)));
 
-/** For the address of something of `tenant`'s: null where that is looked at anyway. */
+/** For the URL of something that belongs to `tenant`: null if that tenant is shown anyway. */
 export function otherTenant(tenant: string | null): string | null {
   return tenant === shownTenant.value ? null : tenant;
 }
 
-/** Whether the person may change what belongs to `tenant`: everybody sees the shared adapters, few may touch them. */
+/** Whether the user may change what belongs to `tenant`: everyone sees the shared adapters, few may change them. */
 export function mayChange(tenant: string): boolean {
   return may("operator") && (mayActForAll.value || tenant === shownTenant.value);
 }
 
-/** For a request about something of `tenant`'s. A key of one tenant finds its own and the shared without. */
+/** For a request about something that belongs to `tenant`. A key of one tenant finds its own and the shared adapters without it. */
 export function tenantHeaders(tenant: string | null): Record<string, string> {
   return tenant && mayActForAll.value ? { "x-tenant": tenant } : {};
 }
 
-/** The one-time token in the fragment of a link that logs in. */
+/** The one-time token in the fragment of a login link. */
 export const linkToken = computed(() => {
   const [view, token] = place.value.segments;
   return view === "login" && token ? token : null;
 });
 
-/** Ask the server who we are; a one-time token in the fragment is spent first, and leaves the address bar at once. */
+/** Asks the server who we are. A one-time token in the fragment is used first, and removed from the address bar at once. */
 export async function startSession(): Promise<void> {
   const token = linkToken.peek();
   try {
@@ -86,9 +86,9 @@ export async function startSession(): Promise<void> {
   }
 }
 
-/** All tabs have one cookie: who logs in with one of them is in all of them, as somebody else than the others say. */
+/** All tabs share one cookie: a login in one tab applies to all, where the others may still show someone else. */
 const logins = new BroadcastChannel("logins");
-/** Counts those of somebody else, here or in other tabs: what is shown then is fetched anew. With the same key, what is being typed stays. */
+/** Number of logins as someone else, here or in other tabs: views then fetch again. A login with the same key keeps what is being typed. */
 export const numLogins = signal(0);
 logins.onmessage = async ({ data }: MessageEvent<"in" | "out">) => {
   if (data === "out") return forget();
@@ -103,7 +103,7 @@ export async function logIn(credential: { key: string } | { token: string }): Pr
   await learnSession();
 }
 
-/** Ends the session on the server, too. */
+/** Also ends the session on the server. */
 export async function logOut(): Promise<void> {
   await call("DELETE", "/v1/session");
   logins.postMessage("out");
@@ -121,7 +121,7 @@ export function actFor(tenant: string): void {
   keep(() => sessionStorage, "tenant", tenant);
 }
 
-// Somebody deleted it while this tab acted for it.
+// The tenant was deleted while this tab acted for it.
 effect(() => {
   const gone = goneTenant.value;
   if (!gone || gone !== actingTenant.peek()) return;
@@ -129,7 +129,7 @@ effect(() => {
   lostTenant.value = gone;
 });
 
-/** Who we are, for the tenant that this tab remembers: one that is gone, or not this person's, is forgotten. */
+/** Asks who we are, for the tenant that this tab remembers; a tenant that is gone, or not accessible to this user, is forgotten. */
 async function learnSession(): Promise<void> {
   const remembered = actingTenant.peek();
   try {

@@ -7,7 +7,7 @@ export type Theme = "light" | "dark";
 const system = window.matchMedia("(prefers-color-scheme: dark)");
 const stored = kept(() => localStorage, "theme");
 
-/** What the person chose, or else what their system says. */
+/** The user's choice, or else the system's setting. */
 export const theme = signal<Theme>(stored === "light" || stored === "dark" ? stored : systemTheme());
 
 system.addEventListener("change", () => {

@@ -6,7 +6,7 @@ import { Usage } from "../usage/usage";
 import { Keys } from "./keys";
 import { Tenants } from "./tenants";
 
-/** Who may use the server, and how much of it. */
+/** Tenants, keys and usage. */
 export function Access() {
   const asked = place.value.segments[1];
   const tab = asked === "keys" || asked === "usage" ? asked : mayActForAll.value ? "tenants" : "keys";

@@ -13,7 +13,7 @@ import { usePaged } from "../../state/paged";
 import { actFor, shownTenant } from "../../state/session";
 
 const RESTORABLE_S = 86_400;
-/** Beside each renewal of the list above. */
+/** In addition to each refresh of the list above. */
 const REFRESH_MS = 60_000;
 const STATES: Record<string, { tone: Tone; icon: IconName }> = {
   draining: { tone: "warn", icon: "clock" },
@@ -34,28 +34,28 @@ export function DeleteTenantDialog({ tenant, onClose, onDone }: DeleteTenantDial
       confirm="Delete"
       danger
       typeToConfirm={tenant.id}
-      progress="Deleting it, and waiting until nothing of it runs on any server…"
+      progress="Deleting the tenant and waiting for its requests to end on every server…"
       onClose={onClose}
       onConfirm={async () => {
         const { data } = await call<TenantItem>("DELETE", tenantPath(tenant.id));
         numTenantsChanged.value += 1;
-        const rest = data.status === "draining" ? " Some of it still runs, and ends." : "";
+        const rest = data.status === "draining" ? " Some of its work is still shutting down." : "";
         toast(`Deleted ${tenant.id}.${rest}`, () => restore(tenant.id));
         if (shownTenant.value === tenant.id) actFor("");
         onDone();
       }}
     >
-      <p>{holdings(tenant)} From the next request on all of it is refused, and what runs ends at once.</p>
-      <p>It can be restored for 24 hours. After them its keys and adapters are erased; its usage stays, for billing.</p>
+      <p>{holdings(tenant)} New requests are refused immediately, and running requests end at once.</p>
+      <p>You can restore it for 24 hours. After that, its keys and adapters are erased; its usage is kept for billing.</p>
     </Dialog>
   );
 }
 
-/** Those that can be restored, and those of which only the name is left. Nothing is shown where there are none. */
+/** Tenants that can be restored, and erased ones of which only the name is left. Renders nothing if there are none. */
 export function DeletedTenants({ ofPage }: { ofPage: { at: { value: number }; refresh: () => void } }) {
   const list = usePaged<TenantItem>("/v1/tenants?deleted=true", 100, REFRESH_MS);
   const pageAt = ofPage.at.value;
-  // One that was just deleted leaves the list above and enters this one.
+  // A tenant that was just deleted moves from the list above to this one.
   useEffect(() => list.refresh(), [pageAt]);
 
   async function takeBack(tenant: TenantItem): Promise<void> {
@@ -86,7 +86,7 @@ export function DeletedTenants({ ofPage }: { ofPage: { at: { value: number }; re
                   <th class="right">Bytes</th>
                   <th class="right">Keys</th>
                   <th>Deleted</th>
-                  <th>Then</th>
+                  <th>Retention</th>
                   <th>
                     <span class="visually-hidden">Actions</span>
                   </th>
@@ -132,7 +132,7 @@ function Row({ tenant, onRestore }: { tenant: TenantItem; onRestore: () => void 
       <td data-label="Deleted" title={dateTime(deletedAt)}>
         {ago(deletedAt)}
       </td>
-      <td class="muted is-span-2" data-label="Then">
+      <td class="muted is-span-2" data-label="Retention">
         {fate(tenant, leftS)}
       </td>
       <td class="row-actions">
@@ -146,7 +146,7 @@ function Row({ tenant, onRestore }: { tenant: TenantItem; onRestore: () => void 
   );
 }
 
-/** leftS: seconds in which it can be restored. */
+/** leftS: seconds for which the tenant can still be restored. */
 function fate(tenant: TenantItem, leftS: number): string {
   if (tenant.erased_at) return `Erased ${ago(tenant.erased_at)}; its usage is kept`;
   if (leftS <= 0) return "Being erased";
@@ -156,7 +156,7 @@ function fate(tenant: TenantItem, leftS: number): string {
 
 function holdings(tenant: TenantItem): string {
   const size = bytes(tenant.adapter_bytes);
-  const onDisk = tenant.adapter_bytes > 0 ? ` of ${size.value} ${size.unit}` : "";
+  const onDisk = tenant.adapter_bytes > 0 ? ` (${size.value} ${size.unit})` : "";
   return `It has ${plural(tenant.num_keys, "key")} and ${plural(tenant.num_adapters, "adapter")}${onDisk}.`;
 }
 

@@ -12,15 +12,15 @@ import { mayActForAll, session, shownTenant } from "../../state/session";
 import { LimitFields, type Limits } from "./limit-fields";
 
 const ROLES = [
-  { role: "infer", hint: "may only send requests" },
-  { role: "viewer", hint: "sees adapters, usage and live data" },
-  { role: "operator", hint: "also uploads and moves adapters, and infers" },
-  { role: "admin", hint: "also makes keys" },
+  { role: "infer", hint: "can only send requests" },
+  { role: "viewer", hint: "can view adapters, usage, requests and live data" },
+  { role: "operator", hint: "can also send requests, and upload and manage adapters" },
+  { role: "admin", hint: "can also manage keys" },
 ] as const;
 const DAY_S = 86_400;
 
 interface KeyDialogProps {
-  /** To change it; null = a new one. */
+  /** The key to edit; null = create one. */
   keyItem: KeyItem | null;
   onClose: () => void;
   onMade: (key: CreatedKey) => Promise<void>;
@@ -44,7 +44,7 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
     if (keyItem) {
       const ends = endsInS === null ? {} : { expires_at: Math.floor(Date.now() / 1000) + endsInS };
       await call("PATCH", `/v1/keys/${keyItem.id}`, { headers: { "if-match": `"${keyItem.rev}"` }, body: { ...body, ...ends } });
-      toast(`Changed ${name.value || keyItem.id}.`);
+      toast(`Updated ${name.value || keyItem.id}.`);
       onChanged();
       return;
     }
@@ -54,26 +54,26 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
 
   const asked = useRef({ text: "", id: "" });
 
-  /** The same, asked for again because the answer was lost, makes no second key. */
+  /** Repeating the same creation after its response was lost creates no second key. */
   async function create(body: object): Promise<CreatedKey> {
     const text = JSON.stringify(body);
     if (asked.current.text !== text) asked.current = { text, id: randomId() };
     try {
       const { data } = await call<CreatedKey>("POST", "/v1/keys", { body, headers: { "idempotency-key": asked.current.id } });
       if (data.secret !== null) return data;
-      // Its secret went with the answer that was lost, so that nobody has it.
+      // The secret was in the lost response, so nobody has it: rotate the key to get a new one.
       const headers = { "if-match": `"${data.rev}"` };
       return (await call<CreatedKey>("POST", `/v1/keys/${data.id}/rotate`, { headers, body: { grace_s: 0 } })).data;
     } catch (error) {
       if (!(error instanceof ApiError) || error.status !== 0) throw error;
-      throw new ApiError(0, error.code, `${error.message} The key may have been made all the same: unchanged, Create shows that one and makes no second.`);
+      throw new ApiError(0, error.code, `${error.message} The key may have been created anyway. Choose Create again without changes to get that key instead of a second one.`);
     }
   }
 
   const title = keyItem ? `Edit ${keyItem.name || keyItem.id}` : `New key for ${everyTenant.value ? "all tenants" : shownTenant.value}`;
   return (
     <Dialog title={title} confirm={keyItem ? "Save" : "Create"} onClose={onClose} onConfirm={save}>
-      <Field label="Name" hint="For people: where the key is used.">
+      <Field label="Name" hint="A note for people, such as where the key is used.">
         <input class="input" value={name.value} onInput={(event) => (name.value = event.currentTarget.value)} />
       </Field>
       <fieldset class="roles">
@@ -97,15 +97,15 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
         <p class="problem" role="alert">
           <Icon name="warn" />
           <span>
-            From the first key on every request needs one, and this one could not make keys for all tenants: only <code>loraserve keys create</code> on the
-            server's machine could.
+            Once the first key exists, every request needs a key, and this one cannot create keys for all tenants. Only <code>loraserve keys create</code> on
+            the server's machine could do that.
           </span>
         </p>
       )}
-      <Field label="Only these adapters" hint="Names separated by commas; empty = all.">
+      <Field label="Only these adapters" hint="Adapter names separated by commas. Leave empty for all.">
         <input class="input mono" value={adapters.value} onInput={(event) => (adapters.value = event.currentTarget.value)} />
       </Field>
-      <Field label="Expires in (days)" hint={keyItem ? "From now; empty = unchanged." : "Empty = never."}>
+      <Field label="Expires in (days)" hint={keyItem ? "Counted from now. Leave empty to keep the current expiry." : "Leave empty for a key that never expires."}>
         <input class="input num" type="number" min={0.01} step="any" value={days.value} onInput={(event) => (days.value = event.currentTarget.value)} />
       </Field>
       <details open={keyItem !== null}>

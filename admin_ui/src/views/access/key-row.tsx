@@ -15,9 +15,9 @@ export const GRACE_S = 3600;
 
 interface KeyRowProps {
   item: KeyItem;
-  /** Whose keys are looked at: others say whose they are. null = those of all tenants. */
+  /** The tenant whose keys are listed; keys of others show their tenant. null = the list covers all tenants. */
   ofTenant: string | null;
-  /** In the last 24 hours; null while it is not known. */
+  /** In the last 24 hours; null while unknown. */
   numRequests: number | null;
   onEdit: () => void;
   onRotate: () => void;
@@ -40,7 +40,7 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
       <td data-label="Status">
         <Chip {...(MARK[status] ?? {})}>{status}</Chip>
         {isRotating(item) && (
-          <span class="muted small under nowrap" title={`The secret before the last rotation works until ${dateTime(item.rotating_until ?? 0)}`}>
+          <span class="muted small under nowrap" title={`The secret from before the last rotation works until ${dateTime(item.rotating_until ?? 0)}`}>
             old secret valid
           </span>
         )}
@@ -49,7 +49,7 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
         {item.role}
         {item.tenant !== ofTenant && <span class="muted small under nowrap">{item.tenant === "*" ? "all tenants" : item.tenant}</span>}
       </td>
-      <td class="scope-cell" data-label="May use">
+      <td class="scope-cell" data-label="Can use">
         <span class="truncate" title={item.adapters?.join(", ")}>
           {item.adapters?.join(", ") ?? <span class="muted">all adapters</span>}
         </span>
@@ -66,7 +66,7 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
       <td class="num nowrap" data-label="Expires">
         {item.expires_at == null ? <span class="muted">never</span> : <span title={dateTime(item.expires_at)}>{until(item.expires_at)}</span>}
         <span class="muted small under" title={dateTime(item.created_at)}>
-          made {ago(item.created_at)}
+          created {ago(item.created_at)}
         </span>
       </td>
       <td class="row-actions">
@@ -79,8 +79,8 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
           <button
             type="button"
             class="button is-quiet"
-            title={`The old secret works for another ${GRACE_S / 60} minutes`}
-            // Not the second of a double click: the secret from before the first would end at once.
+            title={`The old secret keeps working for ${GRACE_S / 60} minutes`}
+            // Ignore the second click of a double click: another rotation would end the secret from before the first at once.
             onClick={(event) => event.detail < 2 && onRotate()}
           >
             Rotate
@@ -101,12 +101,12 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
   );
 }
 
-/** Whether the secret from before the last rotation still works: the next one ends it. */
+/** Whether the secret from before the last rotation still works; the next rotation ends it. */
 export function isRotating({ rotating_until }: KeyItem): boolean {
   return rotating_until !== null && rotating_until > Date.now() / 1000;
 }
 
-/** "in 3 d", or when it was. */
+/** "in 3 d", or "3 d ago" if it has passed. */
 function until(unixS: number): string {
   const left = unixS - Date.now() / 1000;
   if (left <= 0) return ago(unixS);

@@ -16,8 +16,8 @@ import { may, mayActForAll, session, shownTenant } from "../../state/session";
 import { KeyDialog } from "./key-dialog";
 import { GRACE_S, isRotating, KeyRow } from "./key-row";
 
-const ROTATED = "Rotated: the old secret works for another hour.";
-const HEADS = ["Key", "Status", "Role", "May use", "Requests, 24 h", "Expires"];
+const ROTATED = "Key rotated. The old secret works for another hour.";
+const HEADS = ["Key", "Status", "Role", "Can use", "Requests, 24 h", "Expires"];
 
 export function Keys() {
   const ofAll = mayActForAll.value && place.value.query.get("of") === "all";
@@ -48,15 +48,15 @@ export function Keys() {
   }
 
   async function rotate(key: KeyItem): Promise<void> {
-    // Refused if somebody rotated it since it was read: the secret before theirs would end at once.
+    // Refused if someone rotated the key since it was read: a second rotation would end the secret from before theirs at once.
     const headers = { "if-match": `"${key.rev}"` };
     madeKey.value = (await call<CreatedKey>("POST", `/v1/keys/${key.id}/rotate`, { headers, body: { grace_s: GRACE_S } })).data;
   }
 
   function setStatus(key: KeyItem, status: "active" | "suspended"): Promise<void> {
     const change = (next: string) => call("PATCH", `/v1/keys/${key.id}`, { body: { status: next } });
-    if (status === "active") return act("Active again.", () => change("active"));
-    return act("Suspended.", () => change("suspended"), () => change("active"));
+    if (status === "active") return act("Key resumed.", () => change("active"));
+    return act("Key suspended.", () => change("suspended"), () => change("active"));
   }
 
   function requestsOf(key: KeyItem): number | null {
@@ -71,7 +71,7 @@ export function Keys() {
         {mayActForAll.value && (
           <div class="segmented" role="group" aria-label="Keys shown">
             <button type="button" aria-pressed={!ofAll} onClick={() => setQuery({ of: null })}>
-              Of {shownTenant.value}
+              Only {shownTenant.value}
             </button>
             <button type="button" aria-pressed={ofAll} onClick={() => setQuery({ of: "all" })}>
               All keys
@@ -85,8 +85,8 @@ export function Keys() {
       <ListView of={list} skeleton={<SkeletonRows rows={4} />} older="More keys">
         {(rows) =>
           rows.length === 0 ? (
-            <Empty icon="key" title={mayActForAll.value && !ofAll ? `No keys of ${shownTenant.value} yet` : "No keys yet"} command={cli(`keys create --role ${session.value?.open ? "admin --for-tenant '*'" : "infer"}`)}>
-              {session.value?.open && "The first key closes the server: from then on every request needs one. Make an admin key for all tenants first."}
+            <Empty icon="key" title={mayActForAll.value && !ofAll ? `No keys for ${shownTenant.value} yet` : "No keys yet"} command={cli(`keys create --role ${session.value?.open ? "admin --for-tenant '*'" : "infer"}`)}>
+              {session.value?.open && "Once the first key exists, every request needs a key. Create an admin key for all tenants first."}
             </Empty>
           ) : (
             <div class="panel scroll-x">
@@ -144,8 +144,8 @@ export function Keys() {
           }}
         >
           <p>
-            The secret from before the last rotation still works, until {dateTime(rotatingAgain.value.rotating_until ?? 0)}. It ends at once; the one from the last
-            rotation works for another hour.
+            The secret from before the last rotation works until {dateTime(rotatingAgain.value.rotating_until ?? 0)}. Rotating again ends it at once; the secret
+            from the last rotation works for another hour.
           </p>
         </Dialog>
       )}
@@ -158,11 +158,11 @@ export function Keys() {
           onClose={() => (revoking.value = null)}
           onConfirm={async () => {
             await call("DELETE", `/v1/keys/${revoking.value?.id}`);
-            toast("Revoked.");
+            toast("Key revoked.");
             list.refresh();
           }}
         >
-          <p>It never works again, on any server, from the next request on. Its running streams end within 5 seconds.</p>
+          <p>Every server refuses this key from the next request on. Its running streams end within 5 seconds. This cannot be undone.</p>
         </Dialog>
       )}
     </>

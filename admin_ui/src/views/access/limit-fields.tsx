@@ -11,14 +11,14 @@ const ADAPTER_BYTES = "max_adapter_bytes";
 const LABELS: { name: keyof Limits; label: string; one: string; tenantOnly?: boolean }[] = [
   { name: "requests_per_min", label: "Requests per minute", one: "request per minute" },
   { name: "tokens_per_min", label: "Tokens per minute", one: "token per minute" },
-  { name: "max_concurrent", label: "Requests at a time", one: "request at a time" },
-  { name: "max_queued", label: "Sequences waiting", one: "sequence waiting" },
+  { name: "max_concurrent", label: "Concurrent requests", one: "concurrent request" },
+  { name: "max_queued", label: "Waiting sequences", one: "waiting sequence" },
   { name: "max_adapters", label: "Adapters", one: "adapter", tenantOnly: true },
   { name: ADAPTER_BYTES, label: "Adapter bytes", one: "of adapters", tenantOnly: true },
 ];
 const NUMBER = new Intl.NumberFormat("en");
 
-/** Empty = no limit; 0 refuses everything, of the queue what would have to wait. */
+/** Empty = no limit; 0 refuses every request (for waiting sequences: only those that would have to wait). */
 export function LimitFields({ limits, tenant = false }: { limits: Signal<Limits>; tenant?: boolean }) {
   return (
     <div class="limit-fields">
@@ -29,7 +29,7 @@ export function LimitFields({ limits, tenant = false }: { limits: Signal<Limits>
             type="number"
             min={0}
             step={1}
-            placeholder="no limit"
+            placeholder="No limit"
             value={limits.value[name] ?? ""}
             onInput={(event) => {
               const text = event.currentTarget.value;

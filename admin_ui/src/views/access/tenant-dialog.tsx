@@ -8,11 +8,11 @@ import { toast } from "../../parts/toasts";
 import { numTenantsChanged } from "../../state/changes";
 import { LimitFields, type Limits } from "./limit-fields";
 
-/** tenant: to change it; null = a new one. */
+/** tenant: the one to edit; null = create one. */
 export function TenantDialog({ tenant, onClose, onDone }: { tenant: TenantItem | null; onClose: () => void; onDone: () => void }) {
   const id = useSignal(tenant?.id ?? "");
   const description = useSignal(tenant?.description ?? "");
-  // As it was typed: read as a number while it is typed, “.5” would begin with nothing.
+  // Kept as typed: if parsed on every keystroke, the “.” of “.5” would be lost.
   const weight = useSignal(String(tenant?.weight ?? 1));
   const limits = useSignal<Limits>(tenant?.limits ?? ({} as Limits));
 
@@ -23,21 +23,21 @@ export function TenantDialog({ tenant, onClose, onDone }: { tenant: TenantItem |
       await call("POST", "/v1/tenants", { body: { id: id.value, ...body } });
       numTenantsChanged.value += 1;
     }
-    toast(tenant ? `Changed ${tenant.id}.` : `Created ${id.value}.`);
+    toast(tenant ? `Updated ${tenant.id}.` : `Created ${id.value}.`);
     onDone();
   }
 
   return (
     <Dialog title={tenant ? `Edit ${tenant.id}` : "New tenant"} confirm={tenant ? "Save" : "Create"} onClose={onClose} onConfirm={save}>
       {!tenant && (
-        <Field label="Name" hint="Lower-case letters, digits and hyphens. It cannot be changed.">
+        <Field label="Name" hint="Lowercase letters, digits and hyphens. It cannot be changed later.">
           <input class="input mono" required pattern="[a-z0-9][a-z0-9\-]{0,63}" value={id.value} onInput={(event) => (id.value = event.currentTarget.value)} />
         </Field>
       )}
       <Field label="Description">
         <input class="input" value={description.value} onInput={(event) => (description.value = event.currentTarget.value)} />
       </Field>
-      <Field label="Weight" hint="Its share of the engine beside other tenants.">
+      <Field label="Weight" hint="Its share of the engine when several tenants are waiting.">
         <input class="input num" type="number" required min={0.01} step="any" value={weight.value} onInput={(event) => (weight.value = event.currentTarget.value)} />
       </Field>
       <LimitFields limits={limits} tenant />

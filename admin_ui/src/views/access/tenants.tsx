@@ -115,7 +115,7 @@ export function Tenants() {
             toast(`Suspended ${tenant.id}.`, () => setStatus(tenant, "active"));
           }}
         >
-          <p>Its requests are refused from the next one on, and what runs ends within 5 seconds. Nothing is deleted.</p>
+          <p>New requests are refused immediately, and running requests end within 5 seconds. Nothing is deleted.</p>
         </Dialog>
       )}
     </>
@@ -125,7 +125,7 @@ export function Tenants() {
 interface RowProps {
   tenant: TenantItem;
   used: Used | undefined;
-  /** Whether the usage is there at all. */
+  /** Whether the usage has been loaded. */
   known: boolean;
   onEdit: () => void;
   onSuspend: () => void;
@@ -196,7 +196,7 @@ function Row({ tenant, used, known, onEdit, onSuspend, onResume, onDelete }: Row
   );
 }
 
-/** A number that leads to the rows behind it, which are the tenant's: from then on the console acts for it. */
+/** A number that links to the tenant's rows behind it. Following it makes the console act for that tenant. */
 function Rows({ tenant, of, to, children }: { tenant: string; of: string; to: string[]; children: preact.ComponentChildren }) {
   return (
     <button type="button" class="link" onClick={() => (actFor(tenant), go(href(to)))}>

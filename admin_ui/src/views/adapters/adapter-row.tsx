@@ -9,10 +9,10 @@ const MAX_TARGETS = 3;
 
 interface AdapterRowProps {
   adapter: AdapterItem;
-  /** Whether the table has a column to select by. */
+  /** Whether the table has a selection column. */
   selectable: boolean;
   selected: boolean;
-  /** Null where the person may not change this one. */
+  /** Null if the user may not change this adapter. */
   onSelect: (() => void) | null;
 }
 
@@ -45,7 +45,7 @@ export function AdapterRow(props: AdapterRowProps) {
       <td class="right version-cell nowrap">
         {adapter.live ? `v${adapter.live.n}` : "–"}
         {adapter.canary_version !== null && (
-          <span class="muted" title={`${(adapter.canary_weight_bp ?? 0) / 100} % of users get v${adapter.canary_version}`}>
+          <span class="muted" title={`${(adapter.canary_weight_bp ?? 0) / 100}% of users get v${adapter.canary_version}`}>
             {" "}
             +v{adapter.canary_version}
           </span>
@@ -78,7 +78,7 @@ export function AdapterRow(props: AdapterRowProps) {
   );
 }
 
-/** What every target ends in says nothing. */
+/** Drops the suffix “_proj”, which most targets share. */
 function shortTarget(target: string): string {
   return target.replace(/_proj$/, "");
 }

@@ -24,7 +24,7 @@ const COLUMNS: { label: string; sort?: string; right?: boolean; wide?: boolean }
   { label: "Rank", right: true },
   { label: "Size", sort: "size", right: true },
   { label: "Targets", wide: true },
-  { label: "Requests 24 h", sort: "requests", right: true },
+  { label: "Requests, 24 h", sort: "requests", right: true },
   { label: "TTFT p95", right: true },
   { label: "Last used", sort: "last_used", right: true },
 ];
@@ -32,14 +32,14 @@ const ROW_HEIGHT = 44;
 const CARD_HEIGHT = 84;
 const NARROW = "(max-width: 699px)";
 
-/** The list, or one adapter where the URL names it. */
+/** The list, or one adapter if the URL names it. */
 export function Adapters() {
   const name = place.value.segments[1];
   const left = useRef<LeftList<AdapterItem>>(null);
   return name === undefined ? <AdapterList left={left} /> : <Detail key={name} name={name} />;
 }
 
-/** Every adapter the person may see: searched, filtered and sorted by the server, any number of them. */
+/** Any number of adapters that the user may see, searched, filtered and sorted by the server. */
 function AdapterList({ left }: { left: { current: LeftList<AdapterItem> | null } }) {
   const query = place.value.query;
   const filters = new URLSearchParams();
@@ -84,7 +84,7 @@ function AdapterList({ left }: { left: { current: LeftList<AdapterItem> | null }
                       <th class="select-cell">
                         <input
                           type="checkbox"
-                          aria-label="Select all that are shown"
+                          aria-label="Select all shown"
                           checked={changeable.length > 0 && changeable.every((adapter) => selected.value.has(keyOf(adapter)))}
                           onChange={(event) => (selected.value = new Map(event.currentTarget.checked ? changeable.map((adapter) => [keyOf(adapter), adapter]) : []))}
                         />
@@ -158,7 +158,7 @@ function NoAdapters({ filtered }: { filtered: boolean }) {
     return (
       <Empty
         icon="search"
-        title="No adapter matches"
+        title="No matching adapters"
         command={cli("adapter list")}
         action={
           <button type="button" class="button" onClick={() => setQuery({ q: null, state: null, tag: null })}>
@@ -181,8 +181,8 @@ function NoAdapters({ filtered }: { filtered: boolean }) {
         )
       }
     >
-      An adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT saves it. Once it is here, requests name it as
-      their model.
+      An adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT saves it. Once it is uploaded, requests use its name
+      as their model.
     </Empty>
   );
 }

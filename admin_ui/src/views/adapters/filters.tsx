@@ -5,22 +5,22 @@ import { Icon } from "../../parts/icon";
 import { place, setQuery } from "../../router";
 
 const STATES = ["ready", "disabled", "empty", "other_base", "draining", "deleted"];
-/** Most first, as a person asks for them. */
+/** Descending where that is the useful order. */
 const ORDERS = [
-  { sort: "", title: "By name" },
+  { sort: "", title: "Name" },
   { sort: "-requests", title: "Most requests" },
-  { sort: "-last_used", title: "Last used" },
+  { sort: "-last_used", title: "Recently used" },
   { sort: "-size", title: "Largest" },
 ];
 const TYPING_PAUSE_MS = 200;
 
-/** Search and filters live in the URL, so that a filtered list can be sent to somebody. */
+/** Search and filters are kept in the URL, so that a filtered list can be shared. */
 export function Filters() {
   const query = place.value.query;
   const typed = useSignal(query.get("q") ?? "");
   const sent = useRef(typed.peek());
 
-  // The address can change otherwise too: the way back, or a button that clears the filters.
+  // The URL can also change by other means: the Back button, or a button that clears the filters.
   const asked = query.get("q") ?? "";
   useEffect(() => {
     if (asked !== sent.current) typed.value = sent.current = asked;
@@ -61,7 +61,7 @@ export function Filters() {
         </select>
       </label>
       <label class="narrow-only">
-        <span class="visually-hidden">Order</span>
+        <span class="visually-hidden">Sort by</span>
         <select class="select" value={query.get("sort") ?? ""} onChange={(event) => setQuery({ sort: event.currentTarget.value || null })}>
           {ORDERS.map(({ sort, title }) => (
             <option key={sort} value={sort}>

@@ -17,7 +17,7 @@ const PIN_S = 3600;
 const DRAIN_S = 30;
 const PAST: Record<Verb, string> = { disable: "Disabled", enable: "Enabled", pin: "Pinned", delete: "Deleted" };
 
-/** What can be done to several adapters at once; each is its own request, and each failure is named. */
+/** Actions on several adapters at once. Each adapter is its own request, and each failure is reported. */
 export function SelectionBar({ adapters, onDone }: { adapters: AdapterItem[]; onDone: () => void }) {
   const deleting = useSignal(false);
   const busy = useSignal(false);
@@ -62,7 +62,7 @@ export function SelectionBar({ adapters, onDone }: { adapters: AdapterItem[]; on
           onClose={() => (deleting.value = false)}
           onConfirm={() => run("delete")}
         >
-          <p>Requests for {only ? "it" : "them"} are refused from now on; what runs gets {DRAIN_S} s to finish. For 24 hours this can be undone.</p>
+          <p>New requests for {only ? "it" : "them"} are refused immediately; running requests get {DRAIN_S} s to finish. You can restore {only ? "it" : "them"} for 24 hours.</p>
         </Dialog>
       )}
     </div>
@@ -71,7 +71,7 @@ export function SelectionBar({ adapters, onDone }: { adapters: AdapterItem[]; on
 
 async function apply(verb: Verb, adapters: AdapterItem[]): Promise<Outcome> {
   const outcome: Outcome = { done: [], failed: [] };
-  // At once: a deletion waits for what runs.
+  // In parallel, because a deletion waits for running requests.
   await Promise.all(
     adapters.map(async (adapter) => {
       try {
@@ -95,7 +95,7 @@ function one(verb: Verb, { name, tenant }: AdapterItem): Promise<unknown> {
 
 function undo(verb: Verb, done: AdapterItem[]): () => Promise<unknown> {
   return async () => {
-    // All of them, also when one has gone meanwhile.
+    // Undo all of them, even if one is gone by now.
     const ends = await Promise.allSettled(done.map((adapter) => undoOne(verb, adapter)));
     const refused = ends.find((end) => end.status === "rejected");
     if (refused) throw refused.reason;

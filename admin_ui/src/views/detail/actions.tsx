@@ -23,7 +23,7 @@ interface ActionsProps {
   onGone: () => void;
 }
 
-/** What can be done to the adapter as a whole. */
+/** Actions on the adapter as a whole. */
 export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
   const deleting = useSignal(false);
   const rolling = useSignal(false);
@@ -41,7 +41,7 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
     onChange();
   }
 
-  /** ttl_s: null = until it is taken off. */
+  /** ttl_s: null = until unpinned. */
   function pin(text: string, ttl_s: number | null): Promise<void> {
     const residency = `${path}/residency`;
     return change(
@@ -93,10 +93,10 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
           </button>
         ) : (
           <>
-            <button type="button" onClick={() => pin("Pinned to the engine's memory for an hour.", PIN_S)}>
+            <button type="button" onClick={() => pin("Pinned in adapter memory for an hour.", PIN_S)}>
               Pin for an hour
             </button>
-            <button type="button" onClick={() => pin("Pinned to the engine's memory until it is unpinned.", null)}>
+            <button type="button" onClick={() => pin("Pinned in adapter memory until you unpin it.", null)}>
               Pin until unpinned
             </button>
           </>
@@ -131,7 +131,7 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
             onGone();
           }}
         >
-          <p>Requests for it are refused from now on; what runs gets {DRAIN_S} s to finish. It can be restored for 24 hours.</p>
+          <p>New requests for it are refused immediately; running requests get {DRAIN_S} s to finish. You can restore it for 24 hours.</p>
         </Dialog>
       )}
       {editing.value && <EditDialog adapter={adapter} onClose={() => (editing.value = false)} onChange={onChange} />}
@@ -147,7 +147,7 @@ interface ChangeDialogProps {
 
 function RollBackDialog(props: ChangeDialogProps) {
   const { onClose, onChange } = props;
-  // As it was when the dialog opened, so that the versions it names are those that are meant.
+  // The adapter as it was when the dialog opened, so that the confirmed versions are the ones shown.
   const adapter = useRef(props.adapter).current;
   const live = adapter.aliases.find((alias) => alias.alias === "live");
   if (live?.previous == null) return null;
@@ -158,13 +158,13 @@ function RollBackDialog(props: ChangeDialogProps) {
       onClose={onClose}
       onConfirm={async () => {
         await rollBack(adapter);
-        toast(`${adapter.name} is v${live.previous} again.`, restoreAlias(adapter, "live"));
+        toast(`Rolled ${adapter.name} back to v${live.previous}.`, restoreAlias(adapter, "live"));
         onChange();
       }}
     >
       <p>
-        Requests for {adapter.name} get v{live.previous} instead of v{live.version} from the next one on. What runs finishes with v
-        {live.version}. Rolling back a second time undoes it.
+        New requests for {adapter.name} get v{live.previous} instead of v{live.version}. Running requests finish with v
+        {live.version}. Roll back again to undo.
       </p>
     </Dialog>
   );
@@ -172,7 +172,7 @@ function RollBackDialog(props: ChangeDialogProps) {
 
 function EditDialog(props: ChangeDialogProps) {
   const { onClose, onChange } = props;
-  // As it was when the dialog opened, so that somebody else's change meanwhile is not overwritten unseen.
+  // The adapter as it was when the dialog opened, so that saving is refused if someone else changed it since.
   const adapter = useRef(props.adapter).current;
   const description = useSignal(adapter.description);
   const tags = useSignal(adapter.tags.join(", "));

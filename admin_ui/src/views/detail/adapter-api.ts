@@ -11,7 +11,7 @@ export interface Canary {
   weight_bp: number;
 }
 
-/** Refused if somebody else changed the adapter since `adapter` was read. */
+/** Refused if someone else changed the adapter since `adapter` was read. */
 export function moveAlias(adapter: AdapterDetail, alias: string, version: number, canary: Canary | null = null): Promise<unknown> {
   return call("PUT", adapterPath(adapter.name, `/aliases/${encodeURIComponent(alias)}`), {
     headers: { ...tenantHeaders(adapter.tenant), "if-match": `"${adapter.rev}"` },
@@ -19,7 +19,7 @@ export function moveAlias(adapter: AdapterDetail, alias: string, version: number
   });
 }
 
-/** To what the alias was before, whatever else happened meanwhile. */
+/** Returns an undo that restores the alias as it is in `adapter`, whatever else changed since. */
 export function restoreAlias(adapter: AdapterDetail, alias: string): () => Promise<unknown> {
   const before = adapter.aliases.find((known) => known.alias === alias);
   const path = adapterPath(adapter.name, `/aliases/${encodeURIComponent(alias)}`);
@@ -32,7 +32,7 @@ export function removeAlias(adapter: AdapterDetail, alias: string): Promise<unkn
   return call("DELETE", adapterPath(adapter.name, `/aliases/${encodeURIComponent(alias)}`), { headers: tenantHeaders(adapter.tenant) });
 }
 
-/** Refused if somebody else changed the adapter since `adapter` was read: a second rollback would undo theirs. */
+/** Refused if someone else changed the adapter since `adapter` was read: after their rollback, a second one would undo it. */
 export function rollBack(adapter: AdapterDetail): Promise<unknown> {
   return call("POST", adapterPath(adapter.name, "/rollback"), {
     headers: { ...tenantHeaders(adapter.tenant), "if-match": `"${adapter.rev}"` },

@@ -6,7 +6,7 @@ import { mayChange } from "../../state/session";
 import { moveAlias, restoreAlias } from "./adapter-api";
 import { MoveAlias } from "./move-alias";
 
-/** Who gets what while a canary runs, and the two ways to end it. */
+/** Shows how a running canary splits users between versions, and the two ways to end it. */
 export function CanaryBar({ adapter, alias, onChange }: { adapter: AdapterDetail; alias: AliasItem; onChange: () => void }) {
   const changing = useSignal(false);
   const busy = useSignal(false);
@@ -20,7 +20,7 @@ export function CanaryBar({ adapter, alias, onChange }: { adapter: AdapterDetail
     busy.value = true;
     try {
       await moveAlias(adapter, alias.alias, keep);
-      toast(`${alias.alias} is v${keep} for everybody.`, undo);
+      toast(`${alias.alias} now points to v${keep} for all users.`, undo);
     } catch (error) {
       toast(error instanceof Error ? error.message : String(error));
     } finally {
@@ -30,11 +30,11 @@ export function CanaryBar({ adapter, alias, onChange }: { adapter: AdapterDetail
   }
 
   return (
-    <section class="canary panel" aria-label={`Canary of ${alias.alias}`} data-testid={`canary-${alias.alias}`}>
+    <section class="canary panel" aria-label={`Canary for ${alias.alias}`} data-testid={`canary-${alias.alias}`}>
       <div class="canary-split">
         <p>
-          <span class="strong">{alias.alias}</span> <span class="muted">is</span> v{alias.version} <span class="muted">for {100 - share} % of users and</span> v
-          {canary.version} <span class="muted">for {share} %</span>
+          <span class="strong">{alias.alias}</span> <span class="muted">is</span> v{alias.version} <span class="muted">for {100 - share}% of users and</span> v
+          {canary.version} <span class="muted">for {share}%</span>
         </p>
         <div class="gauge" aria-hidden="true">
           <span style={{ width: `${100 - share}%` }} />
@@ -45,14 +45,14 @@ export function CanaryBar({ adapter, alias, onChange }: { adapter: AdapterDetail
         <div class="cluster">
           {version && (
             <button type="button" class="button" onClick={() => (changing.value = true)}>
-              Change the share
+              Change share
             </button>
           )}
           <button type="button" class="button" disabled={busy.value} onClick={() => void end(canary.version)}>
-            v{canary.version} for everybody
+            Use v{canary.version} for everyone
           </button>
           <button type="button" class="button" disabled={busy.value} onClick={() => void end(alias.version)}>
-            End the canary
+            End canary
           </button>
         </div>
       )}

@@ -8,7 +8,7 @@ import { adapterPath } from "./adapter-api";
 const REFRESH_MS = 5000;
 const WORDS: Record<string, string> = { pending: "Not measured yet", skipped: "Not measured" };
 
-/** How far this version's numbers were from PEFT's own, computed once beside the running server. */
+/** How far this version's numbers are from PEFT's own, measured once in the background of the running server. */
 export function Certificate({ name, tenant, version }: { name: string; tenant: string; version: VersionItem }) {
   const certificate = usePolled(
     `${tenant}/${name}/${version.n}/certificate`,
@@ -31,11 +31,11 @@ export function Certificate({ name, tenant, version }: { name: string; tenant: s
       {found.state === "done" && found.max_logit_difference !== null ? (
         <p>
           <Chip tone="ok" icon="check">
-            same as PEFT
+            matches PEFT
           </Chip>{" "}
-          At {found.num_tokens} positions {version.classifier ? "the states that its labels are told by" : "and over the whole vocabulary, log-probabilities"} differ from PEFT's
-          by{" "}
-          <span class="num strong">{found.max_logit_difference.toPrecision(2)}</span> at most: what rounding explains.
+          Across {found.num_tokens} positions{version.classifier ? ", the hidden states that determine its labels" : " and the whole vocabulary, log-probabilities"} differ from
+          PEFT's by at most{" "}
+          <span class="num strong">{found.max_logit_difference.toPrecision(2)}</span>, which rounding explains.
         </p>
       ) : (
         <p class={found.state === "failed" ? "" : "muted"}>

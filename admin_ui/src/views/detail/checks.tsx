@@ -6,7 +6,7 @@ import { usePolled } from "../../state/polled";
 import { tenantHeaders } from "../../state/session";
 import { adapterPath } from "./adapter-api";
 
-/** What validation found of this version's content. */
+/** Validation results of this version's content. */
 export function Checks({ adapter, version }: { adapter: AdapterDetail; version: number }) {
   const path = adapterPath(adapter.name, `/versions/${version}/report`);
   const report = usePolled(
@@ -23,9 +23,9 @@ export function Checks({ adapter, version }: { adapter: AdapterDetail; version: 
   );
   return (
     <section>
-      <h2 class="section-title">How it was checked</h2>
+      <h2 class="section-title">Validation checks</h2>
       <View of={report} skeleton={<SkeletonRows rows={2} />}>
-        {(checks) => (checks.length === 0 ? <p class="muted">There is no report of this version.</p> : <Report checks={checks} />)}
+        {(checks) => (checks.length === 0 ? <p class="muted">There is no validation report for this version.</p> : <Report checks={checks} />)}
       </View>
     </section>
   );

@@ -29,7 +29,7 @@ export function ConfigDiff({ adapter, from, to }: { adapter: AdapterDetail; from
 function Differences({ before, after }: { before: Config; after: Config }) {
   const keys = [...new Set([...Object.keys(before), ...Object.keys(after)])].sort();
   const changed = keys.filter((key) => text(before[key]) !== text(after[key]));
-  if (changed.length === 0) return <p class="muted">The same; only the weights differ.</p>;
+  if (changed.length === 0) return <p class="muted">The configuration is the same; only the weights differ.</p>;
   return (
     <table class="table diff-table">
       <thead class="visually-hidden">

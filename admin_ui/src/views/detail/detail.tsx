@@ -25,7 +25,7 @@ const TABS = [
   { id: "use", title: "Use it" },
 ];
 
-/** One adapter: its versions and what their names lead to, its traffic, and how to call it. */
+/** One adapter: its versions and aliases, its traffic, and how to call it. */
 export function Detail({ name }: { name: string }) {
   const query = place.value.query;
   const tenant = query.get("tenant");
@@ -82,7 +82,7 @@ function Found({ adapter, onChange }: { adapter: AdapterDetail; onChange: () => 
       </div>
       {asked && !found && version && (
         <p class="notice is-warn" role="status" data-testid="no-such-version">
-          <Icon name="warn" /> There is no version {asked} (any more). This is version {version.n}.
+          <Icon name="warn" /> Version {asked} does not exist or was deleted. Showing version {version.n}.
         </p>
       )}
       <VersionLane adapter={adapter} chosen={version?.n ?? null} />
@@ -105,7 +105,7 @@ function Found({ adapter, onChange }: { adapter: AdapterDetail; onChange: () => 
           <Icon name="info" />
           <h2>No version yet</h2>
           <a class="button is-primary" href={href(["upload"], { name: adapter.name, tenant: otherTenant(adapter.tenant) })}>
-            Upload the first one
+            Upload the first version
           </a>
         </div>
       )}

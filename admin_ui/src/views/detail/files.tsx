@@ -9,7 +9,7 @@ import { adapterPath } from "./adapter-api";
 
 const FILES = ["adapter_config.json", "adapter_model.safetensors"];
 
-/** The configuration and weights of this content, as the server keeps them. */
+/** Downloads of this version's configuration and weights, as the server stores them. */
 export function Files({ adapter, version }: { adapter: AdapterDetail; version: number }) {
   const fetching = useSignal<string | null>(null);
 
@@ -34,7 +34,7 @@ export function Files({ adapter, version }: { adapter: AdapterDetail; version: n
             <Icon name="file" />
             <code class="truncate">{file}</code>
             <button type="button" class="button" aria-label={`Download ${file}`} disabled={fetching.value !== null} onClick={() => void save(file)}>
-              {fetching.value === file ? "Fetching…" : "Download"}
+              {fetching.value === file ? "Downloading…" : "Download"}
             </button>
           </li>
         ))}

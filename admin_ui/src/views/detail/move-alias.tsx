@@ -14,16 +14,16 @@ const STEPS = [100, 500, 1000, 2500, 5000];
 interface MoveAliasProps {
   adapter: AdapterDetail;
   version: VersionItem;
-  /** Chosen at first, such as one whose canary is to be changed. */
+  /** The alias selected initially, such as one whose canary is to be changed. */
   alias?: string;
   onClose: () => void;
   onChange: () => void;
 }
 
-/** Shows what a move changes before it is made: from where, to where, for whom, and what differs between the two. */
+/** Shows what a move will change: from and to which version, for which users, and how the two versions differ. */
 export function MoveAlias(props: MoveAliasProps) {
   const { version, onClose, onChange } = props;
-  // As it was when the dialog opened: what is refused if somebody else changes it meanwhile is what the person saw.
+  // The adapter as it was when the dialog opened, as the user saw it: the move is refused if someone else changed it since.
   const adapter = useRef(props.adapter).current;
   const isLive = adapter.aliases.some((known) => known.alias === "live" && known.version === version.n);
   const alias = useSignal(props.alias ?? (isLive ? "" : "live"));
@@ -36,14 +36,14 @@ export function MoveAlias(props: MoveAliasProps) {
     const undo = restoreAlias(adapter, alias.value);
     if (canary) await moveAlias(adapter, alias.value, current.version, { version: version.n, weight_bp: weight.value });
     else await moveAlias(adapter, alias.value, version.n);
-    const done = canary ? `${weight.value / 100} % of the users of ${alias.value} get v${version.n}.` : `${alias.value} is v${version.n}.`;
+    const done = canary ? `${weight.value / 100}% of users of ${alias.value} now get v${version.n}.` : `${alias.value} now points to v${version.n}.`;
     toast(done, undo);
     onChange();
   }
 
   return (
-    <Dialog title={`Point an alias at v${version.n}`} confirm={canary ? "Start the canary" : "Move it"} onClose={onClose} onConfirm={move}>
-      <Field label="Alias" hint="“live” is what the bare name means; others are named as adapter@alias.">
+    <Dialog title={`Point an alias at v${version.n}`} confirm={canary ? "Start canary" : "Set alias"} onClose={onClose} onConfirm={move}>
+      <Field label="Alias" hint="Requests for the bare adapter name get “live”; other aliases are requested as adapter@alias.">
         <input
           class="input mono"
           list="known-aliases"
@@ -60,12 +60,12 @@ export function MoveAlias(props: MoveAliasProps) {
         ))}
       </datalist>
       {current && current.version !== version.n && (
-        <Field label="For whom" hint="A user who gets the new version keeps it while the share is raised.">
+        <Field label="Rollout" hint="Users who already get the new version keep it when you raise the share.">
           <select class="select" value={weight.value} onChange={(event) => (weight.value = Number(event.currentTarget.value))}>
-            <option value={MAX_BP}>Everybody</option>
+            <option value={MAX_BP}>Everyone</option>
             {[...new Set([...STEPS, ...(running ? [running.weight_bp] : [])])].sort((a, b) => a - b).map((step) => (
               <option key={step} value={step}>
-                {step / 100} % of users, the others stay on v{current.version}
+                {step / 100}% of users; the rest stay on v{current.version}
               </option>
             ))}
           </select>
@@ -77,7 +77,7 @@ export function MoveAlias(props: MoveAliasProps) {
           {alias.value !== "live" && `@${alias.value || "…"}`}
         </code>
         : {current ? `v${current.version}` : "new"} → <strong>v{version.n}</strong>
-        {canary && ` for ${weight.value / 100} % of users`}
+        {canary && ` for ${weight.value / 100}% of users`}
       </p>
       {current && current.version !== version.n && <ConfigDiff adapter={adapter} from={current.version} to={version.n} />}
     </Dialog>

@@ -17,7 +17,7 @@ import { DAY_S, UsageCharts } from "../usage/usage-charts";
 const REFRESH_MS = 15_000;
 const NUM_ROWS = 12;
 
-/** The last day by hour and version, from the usage log. */
+/** The last 24 hours by hour and version, from the usage log. */
 export function Traffic({ name, tenant }: { name: string; tenant: string }) {
   const usage = usePolled(
     `${tenant}/${name}/usage`,
@@ -52,12 +52,12 @@ export function Traffic({ name, tenant }: { name: string; tenant: string }) {
 function NoTraffic({ name, tenant }: { name: string; tenant: string }) {
   return (
     <Empty icon="live" title="No requests in the last 24 hours" command={curlRequest(name, tenant)}>
-      Requests, tokens and times come here by hour and version.
+      Requests, tokens and latencies appear here by hour and version.
     </Empty>
   );
 }
 
-/** Rows are asked for one adapter, so they do not name it; charts do. */
+/** The rows were requested for one adapter and do not name it; the charts need the name. */
 function ofVersions(rows: UsageRow[], name: string): UsageRow[] {
   return rows.map((row) => ({ ...row, adapter: name }));
 }
@@ -101,7 +101,7 @@ function Rows({ report, name }: { report: UsageReport; name: string }) {
       </table>
       {newest.length > rows.length && (
         <button type="button" class="button is-quiet show-all" onClick={() => (all.value = true)}>
-          All {newest.length} rows
+          Show all {newest.length} rows
         </button>
       )}
     </div>

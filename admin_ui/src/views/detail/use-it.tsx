@@ -4,21 +4,21 @@ import { CopyButton } from "../../parts/basics";
 import { curlHeaders, shellWord } from "../../parts/commands";
 import { session } from "../../state/session";
 
-/** Requests to copy, with this adapter's name in them; a key is named, never shown. */
+/** Example requests to copy, with this adapter's name. The key is a variable, never its secret. */
 export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: VersionItem | null }) {
   const names = [adapter.name, ...(version ? [`${adapter.name}@v${version.n}`] : [])];
   const live = adapter.versions.find(({ aliases }) => aliases.includes("live"));
-  // What activates it has to be in the prompt, and a chat's template need not put it there.
+  // The activating text has to be in the prompt, and a chat template might not put it there.
   const prompt = live?.invocation ? `Hello${live.invocation.text ?? ""}` : null;
   if (live?.classifier) {
     return (
       <div class="stack">
         {live.classifier.num_labels === 1 && (
-          <Snippet title="Documents, ranked" code={curl(adapter, "/v1/rerank", { query: "Hello?", documents: ["Hello", "Good night"] })} />
+          <Snippet title="Rank documents" code={curl(adapter, "/v1/rerank", { query: "Hello?", documents: ["Hello", "Good night"] })} />
         )}
         <Snippet title="curl" code={curl(adapter, "/v1/classify", { input: ["Hello"] })} />
         <Snippet title="Python" code={pythonClassify(adapter)} />
-        <Snippet title={`A base URL of its own, below which it answers /classify${live.classifier.num_labels === 1 ? " and /rerank" : ""}`} code={`${serverUrl}/adapters/${adapter.name}/v1`} />
+        <Snippet title={`Its own base URL, which serves /classify${live.classifier.num_labels === 1 ? " and /rerank" : ""}`} code={`${serverUrl}/adapters/${adapter.name}/v1`} />
         <Names names={names} />
       </div>
     );
@@ -28,8 +28,8 @@ export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: V
     <div class="stack">
       <Snippet title="curl" code={curl(adapter, prompt === null ? "/v1/chat/completions" : "/v1/completions", asked)} />
       <Snippet title="Python" code={python(adapter, prompt)} />
-      <Snippet title="Embeddings, where it was trained for them" code={curl(adapter, "/v1/embeddings", { input: [prompt ?? "Hello"] })} />
-      <Snippet title="A base URL of its own, for clients that cannot choose a model" code={`${serverUrl}/adapters/${adapter.name}/v1`} />
+      <Snippet title="Embeddings, if it was trained for them" code={curl(adapter, "/v1/embeddings", { input: [prompt ?? "Hello"] })} />
+      <Snippet title="Its own base URL, for clients that cannot set a model" code={`${serverUrl}/adapters/${adapter.name}/v1`} />
       <Names names={names} />
     </div>
   );
@@ -38,10 +38,10 @@ export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: V
 function Names({ names }: { names: string[] }) {
   return (
     <p class="muted">
-      As the model, <code>{names[0]}</code> means what is live{names[1] && (
+      As the model name, <code>{names[0]}</code> means the live version{names[1] && (
         <>
           {" "}
-          and <code>{names[1]}</code> always this version
+          and <code>{names[1]}</code> always means this version
         </>
       )}
       .
@@ -68,7 +68,7 @@ function curl({ name, tenant }: AdapterDetail, path: string, asked: object): str
   return `curl ${serverUrl}${path}${headers} \\\n  -d ${shellWord(JSON.stringify({ model: name, ...asked }))}`;
 }
 
-/** prompt: of a completion; null = a chat. */
+/** prompt: for a completion; null = chat. */
 function python({ name, tenant }: AdapterDetail, prompt: string | null): string {
   const [route, asked, answer] =
     prompt === null
@@ -93,7 +93,7 @@ answer = client.post(
 print(answer["data"][0]["label"])`;
 }
 
-/** A client of OpenAI's, in Python; tenant: the adapter's. */
+/** Python code that creates an OpenAI client; tenant: the adapter's. */
 function client(tenant: string): string {
   const keyed = !session.value?.open;
   const acting = curlHeaders(tenant).some((header) => header.startsWith("X-Tenant"));

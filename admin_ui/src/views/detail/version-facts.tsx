@@ -7,11 +7,11 @@ import { ConfigDiff } from "./config-diff";
 import { Files } from "./files";
 import { VersionPanel } from "./version-panel";
 
-/** Everything about one version: what it is, what leads to it, how it was checked, and its configuration beside the live one's. */
+/** Everything about one version: facts and aliases, certificate, files, checks, and how its configuration differs from the live one's. */
 export function VersionFacts({ adapter, version, onChange }: { adapter: AdapterDetail; version: VersionItem; onChange: () => void }) {
   const live = adapter.aliases.find((alias) => alias.alias === "live");
   const differs = adapter.versions.some((known) => known.n === live?.version) && live?.version !== version.n;
-  // A deleted adapter keeps its history; its files are not served.
+  // A deleted adapter keeps its history, but its files are not served.
   const kept = adapter.status !== "deleted";
   return (
     <div class="stack">

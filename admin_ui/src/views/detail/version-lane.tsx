@@ -3,7 +3,7 @@ import { ago } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { setQuery } from "../../router";
 
-/** Versions as dots in the order they came; aliases fly as flags above them; a canary splits the line of its alias. */
+/** Versions as dots, oldest first, with aliases as flags above them; a canary splits its alias between two versions. */
 export function VersionLane({ adapter, chosen }: { adapter: AdapterDetail; chosen: number | null }) {
   const versions = [...adapter.versions].reverse();
   if (versions.length === 0) return null;
@@ -29,7 +29,7 @@ function Stop({ version, adapter, chosen }: { version: VersionItem; adapter: Ada
           <Flag key={alias.alias} alias={alias} />
         ))}
         {canaries.map((alias) => (
-          <span key={`canary ${alias.alias}`} class="flag is-canary" title={`${share(alias)} of the users of ${alias.alias} get this version`}>
+          <span key={`canary ${alias.alias}`} class="flag is-canary" title={`${share(alias)} of users of ${alias.alias} get this version`}>
             {share(alias)} of {alias.alias}
           </span>
         ))}
@@ -55,11 +55,11 @@ function Flag({ alias }: { alias: AliasItem }) {
     <span class={`flag ${alias.alias === "live" ? "is-live" : ""}`} data-testid={`flag-${alias.alias}`}>
       {alias.alias === "live" && <Icon name="flag" />}
       {alias.alias}
-      {alias.canary && <span class="flag-split">{100 - alias.canary.weight_bp / 100} %</span>}
+      {alias.canary && <span class="flag-split">{100 - alias.canary.weight_bp / 100}%</span>}
     </span>
   );
 }
 
 function share(alias: AliasItem): string {
-  return `${(alias.canary?.weight_bp ?? 0) / 100} %`;
+  return `${(alias.canary?.weight_bp ?? 0) / 100}%`;
 }

@@ -22,7 +22,7 @@ interface VersionPanelProps {
   onChange: () => void;
 }
 
-/** What the version is and what leads to it, with what can be done to it. */
+/** The version's facts and aliases, with the actions on it. */
 export function VersionPanel({ adapter, version, onChange }: VersionPanelProps) {
   const moving = useSignal(false);
   const deleting = useSignal(false);
@@ -71,7 +71,7 @@ export function VersionPanel({ adapter, version, onChange }: VersionPanelProps) 
             onChange();
           }}
         >
-          <p>Its number is never used again. This cannot be undone.</p>
+          <p>Its version number is never reused. This cannot be undone.</p>
         </Dialog>
       )}
     </section>
@@ -85,7 +85,7 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
       <dd class="cluster">
         {version.aliases.length === 0 && (
           <span class="muted">
-            none; requests name it as {adapter.name}@v{version.n}
+            none; request it as {adapter.name}@v{version.n}
           </span>
         )}
         {version.aliases.map((alias) => (
@@ -103,7 +103,7 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
       <dd>
         <Id value={version.digest} />
       </dd>
-      <dt>Made</dt>
+      <dt>Created</dt>
       <dd title={dateTime(version.created_at)}>
         {ago(version.created_at)} by <code>{version.by}</code>
       </dd>
@@ -141,7 +141,7 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
       )}
       {version.classifier?.score_template && (
         <>
-          <dt>Ranks with</dt>
+          <dt>Ranking template</dt>
           <dd>
             <code class="template" dir="auto">
               {version.classifier.score_template}
@@ -163,7 +163,7 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
           <dd>{version.bases.join(", ")}</dd>
         </>
       )}
-      <dt>Where it is</dt>
+      <dt>Tier</dt>
       <dd class="cluster">
         <TierMark tier={version.tier} />
         {version.load_ms !== null && (
@@ -177,16 +177,16 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
         <a href={href(["requests"], { adapter: adapter.name, tenant: adapter.tenant === "shared" ? null : otherTenant(adapter.tenant) })}>
           <Amount of={count(version.num_hits)} />
         </a>
-        <span class="muted"> since this server started{version.last_used_at !== null && `, the last ${ago(version.last_used_at)}`}</span>
+        <span class="muted"> since this server started{version.last_used_at !== null && `, most recently ${ago(version.last_used_at)}`}</span>
       </dd>
     </dl>
   );
 }
 
-/** What the names before it leave unsaid. */
+/** What the listed names do not say: how many labels are missing there, and the problem type. */
 function howMany({ num_labels, labels, problem_type }: NonNullable<VersionItem["classifier"]>): string {
   const more = num_labels - Math.min(MAX_LABELS, labels?.length ?? 0);
-  const number = labels == null ? `${num_labels} without names` : more > 0 ? `and ${more} more` : "";
+  const number = labels == null ? `${num_labels} unnamed` : more > 0 ? `and ${more} more` : "";
   const meaning = problem_type === null ? "" : `(${problem_type.replaceAll("_", " ")})`;
   return `${number} ${meaning}`.trim();
 }

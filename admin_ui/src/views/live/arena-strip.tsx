@@ -8,10 +8,10 @@ import { href } from "../../router";
 type Extent = EngineItem["arena"][number];
 
 const NUM_HUES = 6;
-/** Of the memory, below which what is in use would be too thin to see at the scale of all of it. */
+/** If a smaller share of the memory is in use, it would be too thin to see at full scale. */
 const SMALL_SHARE = 0.2;
 
-/** The adapter memory to scale: every extent where it lies, gaps left empty, a colour for each content. */
+/** Adapter memory to scale: every extent at its offset, gaps left empty, one color per content. */
 export function ArenaStrip({ engine }: { engine: EngineItem }) {
   const shown = useSignal<string | null>(null);
   const { arena, arena_size_bytes: size } = engine;
@@ -44,7 +44,7 @@ export function ArenaStrip({ engine }: { engine: EngineItem }) {
       </svg>
       {shownBytes < size && (
         <p class="muted small">
-          The first <Amount of={bytes(shownBytes)} />; all behind it is free.
+          Showing the first <Amount of={bytes(shownBytes)} />; the rest is free.
         </p>
       )}
       {arena.length > 0 && (
@@ -57,7 +57,7 @@ export function ArenaStrip({ engine }: { engine: EngineItem }) {
                   {extent.adapter} v{extent.version}
                 </a>
               ) : (
-                <span class="muted">{extent.digest ? extent.digest.slice(0, 8) : "of another tenant"}</span>
+                <span class="muted">{extent.digest ? extent.digest.slice(0, 8) : "another tenant's adapter"}</span>
               )}
               <Amount of={bytes(extent.size_bytes)} />
               {extent.in_use && (

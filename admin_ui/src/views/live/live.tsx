@@ -11,7 +11,7 @@ import { mayActForAll, otherTenant } from "../../state/session";
 import { ArenaStrip } from "./arena-strip";
 import { MemoryHistory } from "./memory-history";
 
-/** Inside the engines: what lies in their memory and what waits for them. */
+/** The engines' state: the contents of their memory, and their queues. */
 export function Live() {
   const live = usePolled("live", async (signal) => (await call<LiveView>("GET", "/v1/live", { signal })).data);
   return (
@@ -22,8 +22,8 @@ export function Live() {
       <View of={live} skeleton={<SkeletonRows rows={8} />}>
         {({ engines }) =>
           engines.length === 0 ? (
-            <Empty icon="live" title="No engine answers" command="loraserve doctor">
-              Its process may be starting again; the server's log says why.
+            <Empty icon="live" title="No engine is responding" command="loraserve doctor">
+              Its process may be restarting; see the server log for the reason.
             </Empty>
           ) : (
             <div class="stack">
@@ -112,10 +112,10 @@ function KvGauge({ engine }: { engine: EngineItem }) {
       <p class="strip-head">
         <span>KV cache</span>
         <span class="muted num">
-          <Amount of={count(num_used)} /> used, <Amount of={count(num_cached)} /> cached of <Amount of={count(num_blocks)} /> blocks of {block_size} tokens
+          <Amount of={count(num_used)} /> used and <Amount of={count(num_cached)} /> cached of <Amount of={count(num_blocks)} /> blocks ({block_size} tokens each)
         </span>
       </p>
-      <div class="gauge" role="img" aria-label={`KV cache: ${num_used} blocks used, ${num_cached} cached, of ${num_blocks}`}>
+      <div class="gauge" role="img" aria-label={`KV cache: ${num_used} blocks used and ${num_cached} cached, of ${num_blocks}`}>
         <span class="gauge-used" style={{ width: share(num_used) }} />
         <span class="gauge-cached" style={{ width: share(num_cached) }} />
       </div>
@@ -124,7 +124,7 @@ function KvGauge({ engine }: { engine: EngineItem }) {
 }
 
 function Queues({ engine }: { engine: EngineItem }) {
-  if (engine.queues.length === 0) return <p class="muted">Nothing runs or waits.</p>;
+  if (engine.queues.length === 0) return <p class="muted">No requests are running or waiting.</p>;
   return (
     <div class="scroll-x">
       <table class="table is-cards">

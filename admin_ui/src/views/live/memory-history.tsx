@@ -15,7 +15,7 @@ const WINDOWS = [
 ];
 const REFRESH_MS = 5000;
 
-/** Whether the adapter memory is large enough: how full it was, and how often something had to leave it. */
+/** Helps judge whether the adapter memory is large enough: how full it was, and how often adapters were evicted. */
 export function MemoryHistory() {
   const window = WINDOWS.find((known) => known.window === place.value.query.get("window"))?.window ?? "15m";
   const series = usePolled(
@@ -26,8 +26,8 @@ export function MemoryHistory() {
   return (
     <section aria-labelledby="memory-history" data-testid="memory-history">
       <div class="section-head">
-        <h2 id="memory-history">Adapters coming and going</h2>
-        <div class="segmented" role="group" aria-label="Time shown">
+        <h2 id="memory-history">Adapter memory over time</h2>
+        <div class="segmented" role="group" aria-label="Time range">
           {WINDOWS.map(({ window: value, title }) => (
             <button key={value} type="button" aria-pressed={value === window} onClick={() => setQuery({ window: value })}>
               {title}
@@ -36,13 +36,13 @@ export function MemoryHistory() {
         </div>
       </div>
       <View of={series} skeleton={<SkeletonRows rows={3} height={60} />}>
-        {(found) => (isShared(found) ? <Charts series={found} /> : <p class="muted">Tenants share this memory; a key for all tenants sees it.</p>)}
+        {(found) => (isShared(found) ? <Charts series={found} /> : <p class="muted">Tenants share this memory. Its history is visible only with a key for all tenants.</p>)}
       </View>
     </section>
   );
 }
 
-/** A key of one tenant is told nothing of what tenants share; an empty server has nothing to tell anybody yet. */
+/** Whether the series has shared values: with a key of one tenant they are always null. A server without requests yet has no data for anyone. */
 function isShared(series: SeriesView): boolean {
   const measured = series.requests_per_s.some((value) => value !== null);
   return !measured || series.arena_used.some((value) => value !== null);
@@ -52,7 +52,7 @@ function Charts({ series }: { series: SeriesView }) {
   return (
     <div class="charts">
       <section class="panel chart-panel">
-        <h3>Loads and evictions in {series.step_s} s</h3>
+        <h3>Loads and evictions per {series.step_s} s</h3>
         <Chart
           title="Loads and evictions"
           at={series.at}

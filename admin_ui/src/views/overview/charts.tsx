@@ -37,7 +37,7 @@ const CHARTS: ChartOf[] = [
     format: milliseconds,
   },
   {
-    title: "Between tokens",
+    title: "Time between tokens",
     lines: (series) => [
       { label: "p50", values: series.itl_p50_ms },
       { label: "p95", values: series.itl_p95_ms, hue: 6 },
@@ -47,7 +47,7 @@ const CHARTS: ChartOf[] = [
   {
     title: "Memory and cache",
     lines: (series) => [
-      { label: "KV in use", values: series.kv_used },
+      { label: "KV cache in use", values: series.kv_used },
       { label: "Adapter memory", values: series.arena_used, hue: 2 },
       { label: "Prompt tokens from cache", values: series.cache_hit, hue: 3 },
     ],

@@ -9,12 +9,12 @@ import { href } from "../../router";
 import { mayActForAll, session } from "../../state/session";
 
 const TROUBLE_OF_REDIS: Record<string, string> = {
-  full: "Redis is full: requests are served, but nothing can be changed and nobody can log in. Raise its maxmemory.",
-  grace: "Redis is gone: known keys are served for a short while, and nothing can be changed.",
-  gone: "Redis is gone: requests are refused until it is back.",
+  full: "Redis is full: requests are served, but no changes can be made and no one can log in. Raise its maxmemory.",
+  grace: "Redis is unreachable: requests with known keys are served for a short while, and no changes can be made.",
+  gone: "Redis is unreachable: requests are refused until it is back.",
 };
 
-/** The moment in eight figures, each a link to the rows behind it. */
+/** The current state in eight figures, each a link to the rows behind it. */
 export function Now({ live, series }: { live: LiveView; series: SeriesView | null }) {
   const { engines } = live;
   const sum = (of: (engine: (typeof engines)[number]) => number): number => engines.reduce((total, engine) => total + of(engine), 0);
@@ -22,7 +22,7 @@ export function Now({ live, series }: { live: LiveView; series: SeriesView | nul
   const arenaBytes = sum((engine) => engine.arena_size_bytes);
   const waiting = sum((engine) => engine.num_waiting);
   const errors = series?.errors_per_s.findLast((value) => value !== null) ?? null;
-  // These are of all tenants, so their rows are too.
+  // These figures cover all tenants, so the linked rows do too.
   const all = { tenant: mayActForAll.value ? "*" : null };
   const unwell = engines.filter((engine) => engine.state !== "ready");
   const idle = sum((engine) => engine.num_running + engine.num_waiting) === 0 && latest(series?.requests_per_s) === null;
@@ -30,7 +30,7 @@ export function Now({ live, series }: { live: LiveView; series: SeriesView | nul
     <div class="stack">
       {engines.length === 0 && (
         <p class="notice is-bad" role="alert">
-          <Icon name="warn" /> No engine answers. Its process may be starting again; the server's log says why.
+          <Icon name="warn" /> No engine is responding. Its process may be restarting; see the server log for the reason.
         </p>
       )}
       {unwell.map((engine) => (
@@ -68,7 +68,7 @@ export function Now({ live, series }: { live: LiveView; series: SeriesView | nul
       </div>
       {idle && (
         <div class="first-request">
-          <p class="muted">Nothing has been asked yet. A first request:</p>
+          <p class="muted">No requests yet. Send the first one:</p>
           <Command>{curlRequest(session.value?.model ?? "")}</Command>
         </div>
       )}

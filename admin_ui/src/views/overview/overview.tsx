@@ -16,7 +16,7 @@ const WINDOWS = [
 const FINE_MS = 5000;
 const COARSE_MS = 30_000;
 
-/** Whether the server is well: how it is now, and the last minutes to a day. */
+/** The server's health: its current state, and charts of the last 15 minutes to 24 hours. */
 export function Overview() {
   const window = place.value.query.get("window") ?? "15m";
   const live = usePolled("live", async (signal) => (await call<LiveView>("GET", "/v1/live", { signal })).data);
@@ -29,7 +29,7 @@ export function Overview() {
     <>
       <div class="page-head">
         <h1>Overview</h1>
-        <div class="segmented" role="group" aria-label="Time shown">
+        <div class="segmented" role="group" aria-label="Time range">
           {WINDOWS.map(({ window: value, title }) => (
             <button key={value} type="button" aria-pressed={value === window} onClick={() => setQuery({ window: value })}>
               {title}

@@ -4,21 +4,21 @@ import { tenantHeaders } from "../../state/session";
 import { type PlaygroundSettings, requestBody, requestPath } from "./request";
 
 export interface Label {
-  /** A label's, or a document. */
+  /** The label's name, or the document. */
   name: string;
-  /** A probability, unless the classifier's numbers are none. */
+  /** A probability, unless `areProbabilities` is false. */
   number: number;
 }
 
 export interface Classified {
-  /** The largest number first. */
+  /** Largest number first. */
   labels: Label[];
   areProbabilities: boolean;
   usage: ClassifyResponse["usage"];
   version: string | null;
 }
 
-/** What a classifier says of the prompt, by all of its labels' names, or of documents, by these. Throws `ApiError`. */
+/** Classifies the prompt (one number per label) or ranks the documents (one number per document). Throws `ApiError`. */
 export async function classify(model: string, settings: PlaygroundSettings, signal: AbortSignal): Promise<Classified> {
   const headers = tenantHeaders(settings.tenant);
   const { data, headers: answered } = await call<ClassifyResponse | RerankResponse>("POST", requestPath(settings), {
@@ -40,7 +40,7 @@ export async function classify(model: string, settings: PlaygroundSettings, sign
   };
 }
 
-/** Of the version that answered: an alias may lead to another one by now. Null where the server does not say it. */
+/** The classifier of the version that answered (an alias may point to another version by now); null if the server does not report it. */
 async function classifierOf(name: string, headers: Record<string, string>, signal: AbortSignal) {
   try {
     return (await call<ModelCard>("GET", `/v1/models/${encodeURIComponent(name)}`, { headers, signal })).data.adapter?.classifier ?? null;

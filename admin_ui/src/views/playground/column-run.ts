@@ -8,15 +8,15 @@ import { asksForText, type PlaygroundSettings, requestBody, requestPath } from "
 
 export type RunState = "idle" | "waiting" | "streaming" | "done" | "stopped" | "failed";
 
-/** One column's answer as it comes. */
+/** One column's answer as it arrives. */
 export class ColumnRun {
   readonly state = signal<RunState>("idle");
   readonly text = signal("");
-  /** What the model thought before it answered. */
+  /** The model's reasoning before its answer. */
   readonly reasoning = signal("");
-  /** Whether it has begun to think and not yet to answer. */
+  /** Whether it has started to reason but not yet to answer. */
   readonly thinks = computed(() => this.state.value === "streaming" && this.text.value === "");
-  /** What a classifier says; `text` is its first label, or the document that is worth most. */
+  /** A classifier's result; `text` is then the top label or the best document. */
   readonly classified = signal<Classified | null>(null);
   readonly error = signal<ApiError | null>(null);
   readonly version = signal<string | null>(null);
@@ -50,7 +50,7 @@ export class ColumnRun {
         this.version.value = head.adapterVersion;
       });
       for await (const chunk of stream) {
-        // What had arrived before the person stopped it.
+        // A chunk that had already arrived when the user stopped the run.
         if (aborter.signal.aborted) return;
         const choice = chunk.choices[0];
         const piece = choice?.text ?? choice?.delta?.content ?? "";
@@ -76,14 +76,14 @@ export class ColumnRun {
     }
   }
 
-  /** Closing the connection is what aborts the request on the server. */
+  /** Closes the connection, which aborts the request on the server. */
   stop(): void {
     if (this.state.value !== "waiting" && this.state.value !== "streaming") return;
     this.aborter?.abort();
     this.state.value = "stopped";
   }
 
-  /** Nothing was asked: what stood here was another model's. */
+  /** Removes an answer that came from another model. */
   clear(): void {
     this.stop();
     this.reset("idle");
@@ -98,7 +98,7 @@ export class ColumnRun {
         reasoning: usage.completion_tokens_details?.reasoning_tokens ?? 0,
       };
     }
-    // As the server counts it: tokens that came while this page did something else arrive together.
+    // As measured by the server: here, tokens that arrive while the page is busy are received together.
     if (metrics) this.tokensPerS.value = metrics.tokens_per_second;
   }
 

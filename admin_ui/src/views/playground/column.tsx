@@ -52,7 +52,7 @@ export function Column({ index, model, base, names, run, settings, compareWith, 
           onFocus={(event) => event.currentTarget.select()}
           onInput={(event) => {
             draft.value = event.currentTarget.value;
-            // Chosen from the list: no need to leave the field first.
+            // Selected from the list: apply it without waiting for the field to lose focus.
             if (names.includes(event.currentTarget.value)) leave();
           }}
           onBlur={leave}
@@ -90,7 +90,7 @@ export function Column({ index, model, base, names, run, settings, compareWith, 
 }
 
 function Answer({ run, compareWith }: { run: ColumnRun; compareWith: ColumnRun | null }) {
-  if (run.state.value === "idle") return <p class="muted">The answer comes here.</p>;
+  if (run.state.value === "idle") return <p class="muted">The answer appears here.</p>;
   if (run.classified.value) return <Labels {...run.classified.value} />;
   if (run.state.value === "done" && run.text.value === "") return <p class="muted">{whyEmpty(run)}</p>;
   if (compareWith && run.state.value === "done" && compareWith.state.value === "done") {
@@ -112,7 +112,7 @@ function Answer({ run, compareWith }: { run: ColumnRun; compareWith: ColumnRun |
 
 function whyEmpty(run: ColumnRun): string {
   if (run.reasoning.value === "") return "The answer is empty.";
-  return run.finishReason.value === "length" ? "Thinking took all tokens it was allowed." : "It ended before it answered.";
+  return run.finishReason.value === "length" ? "Reasoning used up all allowed tokens." : "The model stopped before it answered.";
 }
 
 function Figures({ run }: { run: ColumnRun }) {

@@ -4,7 +4,7 @@ import type { Classified } from "./classify";
 
 const MAX_SHOWN = 20;
 
-/** The largest first, probabilities as bars. */
+/** Labels, largest number first; probabilities also as bars. */
 export function Labels({ labels, areProbabilities }: Pick<Classified, "labels" | "areProbabilities">) {
   return (
     <>

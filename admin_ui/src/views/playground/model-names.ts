@@ -9,7 +9,7 @@ import { tenantHeaders } from "../../state/session";
 const REFRESH_MS = 30_000;
 const MAX_OFFERED = 200;
 
-/** Adapters of `tenant`, null = of the one shown, to choose from; any other name, version or alias can be typed. */
+/** Suggested adapter names of `tenant` (null = the shown tenant); any other name, version or alias can be typed. */
 export function useModelNames(tenant: string | null): ReadonlySignal<string[]> {
   const adapters = usePolled(
     `model names ${tenant ?? ""}`,

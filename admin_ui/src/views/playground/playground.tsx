@@ -25,8 +25,8 @@ const MAX_TEMPERATURE = 2;
 const MAX_SEED = 2 ** 31;
 
 /**
- * The same prompt to up to four models at once. Columns and numbers are in the URL, where an empty name is the base model;
- * words are not. `tenant` there says whose adapters they are, where they are another's.
+ * Sends the same prompt to up to four models at once. The URL holds the columns (an empty name is the base model) and the
+ * numeric settings, but no typed text. `tenant` in the URL names the adapters' owner, if it is another tenant.
  */
 export function Playground() {
   const columns = (place.value.query.get("columns") ?? "").split(",").slice(0, MAX_COLUMNS);
@@ -62,7 +62,7 @@ export function Playground() {
   }
 
   function stop(event: MouseEvent): void {
-    // The second of a double click on Send, whose place this button took.
+    // Ignore the second click of a double click on Send: this button took its place.
     if (event.detail < 2) runs.forEach((run) => run.stop());
   }
 
@@ -93,13 +93,13 @@ export function Playground() {
         <p class="notice is-warn is-tenant" role="status" data-testid="playground-tenant">
           <Icon name="tenants" />
           <span>
-            Names mean adapters of <strong>{tenant}</strong>. <a href={href(["playground"])}>Those of {shownTenant.value} instead</a>
+            Model names refer to adapters of <strong>{tenant}</strong>. <a href={href(["playground"])}>Use those of {shownTenant.value} instead</a>
           </span>
         </p>
       )}
       <form class="playground-form panel" onSubmit={send}>
         <div class="playground-top">
-          <div class="segmented" role="group" aria-label="Kind of request">
+          <div class="segmented" role="group" aria-label="Request type">
             {MODES.map((mode) => (
               <button key={mode} type="button" aria-pressed={settings.mode === mode} onClick={() => change({ mode })}>
                 {mode}
@@ -116,7 +116,7 @@ export function Playground() {
           )}
         </div>
         {settings.mode === "chat" && (
-          <Field label="System">
+          <Field label="System prompt">
             <input class="input" value={settings.system} placeholder="None" onInput={(event) => (words.value = { ...words.value, system: event.currentTarget.value })} />
           </Field>
         )}
@@ -126,14 +126,14 @@ export function Playground() {
             rows={3}
             dir="auto"
             data-testid="prompt"
-            placeholder="Ask every column the same"
+            placeholder="Sent to every column"
             value={settings.prompt}
             onInput={(event) => (words.value = { ...words.value, prompt: event.currentTarget.value })}
             onKeyDown={sendByKey}
           />
         </Field>
         {settings.mode === "rerank" && (
-          <Field label="Documents, one on each line">
+          <Field label="Documents, one per line">
             <textarea
               class="textarea"
               rows={4}
@@ -147,7 +147,7 @@ export function Playground() {
         )}
         {forText && settings.format === "schema" && <SchemaField settings={settings} onChange={(schema) => (words.value = { ...words.value, schema })} />}
         <div class="cluster">
-          {/* With keys: one element that turns from Stop into Send during its click would send at once. */}
+          {/* Keys make these two elements: a single one that turned from Stop into Send during a click would send at once. */}
           {running ? (
             <button key="stop" type="button" class="button" onClick={stop}>
               <Icon name="stop" /> Stop
@@ -157,7 +157,7 @@ export function Playground() {
               <Icon name="play" /> Send
             </button>
           )}
-          <span class="muted small">{shortcut("Enter")} sends</span>
+          <span class="muted small">{shortcut("Enter")} to send</span>
         </div>
       </form>
       <div class="columns" style={{ "--columns": columns.length }}>
@@ -220,7 +220,7 @@ function NumberField({ label, value, min, max, step = 1, onChange }: NumberField
         step={step}
         onChange={(event) => {
           const next = clamp(event.currentTarget.valueAsNumber, min, max, value);
-          // Also where that is what it was: then nothing is drawn anew, and the field would show what is not sent.
+          // Also if the value did not change: then nothing re-renders, and the field would show a value that is not sent.
           event.currentTarget.value = String(next);
           onChange(next);
         }}

@@ -5,7 +5,7 @@ import { count } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import type { ColumnRun } from "./column-run";
 
-/** What the model thought before its answer: open until that begins, then folded, unless the person chose otherwise. */
+/** The model's reasoning: expanded until the answer begins, then collapsed, unless the user chose otherwise. */
 export function Reasoning({ run }: { run: ColumnRun }) {
   const chosen = useSignal<boolean | null>(null);
   const isOpen = chosen.value ?? run.text.value === "";
@@ -13,7 +13,7 @@ export function Reasoning({ run }: { run: ColumnRun }) {
   const tokens = run.usage.value?.reasoning;
 
   function see(isOpenNow: boolean): void {
-    // Its own opening and folding come here too.
+    // Also called when the element is opened or closed by the program.
     if (isOpenNow !== isOpen) chosen.value = isOpenNow;
   }
 

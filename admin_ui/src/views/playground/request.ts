@@ -16,19 +16,19 @@ const PATHS: Record<Mode, string> = {
 
 export interface PlaygroundSettings extends AnswerSettings {
   mode: Mode;
-  /** Whose adapters the columns name; null = of the tenant shown. */
+  /** The owner of the adapters that the columns name; null = the shown tenant. */
   tenant: string | null;
   prompt: string;
-  /** To be ranked, one on each line. */
+  /** The documents to rank, one per line. */
   documents: string;
   system: string;
   maxTokens: number;
   temperature: number;
-  /** The same for every column, so that they differ by their model alone. */
+  /** The same for every column, so that they differ only by model. */
   seed: number;
 }
 
-/** Whether the answer is text, not numbers of a classifier. */
+/** Whether the answer is text rather than a classifier's numbers. */
 export function asksForText(mode: Mode): boolean {
   return mode === "chat" || mode === "completion";
 }
@@ -59,7 +59,7 @@ export function requestBody(model: string, settings: PlaygroundSettings): Record
   };
 }
 
-/** What a column sends, for a terminal. A key is named, never shown. */
+/** A column's request as a curl command. The key is a variable, never its secret. */
 export function asCurl(model: string, settings: PlaygroundSettings): string {
   const body = shellWord(JSON.stringify(requestBody(model, settings)));
   const auth = session.value?.open ? "" : ' \\\n  -H "Authorization: Bearer $LORASERVE_API_KEY"';

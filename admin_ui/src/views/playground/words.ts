@@ -4,8 +4,8 @@ import { numLogins, session } from "../../state/session";
 
 const NONE = { prompt: "", system: "", schema: "", documents: "" };
 
-/** What is typed into the playground: found again on the way back from another view. In this page's memory only. */
+/** Text typed into the playground; kept, in this page's memory only, while the user visits other views. */
 export const words = signal(NONE);
 
-// Who logs in after somebody does not find it.
+// Cleared when someone else logs in.
 computed(() => `${session.value?.key_id} ${numLogins.value}`).subscribe(() => (words.value = NONE));

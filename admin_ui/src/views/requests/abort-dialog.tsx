@@ -8,17 +8,17 @@ export function AbortDialog({ request, onClose, onDone }: { request: RequestItem
   return (
     <Dialog
       title="Abort this request?"
-      confirm="Abort it"
+      confirm="Abort request"
       danger
       onClose={onClose}
       onConfirm={async () => {
         await call("DELETE", `/v1/requests/${encodeURIComponent(request.id)}`, { headers: tenantHeaders(request.tenant) });
-        toast("Aborted: it ends within two seconds.");
+        toast("Request aborted. It ends within two seconds.");
         onDone();
       }}
     >
       <p>
-        <code>{request.id}</code> for {request.adapter ?? "the base model"}. Its stream ends with an error; tokens delivered so far are billed. This cannot be
+        Request <code>{request.id}</code> to {request.adapter ?? "the base model"} ends with an error; tokens delivered so far are billed. This cannot be
         undone.
       </p>
     </Dialog>

@@ -6,7 +6,7 @@ import { changesOf, valueText } from "../../parts/changes";
 import { ago, dateTime } from "../../parts/format";
 import { href, setQuery } from "../../router";
 
-/** One act: who, what, on what; opened, what it changed. */
+/** One audit entry: who did what to which object and, when expanded, what changed. */
 export function AuditEntry({ row }: { row: AuditItem }) {
   const open = useSignal(false);
   const changed = row.before !== null || row.after !== null;
@@ -16,7 +16,7 @@ export function AuditEntry({ row }: { row: AuditItem }) {
         <span class="muted num audit-when" title={dateTime(row.at)}>
           {ago(row.at)}
         </span>
-        <button type="button" class="link audit-who" title={`Only what ${row.actor} did`} onClick={() => setQuery({ actor: row.actor })}>
+        <button type="button" class="link audit-who" title={`Show only entries by ${row.actor}`} onClick={() => setQuery({ actor: row.actor })}>
           <code>{row.actor}</code>
         </button>
         <span class="strong audit-what">{row.action}</span>
@@ -31,7 +31,7 @@ export function AuditEntry({ row }: { row: AuditItem }) {
         )}
         {changed && (
           <button type="button" class="button is-quiet audit-open" aria-expanded={open.value} onClick={() => (open.value = !open.value)}>
-            {open.value ? "Hide" : "Before and after"}
+            {open.value ? "Hide changes" : "Show changes"}
           </button>
         )}
       </div>
@@ -40,7 +40,7 @@ export function AuditEntry({ row }: { row: AuditItem }) {
   );
 }
 
-/** What was acted on, as a link where it has a view. */
+/** The object of the action, as a link if it has a view. */
 function Subject({ row }: { row: AuditItem }) {
   if (row.kind === "adapter") {
     const [tenant = "", name = ""] = row.subject.split("/", 2);
@@ -56,7 +56,7 @@ function Changes({ row }: { row: AuditItem }) {
   return (
     <div class="audit-change" data-testid="audit-change">
       {changes.length === 0 ? (
-        <p class="muted">Nothing differs.</p>
+        <p class="muted">No differences.</p>
       ) : (
         <div class="scroll-x">
           <table class="table diff-table">
@@ -86,7 +86,7 @@ function Changes({ row }: { row: AuditItem }) {
         </div>
       )}
       <p class="muted small">
-        {dateTime(row.at)} · request <code>{row.request_id}</code> <CopyButton text={row.request_id} label="Copy the request's id" />
+        {dateTime(row.at)} · request <code>{row.request_id}</code> <CopyButton text={row.request_id} label="Copy the request ID" />
       </p>
     </div>
   );

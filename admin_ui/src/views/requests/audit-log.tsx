@@ -29,8 +29,8 @@ export function AuditLog() {
     <>
       <FilterBar
         fields={[
-          { name: "actor", label: "Who" },
-          { name: "action", label: "What, such as alias." },
+          { name: "actor", label: "Actor" },
+          { name: "action", label: "Action, such as alias." },
         ]}
         choices={[{ name: "kind", label: "Any kind", values: KINDS.map((kind) => [kind, kind] as const) }]}
       >
@@ -43,8 +43,8 @@ export function AuditLog() {
       <ListView of={list} skeleton={<SkeletonRows />} older="Older entries">
         {(rows) =>
           rows.length === 0 ? (
-            <Empty icon="requests" title={query.size ? "No entry matches" : "Nothing was changed yet"} command={cli("adapter add my-adapter ./path/to/adapter")}>
-              Every change of a tenant, key or adapter comes here, with who made it and what was there before.
+            <Empty icon="requests" title={query.size ? "No matching entries" : "No changes yet"} command={cli("adapter add my-adapter ./path/to/adapter")}>
+              Every change to a tenant, key or adapter appears here, with who made it and the previous values.
             </Empty>
           ) : (
             <ul class="panel">

@@ -6,11 +6,11 @@ import { place, setQuery } from "../../router";
 interface FilterBarProps {
   fields: { name: string; label: string }[];
   choices: { name: string; label: string; values: readonly (readonly [string, string])[] }[];
-  /** Buttons behind the filters. */
+  /** Buttons after the filters. */
   children?: ComponentChildren;
 }
 
-/** Filters of a log, in the URL. */
+/** Filters of a log, kept in the URL. */
 export function FilterBar({ fields, choices, children }: FilterBarProps) {
   const query = place.value.query;
   return (
@@ -36,7 +36,7 @@ export function FilterBar({ fields, choices, children }: FilterBarProps) {
   );
 }
 
-/** What is typed stays until it is asked for or left, however often the log is renewed meanwhile. */
+/** Typed text stays until it is submitted or the field is left, however often the log refreshes in between. */
 function FilterField({ name, label }: { name: string; label: string }) {
   const typed = useSignal<string | null>(null);
 

@@ -12,7 +12,7 @@ import { may, otherTenant, tenantHeaders } from "../../state/session";
 import { AbortDialog } from "./abort-dialog";
 import { RequestState } from "./request-state";
 
-/** One request: who asked for what, and where its time went. */
+/** One request: who sent it, for which model, and how its time was spent. */
 export function RequestDetail({ id }: { id: string }) {
   const tenant = place.value.query.get("tenant");
   const aborting = useSignal(false);
@@ -54,17 +54,17 @@ function Facts({ request }: { request: RequestItem }) {
   return (
     <div class="stack">
       <section class="panel panel-body">
-        <h2 class="section-title">Where its time went</h2>
+        <h2 class="section-title">Time breakdown</h2>
         <TimeBar request={request} />
       </section>
       <dl class="facts panel panel-body">
-        <dt>Id</dt>
+        <dt>ID</dt>
         <dd class="cluster">
-          <code>{request.id}</code> <CopyButton text={request.id} label="Copy the request's id" />
+          <code>{request.id}</code> <CopyButton text={request.id} label="Copy the request ID" />
         </dd>
-        <dt>Came in</dt>
+        <dt>Received</dt>
         <dd class="num">{dateTime(request.at)}</dd>
-        <dt>For</dt>
+        <dt>Model</dt>
         <dd>
           {request.adapter ? (
             <a href={href(["adapters", request.adapter], { tenant, v: request.version == null ? null : String(request.version) })}>
@@ -75,7 +75,7 @@ function Facts({ request }: { request: RequestItem }) {
             "the base model"
           )}
         </dd>
-        <dt>Asked by</dt>
+        <dt>Sent by</dt>
         <dd>
           tenant {request.tenant}
           {request.key_id && (
@@ -87,14 +87,14 @@ function Facts({ request }: { request: RequestItem }) {
             </>
           )}
         </dd>
-        <dt>Through</dt>
+        <dt>Endpoint</dt>
         <dd>
           <code>{request.route || "–"}</code>
-          {request.stream && <span class="muted"> as a stream</span>}
+          {request.stream && <span class="muted">, streamed</span>}
         </dd>
         <dt>Prompt</dt>
         <dd>
-          <Tokens of={request.num_prompt_tokens} /> tokens, of those <Tokens of={request.num_cached_tokens} /> from the cache
+          <Tokens of={request.num_prompt_tokens} /> tokens, of which <Tokens of={request.num_cached_tokens} /> from the cache
         </dd>
         <dt>Output</dt>
         <dd>
@@ -109,7 +109,7 @@ function Facts({ request }: { request: RequestItem }) {
           </>
         )}
       </dl>
-      <p class="muted">Prompts and answers are never kept.</p>
+      <p class="muted">Prompts and answers are never stored.</p>
     </div>
   );
 }
@@ -118,7 +118,7 @@ function Tokens({ of }: { of: number | null }) {
   return <Amount of={of === null ? null : count(of)} />;
 }
 
-/** Waiting in the engine, computing the prompt, writing the answer: to scale. */
+/** To scale: time queued, time to the first token, and time for the rest of the answer. */
 function TimeBar({ request }: { request: RequestItem }) {
   const { queue_ms, adapter_load_ms, ttft_ms, duration_ms } = request;
   const queued = queue_ms ?? 0;
@@ -128,8 +128,8 @@ function TimeBar({ request }: { request: RequestItem }) {
   const ended = duration_ms !== null && ttft_ms === null;
   const parts = [
     { label: "Queued", ms: queue_ms, hue: 4 },
-    { label: ended ? "Without a first token" : "To the first token", ms: toFirst, hue: 1 },
-    ...(ended ? [] : [{ label: "The rest of the answer", ms: rest, hue: 3 }]),
+    { label: ended ? "Ended without a first token" : "Until the first token", ms: toFirst, hue: 1 },
+    ...(ended ? [] : [{ label: "Rest of the answer", ms: rest, hue: 3 }]),
   ];
   return (
     <div class="time-bar">
@@ -146,7 +146,7 @@ function TimeBar({ request }: { request: RequestItem }) {
           </li>
         ))}
         <li>
-          In all <Amount of={duration_ms === null ? null : milliseconds(duration_ms)} />
+          Total <Amount of={duration_ms === null ? null : milliseconds(duration_ms)} />
         </li>
         {adapter_load_ms !== null && adapter_load_ms > 0 && (
           <li class="muted">

@@ -59,8 +59,8 @@ export function RequestLog() {
       <ListView of={list} skeleton={<SkeletonRows />} older="Older requests">
         {(rows) =>
           rows.length === 0 ? (
-            <Empty icon="requests" title={query.size ? "No request matches" : "No requests yet"} command={curlRequest(query.get("adapter") ?? session.value?.model ?? "")}>
-              Prompts and answers are never kept: only who asked, for what, and how long it took.
+            <Empty icon="requests" title={query.size ? "No matching requests" : "No requests yet"} command={curlRequest(query.get("adapter") ?? session.value?.model ?? "")}>
+              Prompts and answers are never stored, only who sent a request, to which model, and how long it took.
             </Empty>
           ) : (
             <div class="panel scroll-x">
@@ -78,7 +78,7 @@ export function RequestLog() {
                     <th class="right">Output</th>
                     <th class="right">Queued</th>
                     <th class="right">TTFT</th>
-                    <th class="right">Took</th>
+                    <th class="right">Duration</th>
                     <th>
                       <span class="visually-hidden">Actions</span>
                     </th>
@@ -99,7 +99,7 @@ export function RequestLog() {
   );
 }
 
-/** The newest that match, not only those on the page. */
+/** The newest matching requests, at most MAX_EXPORTED, not only those on the page. */
 async function everyRow(path: string): Promise<RequestItem[]> {
   const rows: RequestItem[] = [];
   let cursor: string | null = null;
@@ -158,14 +158,14 @@ function Row({ row, onAbort }: { row: RequestItem; onAbort: (() => void) | null 
       <td class="right" data-label="Output">{number(row.num_output_tokens)}</td>
       <td class="right" data-label="Queued">{time(row.queue_ms)}</td>
       <td class="right" data-label="TTFT">{time(row.ttft_ms)}</td>
-      <td class="right" data-label="Took">{time(row.duration_ms)}</td>
+      <td class="right" data-label="Duration">{time(row.duration_ms)}</td>
       <td class="row-actions">
         {onAbort && (
           <button type="button" class="button is-quiet is-icon" aria-label="Abort" title="Abort" onClick={onAbort}>
             <Icon name="stop" />
           </button>
         )}
-        <CopyButton text={row.id} label="Copy the request's id" />
+        <CopyButton text={row.id} label="Copy the request ID" />
       </td>
     </tr>
   );

@@ -13,12 +13,12 @@ const MARK: Record<string, { tone: Tone; icon: IconName }> = {
   lost: { tone: "bad", icon: "warn" },
 };
 const WORDS: Record<string, string> = {
-  running: "It runs now",
-  stop: "The model ended it, or a stop string did",
-  length: "It reached its limit of tokens",
-  abort: "The client, an operator or a revocation ended it",
-  error: "It failed",
-  lost: "Its server was killed; it is not billed",
+  running: "Running now",
+  stop: "Ended by the model or a stop string",
+  length: "Reached its token limit",
+  abort: "Ended by the client, an operator or a revocation",
+  error: "Failed",
+  lost: "Its server was killed; not billed",
 };
 
 export function RequestState({ request }: { request: RequestItem }) {

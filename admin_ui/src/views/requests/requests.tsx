@@ -13,7 +13,7 @@ const TABS = [
   { id: "audit", title: "Audit" },
 ];
 
-/** What was asked of the server, what that added up to, and who changed what. */
+/** The request log, usage, and the audit log. */
 export function Requests() {
   const asked = place.value.segments[1] ?? "";
   const tab = TABS.find(({ id }) => id === asked);

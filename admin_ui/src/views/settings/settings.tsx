@@ -11,10 +11,10 @@ import { session } from "../../state/session";
 
 const SHOWN = [
   { shown: "all", title: "All" },
-  { shown: "set", title: "Not default" },
+  { shown: "set", title: "Non-default" },
 ];
 
-/** The configuration in force. It is changed where the server is started, so it is only shown here. */
+/** The configuration in force. Read-only here: it is set when the server is started. */
 export function Settings() {
   const config = usePolled("config", async (signal) => (await call<{ data: ConfigItem[] }>("GET", "/v1/config", { signal })).data.data, 0);
   const query = place.value.query;
@@ -25,7 +25,7 @@ export function Settings() {
       <div class="page-head">
         <h1>Settings</h1>
         <p>
-          loraserve {session.value?.version}, serving {session.value?.model}. Set by flags, LORASERVE_ variables or a --config file; changes take effect after a restart.
+          loraserve {session.value?.version}, serving {session.value?.model}. Settings come from flags, LORASERVE_ environment variables or a --config file; changes take effect after a restart.
         </p>
       </div>
       <div class="filters">
@@ -45,7 +45,7 @@ export function Settings() {
       <View of={config} skeleton={<SkeletonRows rows={16} />}>
         {(items) => {
           const found = items.filter((item) => (shown === "all" || item.source !== "default") && `${item.name} ${item.value} ${item.help}`.toLowerCase().includes(needle));
-          return found.length === 0 ? <Empty icon="search" title="No setting matches" command="loraserve serve --help" /> : <Table items={found} />;
+          return found.length === 0 ? <Empty icon="search" title="No matching settings" command="loraserve serve --help" /> : <Table items={found} />;
         }}
       </View>
     </>
@@ -61,7 +61,7 @@ function Table({ items }: { items: ConfigItem[] }) {
           <tr>
             <th>Setting</th>
             <th>Value</th>
-            <th>From</th>
+            <th>Source</th>
           </tr>
         </thead>
         <tbody>

@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 
 import { Dialog } from "../../parts/dialog";
 
-/** Ends an upload for good, once the person has said so twice. */
+/** Ends an upload for good, after a confirmation. */
 export function CancelUpload({ name, onConfirm }: { name: string; onConfirm: () => Promise<unknown> }) {
   const asking = useSignal(false);
   return (
@@ -11,8 +11,8 @@ export function CancelUpload({ name, onConfirm }: { name: string; onConfirm: () 
         Cancel upload
       </button>
       {asking.value && (
-        <Dialog title={`Cancel the upload of ${name}?`} confirm="Cancel upload" dismiss="Keep it" danger onClose={() => (asking.value = false)} onConfirm={onConfirm}>
-          <p>What was sent is deleted. The adapter stays as it is.</p>
+        <Dialog title={`Cancel the upload of ${name}?`} confirm="Cancel upload" dismiss="Keep upload" danger onClose={() => (asking.value = false)} onConfirm={onConfirm}>
+          <p>The files sent so far are deleted. The adapter itself does not change.</p>
         </Dialog>
       )}
     </>

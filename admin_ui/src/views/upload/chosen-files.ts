@@ -1,11 +1,11 @@
 import { CONFIG_FILE, WEIGHTS_FILE } from "./upload-job";
 
-/** What a person dropped, sorted into what an adapter needs, what is left out, and what is wrong before anything is sent. */
+/** Dropped or selected files: those an adapter needs, those ignored, and problems found before anything is sent. */
 export interface ChosenFiles {
   files: File[];
   ignored: string[];
   problems: string[];
-  /** Of the folder they were in, where there was one. */
+  /** Name of the folder they were in, if any. */
   folder: string | null;
 }
 
@@ -23,7 +23,7 @@ export function choose(dropped: { file: File; path: string }[]): ChosenFiles {
       continue;
     }
     if (files.some((known) => known.name === file.name)) {
-      problems.push(`${file.name} is there twice. Drop the folder of one adapter.`);
+      problems.push(`${file.name} was found twice. Drop the folder of a single adapter.`);
       continue;
     }
     files.push(file);
@@ -35,18 +35,18 @@ export function choose(dropped: { file: File; path: string }[]): ChosenFiles {
     else if (file.size === 0) problems.push(`${name} is empty.`);
   }
   const config = files.find((file) => file.name === CONFIG_FILE);
-  if (config && config.size > MAX_CONFIG_BYTES) problems.push(`${CONFIG_FILE} has ${config.size} bytes; ${MAX_CONFIG_BYTES} are allowed.`);
+  if (config && config.size > MAX_CONFIG_BYTES) problems.push(`${CONFIG_FILE} has ${config.size} bytes; at most ${MAX_CONFIG_BYTES} are allowed.`);
   return { files, ignored, problems: [...new Set(problems)], folder };
 }
 
 function missing(name: string, ignored: string[]): string {
   if (name === WEIGHTS_FILE && ignored.some((path) => path.endsWith(".bin"))) {
-    return "adapter_model.bin is a pickle, which can run code. Save the adapter with safe_serialization=True for adapter_model.safetensors.";
+    return "adapter_model.bin is a pickle, which can run code. Save the adapter with safe_serialization=True to get adapter_model.safetensors.";
   }
   return `${name} is missing.`;
 }
 
-/** A name from the folder's, in the letters that names may have. */
+/** An adapter name derived from the folder's, using only characters that names may contain. */
 export function nameFrom(folder: string | null): string {
   return (folder ?? "")
     .replace(/[^A-Za-z0-9._-]+/g, "-")
@@ -54,9 +54,9 @@ export function nameFrom(folder: string | null): string {
     .slice(0, 64);
 }
 
-/** Files of a drop, folders included, whatever their depth. */
+/** All files of a drop, including those in folders of any depth. */
 export async function readDrop(transfer: DataTransfer): Promise<{ file: File; path: string }[]> {
-  // At once: the browser empties the drop when its event is over. What is in no file system has no entry.
+  // Synchronously, because the browser empties the drop after its event. A file that is in no file system has no entry.
   const found = [...transfer.items].filter((item) => item.kind === "file").map((item) => item.webkitGetAsEntry() ?? item.getAsFile());
   return (await Promise.all(found.map((one) => (one instanceof File ? [{ file: one, path: one.name }] : one ? readEntry(one) : [])))).flat();
 }

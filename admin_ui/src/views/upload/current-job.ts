@@ -2,10 +2,10 @@ import { effect, signal } from "@preact/signals";
 
 import type { UploadJob } from "./upload-job";
 
-/** What this page sends: it goes on while the person looks at another view, and is found again on the way back. */
+/** The upload that this page sends. It continues while the user visits other views, and is shown again when they return. */
 export const currentJob = signal<UploadJob | null>(null);
 
-/** Only this page has the files: before it goes, whatever view is shown, the browser asks. */
+/** Only this page has the files, so in every view the browser asks before it closes the page. */
 effect(() => {
   if (currentJob.value === null || currentJob.value.ended.value) return;
   const ask = (event: BeforeUnloadEvent) => event.preventDefault();

@@ -4,7 +4,7 @@ import { useRef } from "preact/hooks";
 import { Icon } from "../../parts/icon";
 import { readDrop, readInput } from "./chosen-files";
 
-/** Takes a folder or files, by drop or by choosing. */
+/** Accepts a folder or files, by drag and drop or by file picker. */
 export function DropZone({ onFiles }: { onFiles: (files: { file: File; path: string }[]) => void }) {
   const over = useSignal(false);
   const files = useRef<HTMLInputElement>(null);
@@ -12,7 +12,7 @@ export function DropZone({ onFiles }: { onFiles: (files: { file: File; path: str
 
   function take(input: HTMLInputElement): void {
     onFiles(readInput(input));
-    // Else the same files, once they were put right, would be no change.
+    // Otherwise, choosing the same files again after fixing them would fire no change event.
     input.value = "";
   }
 
@@ -35,7 +35,7 @@ export function DropZone({ onFiles }: { onFiles: (files: { file: File; path: str
     >
       <Icon name="folder" />
       <p>
-        Drop an adapter's folder here, or its <code>adapter_config.json</code> and <code>adapter_model.safetensors</code>.
+        Drop an adapter folder here, or its <code>adapter_config.json</code> and <code>adapter_model.safetensors</code>.
       </p>
       <div class="cluster">
         <button type="button" class="button" onClick={() => folder.current?.click()}>

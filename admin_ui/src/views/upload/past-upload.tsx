@@ -14,7 +14,7 @@ import { isTerminal } from "./upload-job";
 
 const REFRESH_MS = 2000;
 
-/** A session by its address: also after a reload, from another tab, or somebody else's. */
+/** An upload session opened by its URL: after a reload, in another tab, or someone else's. */
 export function PastUpload({ id, tenant }: { id: string; tenant: string }) {
   const upload = usePolled(
     `upload ${tenant}/${id}`,
@@ -55,7 +55,7 @@ function Session({ session, onChange }: { session: UploadItem; onChange: () => v
         <h1 class="truncate">{session.adapter}</h1>
         {may("operator") && (session.state === "failed" || complete) && (
           <button type="button" class="button is-primary" onClick={() => void act("POST", "/commit")}>
-            {complete ? "Check and load it" : "Try again"}
+            {complete ? "Check and load" : "Try again"}
           </button>
         )}
         {may("operator") && !isTerminal(session) && (
@@ -65,7 +65,7 @@ function Session({ session, onChange }: { session: UploadItem; onChange: () => v
           All uploads
         </a>
         <p>
-          Begun {ago(session.created_at)} by <code>{session.by}</code>
+          Started {ago(session.created_at)} by <code>{session.by}</code>
           {open && `; kept until ${dateTime(session.expires_at)}`}.
         </p>
       </div>
@@ -84,9 +84,9 @@ function Session({ session, onChange }: { session: UploadItem; onChange: () => v
             {!complete && (
               <div class="cluster">
                 <a class="button is-primary" href={href(["upload"], { name: session.adapter, tenant: otherTenant(session.tenant), begun: session.id })}>
-                  <Icon name="upload" /> Go on
+                  <Icon name="upload" /> Continue
                 </a>
-                <span class="muted">Choose the same files again: only what is missing is sent.</span>
+                <span class="muted">Choose the same files again; only the missing part is sent.</span>
               </div>
             )}
           </div>

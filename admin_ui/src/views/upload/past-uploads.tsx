@@ -9,11 +9,11 @@ import { MARK } from "./upload-states";
 
 interface PastUploadsProps {
   uploads: Polled<UploadItem[]>;
-  /** Their tenant, where it is not the one that is looked at. */
+  /** Their tenant, if it is not the one that is shown. */
   of: string | null;
 }
 
-/** Sessions of the last day, whoever began them; each has a page with its report. */
+/** Everyone's upload sessions of the last 24 hours; each has a page with its report. */
 export function PastUploads({ uploads, of }: PastUploadsProps) {
   return (
     <section class="past-uploads" aria-labelledby="past-uploads">
@@ -24,7 +24,7 @@ export function PastUploads({ uploads, of }: PastUploadsProps) {
       <View of={uploads} skeleton={<SkeletonRows rows={3} />}>
         {(items) =>
           items.length === 0 ? (
-            <p class="muted">None in the last day.</p>
+            <p class="muted">No uploads in the last 24 hours.</p>
           ) : (
             <ul class="panel">
               {items.map((item) => (

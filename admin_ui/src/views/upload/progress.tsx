@@ -5,14 +5,14 @@ import { CancelUpload } from "./cancel-upload";
 import { SessionEnd, Stepper } from "./session-end";
 import type { FileProgress, UploadJob } from "./upload-job";
 
-/** The way of one upload, step by step, to a state that has a name. */
+/** The progress of one upload, step by step, to its final state. */
 export function Progress({ job, onAgain }: { job: UploadJob; onAgain: () => void }) {
   const session = job.session.value;
   const ended = job.ended.value;
 
   async function cancel(): Promise<void> {
     await job.cancel();
-    // The server has not answered yet, so there is no session whose end could be shown.
+    // The server has not responded yet, so there is no session whose end could be shown.
     if (job.session.value === null) onAgain();
   }
 
@@ -41,7 +41,7 @@ export function Progress({ job, onAgain }: { job: UploadJob; onAgain: () => void
             ))}
             {job.waiting.value ? (
               <p class="stale-note" role="status" data-testid="upload-waits">
-                <Icon name="clock" /> The connection is lost. It goes on by itself where it stopped.
+                <Icon name="clock" /> Connection lost. The upload resumes automatically where it stopped.
               </p>
             ) : (
               <Rate job={job} />
@@ -50,7 +50,7 @@ export function Progress({ job, onAgain }: { job: UploadJob; onAgain: () => void
         )}
         {session && session.state !== "open" && !ended && job.waiting.value && (
           <p class="stale-note" role="status" data-testid="upload-waits">
-            <Icon name="clock" /> The server does not answer. The files are there; this goes on by itself.
+            <Icon name="clock" /> The server is not responding. It has all the files; the upload continues automatically.
           </p>
         )}
         {job.error.value && <Failure error={job.error.value} retry={() => void job.retry()} />}

@@ -5,20 +5,20 @@ import { href } from "../../router";
 import { otherTenant } from "../../state/session";
 
 const PHASES = [
-  { state: "open", title: "Sending" },
+  { state: "open", title: "Uploading" },
   { state: "validating", title: "Checking" },
-  { state: "loading", title: "Trying it" },
+  { state: "loading", title: "Testing" },
   { state: "ready", title: "Live" },
 ];
 
 const END: Record<string, { icon: IconName; title: string }> = {
-  rejected: { icon: "cross", title: "Refused" },
-  failed: { icon: "warn", title: "Failed" },
-  expired: { icon: "clock", title: "Expired" },
-  aborted: { icon: "cross", title: "Cancelled" },
+  rejected: { icon: "cross", title: "Upload rejected" },
+  failed: { icon: "warn", title: "Upload failed" },
+  expired: { icon: "clock", title: "Upload expired" },
+  aborted: { icon: "cross", title: "Upload canceled" },
 };
 
-/** The phases of an upload; the one where it was refused is marked. */
+/** The phases of an upload; if it was rejected, the phase where that happened is marked. */
 export function Stepper({ state, activate }: { state: string; activate: boolean }) {
   const refused = state === "rejected";
   const reached = PHASES.findIndex((phase) => phase.state === (refused ? "validating" : state));
@@ -38,7 +38,7 @@ export function Stepper({ state, activate }: { state: string; activate: boolean 
   );
 }
 
-/** How it ended, where it has, and what was checked. */
+/** How the upload ended, if it has, and the validation report. */
 export function SessionEnd({ session }: { session: UploadItem }) {
   const end = END[session.state];
   return (
@@ -47,7 +47,7 @@ export function SessionEnd({ session }: { session: UploadItem }) {
         <div class="upload-end is-bad" role="alert" data-testid={`upload-${session.state}`}>
           <Icon name={end.icon} />
           <div>
-            <h2>{end.title}: nothing was changed</h2>
+            <h2>{end.title}. Nothing was changed.</h2>
             {session.error && <p>{session.error}</p>}
           </div>
         </div>
@@ -58,7 +58,7 @@ export function SessionEnd({ session }: { session: UploadItem }) {
   );
 }
 
-/** A classifier: nothing else has labels, nor has it text. */
+/** Only classifiers have labels; they do not generate text. */
 function isClassifier(session: UploadItem): boolean {
   return session.report?.checks.some((check) => check.name === "weights.labels") ?? false;
 }
@@ -71,10 +71,10 @@ function Ready({ session, result }: { session: UploadItem; result: NonNullable<U
     <div class="upload-end is-ok" role="status" data-testid="upload-ready">
       <Icon name="check" />
       <div>
-        <h2>{result.created ? `Version ${result.version} is ${live ? "live" : "ready"}` : `This content is version ${result.version} already`}</h2>
+        <h2>{result.created ? `Version ${result.version} is ${live ? "live" : "ready"}` : `This content already exists as version ${result.version}`}</h2>
         <div class="cluster">
           <a class="button is-primary" href={href(["playground"], { ...asked, tenant: otherTenant(session.tenant) })}>
-            <Icon name="play" /> {isClassifier(session) ? "Try it" : "Try it beside the base model"}
+            <Icon name="play" /> {isClassifier(session) ? "Try it" : "Try it next to the base model"}
           </a>
           <a class="button" href={href(["adapters", session.adapter], { tenant: otherTenant(session.tenant), v: String(result.version) })}>
             Open {session.adapter}

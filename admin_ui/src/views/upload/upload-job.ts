@@ -20,37 +20,37 @@ export interface FileProgress {
   sentBytes: number;
 }
 
-/** One adapter on its way to the server: chunk by chunk, each acknowledged, so that a lost connection costs one chunk. */
+/** The upload of one adapter. Each chunk is acknowledged, so that a lost connection costs one chunk. */
 export class UploadJob {
   readonly session = signal<UploadItem | null>(null);
   readonly progress = signal<FileProgress[]>([]);
-  /** Set while the connection is lost and the job waits to go on. */
+  /** Set while the connection is lost and the job waits to continue. */
   readonly waiting = signal(false);
   readonly error = signal<ApiError | null>(null);
   readonly bytesPerS = signal(0);
   readonly ended = computed(() => this.error.value !== null || (this.session.value !== null && isTerminal(this.session.value)));
   private readonly aborter = new AbortController();
   private activate = true;
-  /** Of the session that is asked for: one whose answer was lost is found again. */
+  /** Idempotency key of the session's creation: if the response is lost, a retry finds the same session. */
   private creation = randomId();
 
   constructor(
     readonly name: string,
-    /** Whose adapter it becomes, whatever the person looks at meanwhile. */
+    /** The tenant that the adapter will belong to, even if the user switches tenants in the meantime. */
     readonly tenant: string,
     private readonly files: File[],
   ) {
     this.progress.value = files.map((file) => ({ name: file.name, sizeBytes: file.size, sentBytes: 0 }));
   }
 
-  /** Open a session, or go on with `known`, where the server already has some of the bytes. */
+  /** Opens a session, or continues `known`, of which the server already has some bytes. */
   async run(activate: boolean, known: UploadItem | null = null): Promise<void> {
     this.activate = activate;
     this.error.value = null;
     try {
       const session = known ?? (await this.create(activate));
       this.session.value = session;
-      // The configuration first, then the weights' header: what is wrong there is refused at the first chunk.
+      // The configuration first, then the weights, which start with their header: errors there are refused at the first chunk.
       for (const file of [...this.files].sort((a, b) => order(a.name) - order(b.name))) {
         await this.send(session, file);
       }
@@ -62,14 +62,14 @@ export class UploadJob {
     }
   }
 
-  /** After an error: with the session where there is one, as it is on the server now. */
+  /** Retries after an error; continues the session, if there is one, from its current state on the server. */
   async retry(): Promise<void> {
     const id = this.session.value?.id;
     let known: UploadItem | null = null;
     try {
       if (id !== undefined) known = await this.call<UploadItem>("GET", `/v1/uploads/${id}`);
     } catch (error) {
-      // Only of one that is gone there may be a second.
+      // Create a second session only if the first one is gone.
       if (!(error instanceof ApiError && error.status === 404)) return this.fail(error);
       this.creation = randomId();
     }
@@ -79,7 +79,7 @@ export class UploadJob {
     } else await this.run(this.activate, known);
   }
 
-  /** Of one that failed with all its files there: whatever was in the way may be gone. */
+  /** Commits again after a failure with all files received: the cause may be gone. */
   async commitAgain(): Promise<void> {
     const session = this.session.value;
     if (session === null) return;
@@ -92,7 +92,7 @@ export class UploadJob {
     }
   }
 
-  /** Give the session up on the server and stop sending. Where that is refused, or nobody answers, the upload goes on. */
+  /** Aborts the session on the server and stops sending. If the server refuses or does not respond, the upload continues. */
   async cancel(): Promise<void> {
     const session = this.session.value;
     if (session) await call("DELETE", `/v1/uploads/${session.id}`, { headers: this.headers() });
@@ -126,7 +126,7 @@ export class UploadJob {
     }
   }
 
-  /** XMLHttpRequest is what tells of bytes on their way. */
+  /** Uses XMLHttpRequest because it reports upload progress. */
   private put(id: string, file: File, start: number, end: number): Promise<number> {
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest();
@@ -167,7 +167,7 @@ export class UploadJob {
     this.waiting.value = false;
     const failure = error instanceof ApiError ? error : new ApiError(0, "failed", String(error));
     const id = this.session.value?.id;
-    // A refusal at the first chunk ends the session with its report.
+    // A rejection at the first chunk ends the session, which then has a report.
     if (id && failure.status >= 400 && failure.status < 500) {
       const session = await this.call<UploadItem>("GET", `/v1/uploads/${id}`).catch(() => null);
       if (session) this.session.value = session;
@@ -208,13 +208,13 @@ function order(name: string): number {
   return name === CONFIG_FILE ? 0 : 1;
 }
 
-/** A file that was written after it was chosen cannot be read any more. */
+/** Why a file could not be sent: the browser cannot read a file that changed after it was chosen. */
 async function whyUnsent(file: File): Promise<ApiError> {
   try {
     await file.slice(0, 1).arrayBuffer();
-    return new ApiError(0, "unreachable", "The server does not answer.");
+    return new ApiError(0, "unreachable", "The server is not responding.");
   } catch {
-    return new ApiError(400, "file_changed", `${file.name} cannot be read any more: it was changed or moved after it was chosen. Choose it again.`);
+    return new ApiError(400, "file_changed", `${file.name} can no longer be read: it was changed or moved after you chose it. Choose it again.`);
   }
 }
 
@@ -227,6 +227,6 @@ function errorOf(request: XMLHttpRequest): ApiError {
     const { error } = JSON.parse(request.responseText) as { error: { code: string; message: string } };
     return new ApiError(request.status, error.code, error.message, null, request.getResponseHeader("x-request-id"));
   } catch {
-    return new ApiError(request.status, `http_${request.status}`, `The server answered ${request.status}.`);
+    return new ApiError(request.status, `http_${request.status}`, `The server returned HTTP ${request.status}.`);
   }
 }

@@ -1,7 +1,7 @@
 import type { Tone } from "../../parts/basics";
 import type { IconName } from "../../parts/icon";
 
-/** Every state that an upload can be in, as its chip looks. */
+/** The chip's color and icon for each state of an upload. */
 export const MARK: Record<string, { tone: Tone; icon: IconName }> = {
   open: { tone: "accent", icon: "upload" },
   validating: { tone: "accent", icon: "clock" },

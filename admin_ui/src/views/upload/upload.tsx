@@ -22,7 +22,7 @@ import { isTerminal, UploadJob } from "./upload-job";
 
 const ADAPTER_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 
-/** From a folder to a served adapter, or to the reason why not; `tenant` in the address says whose, where it is another's. */
+/** Uploads a folder as an adapter, or shows why it was rejected. `tenant` in the URL names the owner, if it is another tenant. */
 export function Upload() {
   const name = useSignal(place.value.query.get("name") ?? "");
   const activate = useSignal(true);
@@ -47,7 +47,7 @@ export function Upload() {
   useEffect(() => {
     if (asked) name.value = asked;
     return () => {
-      // Of the person's own tenant, that name would hide the other's.
+      // Do not keep a name given for another tenant: in the user's own tenant it would mean a different adapter.
       if (other) name.value = "";
     };
   }, [asked, other]);
@@ -56,11 +56,11 @@ export function Upload() {
   const sent = job?.session.value ?? null;
   const runsAt = sent !== null && !isTerminal(sent) ? sent.id : null;
   useEffect(() => {
-    // On the way back to what still runs: at its address it stays to be seen when it ends.
+    // When the user returns to a running upload, show it at its own URL, so that its end stays visible.
     if (job && runsAt !== null && id === undefined) go(addressOf(runsAt, job), { replace: true });
   }, [runsAt, id]);
 
-  // One that has ended is shown at its address; without one, this is the form again.
+  // An ended upload is shown at its own URL; without its ID in the URL, this page is the form again.
   if (job && (id === undefined ? sent === null || !isTerminal(sent) : id === sent?.id)) {
     return (
       <Progress
@@ -69,7 +69,7 @@ export function Upload() {
           currentJob.value = null;
           chosen.value = null;
           name.value = "";
-          uploads.refresh(); // the one that has ended is in the list
+          uploads.refresh(); // to list the upload that has ended
           go(href(["upload"]));
         }}
       />
@@ -82,9 +82,9 @@ export function Upload() {
     if (!name.value) name.value = nameFrom(chosen.value.folder);
   }
 
-  const nameProblem = name.value && !ADAPTER_NAME.test(name.value) ? "Letters, digits, dots, hyphens and underscores; at most 64; begins with a letter or digit." : null;
+  const nameProblem = name.value && !ADAPTER_NAME.test(name.value) ? "Use at most 64 letters, digits, dots, hyphens and underscores, starting with a letter or digit." : null;
   const ready = chosen.value !== null && chosen.value.problems.length === 0 && name.value !== "" && nameProblem === null;
-  // The one that is asked for may be older than those in the list.
+  // The requested session may be older than those in the list.
   const known = [...(begun.data.value ? [begun.data.value] : []), ...(uploads.data.value ?? [])];
   const resumable = ready ? findResumable(known, name.value, chosen.value?.files ?? []) : null;
   const live = resumable ? resumable.activate : activate.value;
@@ -95,7 +95,7 @@ export function Upload() {
     const started = new UploadJob(name.value, tenant, chosen.value.files);
     currentJob.value = started;
     void started.run(live, resumable);
-    // So that a reload comes back to it.
+    // Put the session in the URL, so that a reload returns to it.
     const stop = started.session.subscribe((session) => {
       if (session === null) return;
       queueMicrotask(() => stop());
@@ -108,13 +108,13 @@ export function Upload() {
     <>
       <div class="page-head">
         <h1>Upload an adapter</h1>
-        <p>Nothing is served before every check has passed and the engine has answered a first prompt with it.</p>
+        <p>An adapter is served only after it has passed every check and the engine has answered a test prompt with it.</p>
       </div>
       {other && (
         <p class="notice is-warn is-tenant" role="status" data-testid="upload-tenant">
           <Icon name="tenants" />
           <span>
-            It becomes an adapter of <strong>{other}</strong>. <a href={href(["upload"])}>Upload for {shownTenant.value} instead</a>
+            This adapter will belong to <strong>{other}</strong>. <a href={href(["upload"])}>Upload for {shownTenant.value} instead</a>
           </span>
         </p>
       )}
@@ -122,7 +122,7 @@ export function Upload() {
         <DropZone onFiles={take} />
         {chosen.value && <Chosen files={chosen.value} />}
         <div class="upload-fields">
-          <Field label="Name" hint="What requests give as their model. An existing name gets a new version." error={nameProblem}>
+          <Field label="Name" hint="Requests use this as their model. An existing name gets a new version." error={nameProblem}>
             <input
               class="input mono"
               name="adapter-name"
@@ -139,8 +139,8 @@ export function Upload() {
             <span>
               Make it live
               <span class="muted small">
-                {resumable && "As that upload was begun. "}
-                {live ? "Requests for the bare name get this version at once." : "It waits as a version that requests must name, unless it is the first."}
+                {resumable && "As chosen when that upload was started. "}
+                {live ? "Requests for the bare name get this version immediately." : "Requests must name this version to get it, unless it is the first."}
               </span>
             </span>
           </label>
@@ -151,7 +151,7 @@ export function Upload() {
           </button>
           {resumable && (
             <span class="muted">
-              The server has a part of files with these names and sizes; only the rest is sent. If they were others,{" "}
+              The server already has part of the files with these names and sizes, so only the rest is sent. If those were different files,{" "}
               <a href={href(["upload", resumable.id], { tenant: other })}>cancel that upload</a> first.
             </span>
           )}
@@ -191,7 +191,7 @@ function Chosen({ files }: { files: ChosenFiles }) {
       ))}
       {files.ignored.length > 0 && (
         <p class="muted small truncate" title={files.ignored.join("\n")}>
-          Left out: {files.ignored.slice(0, 4).join(", ")}
+          Ignored: {files.ignored.slice(0, 4).join(", ")}
           {files.ignored.length > 4 && ` and ${files.ignored.length - 4} more`}
         </p>
       )}
@@ -199,7 +199,7 @@ function Chosen({ files }: { files: ChosenFiles }) {
   );
 }
 
-/** An open session for the same name and the same files by name and size, none of which was written since it began. */
+/** An open session for the same adapter name and files (by name and size), none of which was modified since the session began. */
 function findResumable(uploads: UploadItem[], name: string, files: File[]): UploadItem | null {
   const found = uploads.find(
     (upload) =>

@@ -15,7 +15,7 @@ interface UsageChartsProps {
   interval: "hour" | "day";
 }
 
-/** Tokens and requests over time, a colour for each group. */
+/** Tokens and requests over time, one color per group. */
 export function UsageCharts({ rows, totals, by, from, to, interval }: UsageChartsProps) {
   const starts = startsOf(from, to, interval === "hour" ? HOUR_S : DAY_S);
   const ranked = rankedOf(totals, by);

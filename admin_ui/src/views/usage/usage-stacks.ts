@@ -3,13 +3,13 @@ import type { Stack } from "../../parts/bars";
 
 export type GroupBy = "adapter" | "version" | "key" | "tenant";
 
-/** What `/v1/usage` calls each grouping. */
+/** The `group_by` value of `/v1/usage` for each grouping. */
 export const GROUPS: Record<GroupBy, string> = { adapter: "adapter", version: "adapter,version", key: "key", tenant: "tenant" };
 
 const MAX_STACKS = 5;
 export const OTHERS = "others";
 
-/** A row's group in words. */
+/** The label of a row's group. */
 export function labelOf(row: UsageRow, by: GroupBy): string {
   if (by === "tenant") return row.tenant ?? "";
   if (by === "key") return row.key_id ?? "no key";
@@ -21,13 +21,13 @@ export function tokensOf(row: UsageRow): number {
   return row.num_prompt_tokens + row.num_output_tokens;
 }
 
-/** Every hour or day that the span touches, as the server counts them: in UTC. */
+/** The start of every hour or day that the span touches, in UTC as the server counts them. */
 export function startsOf(from: number, to: number, stepS: number): number[] {
   const first = Math.floor(from / stepS) * stepS;
   return Array.from({ length: Math.max(0, Math.ceil((to - first) / stepS)) }, (_, index) => first + index * stepS);
 }
 
-/** The groups with most of all, the rest together; in the order of `ranked`, so that charts side by side have one colour a group. */
+/** The top groups, and the rest combined; in the order of `ranked`, so that a group has the same color in all charts. */
 export function stacksOf(rows: UsageRow[], by: GroupBy, ranked: string[], starts: number[], measure: (row: UsageRow) => number): Stack[] {
   const named = ranked.slice(0, MAX_STACKS);
   const stepOf = new Map(starts.map((start, index) => [start, index]));
@@ -42,13 +42,13 @@ export function stacksOf(rows: UsageRow[], by: GroupBy, ranked: string[], starts
   return ranked.length > MAX_STACKS ? [...stacks, others] : stacks;
 }
 
-/** Labels by their tokens, most first; of equals, by their requests. */
+/** Labels by number of tokens, most first; ties by number of requests. */
 export function rankedOf(totals: UsageRow[], by: GroupBy): string[] {
   const ordered = [...totals].sort((a, b) => tokensOf(b) - tokensOf(a) || b.num_requests - a.num_requests);
   return ordered.map((row) => labelOf(row, by));
 }
 
-/** Rows of all steps added up by group. Percentiles cannot be added up, so there are none. */
+/** The rows of all steps, summed by group. Percentiles cannot be summed, so they are null. */
 export function totalsOf(rows: UsageRow[], by: GroupBy): UsageRow[] {
   const totals = new Map<string, UsageRow>();
   for (const row of rows) {

@@ -10,7 +10,7 @@ import { type GroupBy, labelOf, rankedOf, tokensOf } from "./usage-stacks";
 const HEADS: Record<GroupBy, string> = { adapter: "Adapter", version: "Version", key: "Key", tenant: "Tenant" };
 const NUM_HUES = 5;
 
-/** Each group's sums over the whole span. A name leads to what it is made of, its requests to their rows. */
+/** Each group's totals over the whole span. A name links to its breakdown, its number of requests to the request log. */
 export function UsageTable({ totals, by }: { totals: UsageRow[]; by: GroupBy }) {
   const ranked = rankedOf(totals, by);
   const rows = [...totals].sort((a, b) => ranked.indexOf(labelOf(a, by)) - ranked.indexOf(labelOf(b, by)));
@@ -55,7 +55,7 @@ export function UsageTable({ totals, by }: { totals: UsageRow[]; by: GroupBy }) 
   );
 }
 
-/** One step further in: of a tenant its adapters, of an adapter its keys, of a key its adapters. */
+/** Links to the next level of detail: a tenant's adapters, an adapter's versions, a version's keys, a key's adapters. */
 function Name({ row, by }: { row: UsageRow; by: GroupBy }) {
   const label = labelOf(row, by);
   const here = place.value.segments;
@@ -79,6 +79,6 @@ function Requests({ row, by }: { row: UsageRow; by: GroupBy }) {
   const wanted = { adapter: query.get("adapter"), key_id: query.get("key_id") };
   if (by === "tenant") return <a href={href(["requests"], { tenant: row.tenant })}>{amount}</a>;
   if (by === "key") return row.key_id ? <a href={href(["requests"], { ...wanted, key_id: row.key_id })}>{amount}</a> : amount;
-  // The list knows shared adapters by their bare name.
+  // The request log lists shared adapters by their bare name.
   return row.adapter ? <a href={href(["requests"], { ...wanted, adapter: row.adapter.split("/").at(-1) })}>{amount}</a> : amount;
 }

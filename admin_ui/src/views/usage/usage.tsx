@@ -21,15 +21,15 @@ const SPANS = [
   { span: "30d", title: "30 days", days: 30, interval: "day" },
 ] as const;
 const REFRESH_MS = 15_000;
-/** Of a week or more: the server adds up thousands of counters for it. */
+/** For a week or more: the server sums thousands of counters for it. */
 const REFRESH_LONG_MS = 60_000;
 
-/** What a tenant used over time, by adapter, version or key; with a key for all tenants, also by tenant. */
+/** A tenant's usage over time, by adapter, version or key; with a key for all tenants, also by tenant. */
 export function Usage() {
   const query = place.value.query;
   const span = SPANS.find((known) => known.span === query.get("span")) ?? SPANS[0];
   const by = groupBy(query.get("by"));
-  // All tenants' hours of a week would be tens of thousands of counters: their days are enough.
+  // A week of hours for all tenants would be tens of thousands of counters; days are enough.
   const byDay = by === "tenant" && span.days > 1;
   const interval = byDay ? "day" : span.interval;
   const filters = new URLSearchParams([...query].filter(([name, value]) => value && ["adapter", "key_id"].includes(name)));
@@ -57,7 +57,7 @@ export function Usage() {
   return (
     <>
       <div class="filters usage-filters">
-        <Choice label="Time shown" value={span.span} options={SPANS.map((known) => [known.span, known.title])} onChoose={(next) => setQuery({ span: next })} />
+        <Choice label="Time range" value={span.span} options={SPANS.map((known) => [known.span, known.title])} onChoose={(next) => setQuery({ span: next })} />
         <Choice label="Group by" value={by} options={groups().map((known) => [known, known])} onChoose={(next) => setQuery({ by: next })} />
         {[...filters].map(([name, value]) => (
           <button key={name} type="button" class="button" aria-label={`Remove the filter ${value}`} onClick={() => setQuery({ [name]: null })}>
@@ -73,11 +73,11 @@ export function Usage() {
           <div class="stack">
             {!complete && (
               <p class="stale-note" role="status">
-                <Icon name="clock" /> Still adding up older logs: these numbers grow for a while.
+                <Icon name="clock" /> Older logs are still being counted; these numbers will grow for a while.
               </p>
             )}
             {totals.length === 0 ? (
-              <Empty icon="overview" title={`Nothing was used in the last ${span.title}`} command={curlRequest(session.value?.model ?? "")}>
+              <Empty icon="overview" title={`No usage in the last ${span.title}`} command={curlRequest(session.value?.model ?? "")}>
                 Tokens and requests are counted when a request ends.
               </Empty>
             ) : (
