@@ -108,7 +108,7 @@ class SamplingChecker:
         """Checks the fields that all APIs share. Raises `ServingError`."""
         if self._is_headless:
             message = "The model was saved without an lm_head and cannot generate text."
-            message += " POST /v1/embeddings or /v1/classify."
+            message += " POST /v1/embeddings, /v1/classify, /v1/rerank or /v1/score."
             raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param="model")
         self._check_without_effect(request)
         if max_tokens is not None:

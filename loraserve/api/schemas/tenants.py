@@ -42,7 +42,7 @@ class TenantList(msgspec.Struct, frozen=True):
 
 class CreateTenantRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     id: str
-    """1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit. An id is never given twice."""
+    """1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit. An id is never given twice."""
     description: str = ""
     """At most 2,000 characters."""
     limits: Limits = Limits()
