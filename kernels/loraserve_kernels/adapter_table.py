@@ -31,7 +31,7 @@ class AdapterTable:
     offset_bias: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
     """int64 [num_slots, M]: offset of a member's bias `[out_features]`; -1 = none. Empty if no adapter can have one."""
     num_biased: int = 0
-    """Number of loaded adapters with biases; 0 = `lora_bias_add` has nothing to do."""
+    """Number of adapters with biases in the arena; 0 = `lora_bias_add` has nothing to do."""
     offset_magnitude: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
     """int64 [num_slots, M]: offset of a member's DoRA vectors: factors, then shifts, per output column, float32
     `[2, out_features]` whatever the arena's dtype. In elements of the arena like all offsets, at a multiple of 4 bytes;

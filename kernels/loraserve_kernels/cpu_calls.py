@@ -21,7 +21,7 @@ QUANTIZED_FORMATS = {
 """`enum weight_format` of packed_linear.h."""
 
 STATUS_MESSAGES = {
-    1: "row ranges of segments or sequences exceed the rows of the batch or its block table",
+    1: "row ranges of segments or sequences do not match the rows of the batch or its block table",
     2: "an adapter slot, rank or offset points outside the adapter table or its arena",
     3: "slot_mapping has an entry outside the KV cache",
     4: "block_table has a block id outside the KV cache within a context",

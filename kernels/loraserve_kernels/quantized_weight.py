@@ -9,8 +9,8 @@ from loraserve_kernels.quantization import GROUP, Quantization
 
 MAX_INT8 = 127
 _NUM_INT4_SCALES = 4
-"""Scales tried per group, in steps of the fifth binary digit: two below the one whose -8th multiple is the largest
-weight, that one, and one above."""
+"""Scales tried per group, in steps of the fifth binary digit: two below the one that makes the largest weight its
+multiple -8, that one, and one above."""
 _SMALLEST_SCALE = 16
 """The bits of the smallest normal float32, without the lowest 19."""
 _PIECE = 1 << 16

@@ -47,7 +47,7 @@ class GpuMemory:
         taken = self._free_at_start - self._accelerator.free_bytes() + activation_bytes
         if taken >= self._ours:
             raise EngineStartError(
-                f"weights, activations and other programs started since then take {taken} bytes of "
+                f"weights, activations and programs started in the meantime take {taken} bytes of "
                 f"{self._accelerator.device}, but this server's share is {self._ours} bytes "
                 f"(--gpu-memory-utilization of the {self._free_at_start} that were free): {OUT_OF_MEMORY_ADVICE}"
             )

@@ -158,8 +158,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class BegunPrompt:
-    """A request whose prompt is about to be computed; from now on it is charged. Reported once, even if it is
-    preempted."""
+    """A request whose prompt is about to be computed; from now on the prompt counts as usage. Reported once, even if it
+    is preempted."""
 
     request_id: str
     queue_s: float

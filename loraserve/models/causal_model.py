@@ -196,8 +196,8 @@ class CausalModel:
     def _make_others_whole(
         self, structure: ModelStructure, quantizations: Sequence[Quantization | None], available_bytes: int | None
     ) -> None:
-        """Dequantize weights that cannot stay in four bits: routers', those computed together with weights in another
-        form, and those that cannot have adapters."""
+        """Dequantize weights that cannot stay in four bits: routers', a dense layer's before `lm_head`, those computed
+        together with weights in another form, and those that cannot have adapters."""
         kept: set[str] = set()
         for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
             if quantization in STORED and isinstance(spec, LinearsSpec | ExpertsSpec):

@@ -55,7 +55,7 @@ class DoraGroup:
     lora_group: LoraGroup
 
     def find_factors(self, table: PackedTable, values: Tensor) -> None:
-        """Overwrite magnitudes with factors and the zeros after them with addends; see `AdapterTable.offset_magnitude`.
+        """Overwrite magnitudes with factors and the zeros after them with shifts; see `AdapterTable.offset_magnitude`.
 
         values: [num_elements], a packed adapter.
         """

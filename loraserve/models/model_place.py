@@ -9,7 +9,7 @@ def why_absent(model: str, revision: str | None) -> str | None:
         if os.path.isfile(os.path.join(model, "config.json")):
             return None
         if not os.access(model, os.R_OK | os.X_OK):
-            return f"{model} is not readable for this user (uid {os.getuid()})"
+            return f"{model} is not readable by this user (uid {os.getuid()})"
         return f"{model} has no config.json: give the saved model's directory"
     if "HF_HUB_OFFLINE" in os.environ or is_cached(model, revision):
         return None

@@ -53,7 +53,7 @@ class AdapterArena:
         return size <= self.extents.num_free + num_evictable and bool(self.free_slots or self.evictable)
 
     def next_victim(self, size: int) -> str | None:
-        """The adapter to evict next to make room; None once there is room, if scattered. Requires `can_make_room`."""
+        """The adapter to evict next to make room; None once there is room, even scattered. Requires `can_make_room`."""
         has_room = self.extents.num_free >= size and self.free_slots
         return None if has_room else next(iter(self.evictable))
 

@@ -238,7 +238,7 @@ class AdapterMemory:
 
         Also None while its file is read for a GPU; once its copies are queued, steps with it wait for its `arrivals`.
         Also None, for an adapter that must be finished, until all of it has arrived.
-        max_arriving_bytes: also None while an adapter larger than this is copied, unless steps will wait for it anyway.
+        max_arriving_bytes: also None while the adapter is being copied, if it is larger and not in use.
         Raises `AdapterError` when the packed file is missing or corrupt.
         """
         resident = self._arena.residents.get(digest)
@@ -368,7 +368,7 @@ class AdapterMemory:
 
     def _may_compact(self) -> bool:
         """Not while files are read, which all running sequences would wait for; but refused at most `MAX_POSTPONED`
-        times."""
+        times in a row."""
         if self._transit is None or not self._transit.loading or self._num_postponed == MAX_POSTPONED:
             self._num_postponed = 0
             return True

@@ -16,7 +16,8 @@ from loraserve.engine.adapters.arrival import Arrival, CopyParts
 from loraserve.engine.device.accelerator import Accelerator, Event
 
 PIECE_BYTES = 16 << 20
-"""Of each of two. At the 50 GB/s of a PCIe 5 slot a copy takes 0.3 ms, which hides the cost of starting it."""
+"""Size of each of the two pieces. At the 50 GB/s of a PCIe 5 slot a copy takes 0.3 ms, which hides the cost of starting
+it."""
 
 Read = Callable[[], np.ndarray]
 """Returns the verified payload; called in a thread."""

@@ -7,7 +7,7 @@ from loraserve.engine.device.accelerator import Accelerator
 from loraserve.engine.errors import EngineStartError
 
 FLOAT8_CAPABILITY = (8, 9)
-"""Of the first GPUs with instructions that convert e4m3."""
+"""Compute capability of the first GPUs with instructions that convert e4m3."""
 
 
 def choose_kv_cache_dtype(requested: str, accelerator: Accelerator | None) -> torch.dtype | None:

@@ -37,7 +37,7 @@ class DeviceLogitEdits:
 
 
 class _EditBuffers:
-    """What one batch needs in page-locked memory."""
+    """Page-locked memory for one batch."""
 
     def __init__(self, accelerator: Accelerator, max_num_rows: int) -> None:
         self._accelerator = accelerator

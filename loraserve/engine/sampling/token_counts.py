@@ -10,8 +10,8 @@ from loraserve.engine.sampling.row import CountPlace, SamplingRow
 
 
 class TokenCounts:
-    """One row of device memory per sequence. None is returned: a sequence that needs one takes the least recently
-    used."""
+    """One row of device memory per sequence. Rows are never given back: a sequence that needs one takes the least
+    recently used row."""
 
     # NOTE: a row that changes hands is filled after the queued batches, so these still find and count their own tokens.
 

@@ -31,7 +31,7 @@ the host's launches."""
 MAX_PROMPT_LOGPROB_ROWS = 256
 """Most rows of a sequence in one step whose logits are kept for prompt logprobs: each takes a vocabulary-sized row."""
 LONG_PROMPT_SHARE = 2
-"""A prompt gets at most a step's rows divided by this while another tenant is waiting that was not served more:
+"""A running prompt gets at most a step's rows divided by this while another tenant is waiting that was not served more:
 otherwise, that tenant's short prompts would wait for the whole of a long one."""
 MAX_CLOSED_STEPS = 16
 """After a failed admission, retry after at most this many steps even if no sequence finished: the fair queue's order
@@ -390,7 +390,7 @@ class Scheduler:
     def _try_acquire_adapter(self, sequence: Sequence, max_arriving_bytes: int | None) -> int | None:
         """Returns the adapter slot: -1 for the base model, None if the adapter is not there yet. Raises `AdapterError`.
 
-        max_arriving_bytes: also returns None while a larger adapter is being copied; see `AdapterMemory.try_acquire`.
+        max_arriving_bytes: also None while the adapter is being copied, if it is larger and not in use.
         """
         digest = sequence.request.adapter_digest
         if digest is None:

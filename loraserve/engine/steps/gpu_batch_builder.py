@@ -121,8 +121,7 @@ class GpuBatchBuilder(BatchBuilder):
         return batch
 
     def _enter_block(self, row: int, sequence: Sequence, column: int) -> None:
-        """Update the tensors for the block at `column` of the sequence's block table, whose first token is this
-        row's."""
+        """Update the arrays for the block at `column` of the sequence's block table, which this row's token begins."""
         block = sequence.blocks[column]
         self._slot_mapping.array[row] = block * self._block_size
         self._block_table.array[row, column] = block

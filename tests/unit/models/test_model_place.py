@@ -36,7 +36,7 @@ def test_a_directory_of_somebody_else_is_named_as_such(tmp_path: Path, monkeypat
     monkeypatch.setattr(os.path, "isdir", lambda path: True if path == str(tmp_path) else is_dir(path))
     monkeypatch.setattr(os, "stat", refuse)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert why_absent(str(tmp_path), None) == f"{tmp_path} is not readable for this user (uid {os.getuid()})"
+    assert why_absent(str(tmp_path), None) == f"{tmp_path} is not readable by this user (uid {os.getuid()})"
 
 
 @pytest.mark.parametrize("model", ["/does/not/exist", "..x/y", "org/name/more", "org/name", "a name", "a" * 5000])
