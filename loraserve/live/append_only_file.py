@@ -7,7 +7,7 @@ from pathlib import Path
 
 WATCH_EVERY_S = 1.0
 AGAIN_AFTER_S = 60.0
-"""How long the server runs without its file before it is turned on again."""
+"""How long the server runs without its file before the file is turned on again."""
 ASK_S = 1.0
 
 logger = logging.getLogger(__name__)

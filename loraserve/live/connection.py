@@ -44,7 +44,7 @@ class LiveConnection:
         self.run_id = ""
         """Run id of the server process that answered last."""
         self.up_since: float | None = None
-        """When this server became reachable, by time.monotonic(); None while it is unreachable."""
+        """When that server became reachable, by time.monotonic(); None while it is unreachable."""
         self.generation = 0
         """Goes up when a server turns out not to be the primary: older links then reconnect."""
         self._refusal_said_s = float("-inf")

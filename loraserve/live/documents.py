@@ -33,7 +33,7 @@ class LiveDocuments:
         await self._connection.call("SET", self._names.probe(), 1, "EX", 1)
 
     async def is_full(self) -> bool:
-        """Whether Redis answers, but takes no writes now."""
+        """Whether Redis answers, but accepts no new data now. Admission still works then."""
         try:
             await self.check_writable()
         except LiveRefusedError:

@@ -131,7 +131,7 @@ class PrivateServer:
             return
         _close_stdin(process)
         if process.returncode <= 0:
-            return  # It was stopped on purpose.
+            return  # It was stopped or killed, or exited normally: not a failed start.
         self._num_failed_starts += 1
         if self._num_failed_starts == MAX_FAILED_STARTS:
             # The data is damaged or from another program. It can be rebuilt, so an empty server is better than none.

@@ -11,7 +11,7 @@ class BoundAdapter:
     name: str
     """For messages to the client."""
     label: str
-    """For metrics; includes the tenant if names of several tenants may clash."""
+    """For metrics; includes the tenant, unless it is a built-in one."""
     digest: str
 
 

@@ -82,7 +82,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow_runtime_lora: bool = True
     """Whether /v1/load_lora_adapter may load from a path on this machine at all."""
     adapter_roots: list[Path] = []
-    """Folders that must contain such a path; symbolic links are resolved."""
+    """Folders that must contain such a path, given with their symbolic links resolved."""
     has_free_paths: bool = False
     """Whether `adapter_roots` is ignored while no key is required: any client could read our files anyway."""
     adapter_chat_templates: list[NamedChatTemplate] = []

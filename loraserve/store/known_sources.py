@@ -55,7 +55,7 @@ class KnownSources:
         self._add(folder, KnownSource(states, digest))
 
     def save(self) -> None:
-        """Keeps only entries that were looked up or remembered since the start. Raises `OSError`."""
+        """Keeps only entries that `digest` found or `remember` added since the start. Raises `OSError`."""
         with self._lock:
             if self._found != self._before:
                 replace_file(self._path, msgspec.json.encode(self._found))

@@ -135,7 +135,7 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     created_at: float
     """Unix time."""
     by: str
-    """Key id, or another actor: "open", "cli", "config"."""
+    """Key id, or another actor: "open" or "config"."""
     size_bytes: int
     """Size of the source files."""
     max_rank: int

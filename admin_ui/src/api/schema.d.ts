@@ -1944,8 +1944,8 @@ export interface components {
             /** @description Unix seconds; null = not deleted. A deleted adapter can be restored for 24 hours. */
             deleted_at: number | null;
             /**
-             * @description Unix seconds; null = not used in the last 24 hours, or unknown. After a use on another server, the start of that
-             *     hour.
+             * @description Unix seconds; null = not used in the last 24 hours, or unknown. After a use on another server, or before
+             *     this server started, the start of that hour.
              */
             last_used_at: number | null;
             /** @description Requests in the last 24 hours; null if unknown. */
@@ -2042,8 +2042,8 @@ export interface components {
             /** @description Unix seconds; null = not deleted. A deleted adapter can be restored for 24 hours. */
             deleted_at: number | null;
             /**
-             * @description Unix seconds; null = not used in the last 24 hours, or unknown. After a use on another server, the start of that
-             *     hour.
+             * @description Unix seconds; null = not used in the last 24 hours, or unknown. After a use on another server, or before
+             *     this server started, the start of that hour.
              */
             last_used_at: number | null;
             /** @description Requests in the last 24 hours; null if unknown. */
@@ -2941,7 +2941,7 @@ export interface components {
             at: number;
             engines: components["schemas"]["EngineItem"][];
             /**
-             * @description "ready"; "full": it accepts no writes, so nothing can be changed; "grace": unreachable for less than
+             * @description "ready"; "full": it accepts no new data, so nothing can be changed; "grace": unreachable for less than
              *     --redis-grace-s; "gone": unreachable for longer.
              */
             redis: string;
@@ -3917,7 +3917,7 @@ export interface components {
             created_at: number;
             /** @description Unix seconds, 24 hours after its creation; an upload that is not committed by then expires. */
             expires_at: number;
-            /** @description Id of the key that opened it, or "open", "flag", "cli" or "config". */
+            /** @description Id of the key that opened it, or "open" or "config". */
             by: string;
             /** @description Null unless the state is "ready". */
             result: components["schemas"]["UploadResult"] | null;
@@ -4059,7 +4059,7 @@ export interface components {
             upload_id: string;
             /** @description Unix seconds. */
             created_at: number;
-            /** @description Id of the key that created it, or "open", "flag", "cli" or "config". */
+            /** @description Id of the key that created it, or "open" or "config". */
             by: string;
             /** @description Size of its files. */
             size_bytes: number;
@@ -6294,7 +6294,7 @@ export interface components {
              */
             details: boolean;
             /**
-             * @description Include the prompt's tokens in `details`; not for streams. Default: false.
+             * @description Include the prompt's tokens in `details`, which must be true; not for streams. Default: false.
              * @default false
              */
             decoder_input_details: boolean;

@@ -68,8 +68,8 @@ class AdapterItem(msgspec.Struct, frozen=True, kw_only=True):
     deleted_at: float | None
     """Unix seconds; null = not deleted. A deleted adapter can be restored for 24 hours."""
     last_used_at: float | None
-    """Unix seconds; null = not used in the last 24 hours, or unknown. After a use on another server, the start of that
-    hour."""
+    """Unix seconds; null = not used in the last 24 hours, or unknown. After a use on another server, or before
+    this server started, the start of that hour."""
     requests_24h: int | None
     """Requests in the last 24 hours; null if unknown."""
     ttft_p95_ms: float | None

@@ -103,6 +103,6 @@ class LiveView(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
     engines: list[EngineItem]
     redis: str
-    """ "ready"; "full": it accepts no writes, so nothing can be changed; "grace": unreachable for less than
+    """ "ready"; "full": it accepts no new data, so nothing can be changed; "grace": unreachable for less than
     --redis-grace-s; "gone": unreachable for longer."""
     object: str = "live"

@@ -47,7 +47,7 @@ class LoraxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     details: bool = True
     """Include `details` in the answer. Default: true."""
     decoder_input_details: bool = False
-    """Include the prompt's tokens in `details`; not for streams. Default: false."""
+    """Include the prompt's tokens in `details`, which must be true; not for streams. Default: false."""
     return_k_alternatives: int | None = None
     """Most likely alternatives to return for each token, 0 to 20. Default: none."""
     apply_chat_template: bool = False

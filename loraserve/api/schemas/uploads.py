@@ -56,7 +56,7 @@ class UploadItem(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
     """Unix seconds, 24 hours after its creation; an upload that is not committed by then expires."""
     by: str
-    """Id of the key that opened it, or "open", "flag", "cli" or "config"."""
+    """Id of the key that opened it, or "open" or "config"."""
     result: UploadResult | None
     """Null unless the state is "ready"."""
     report: ReportItem | None

@@ -41,7 +41,7 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     """Unix seconds."""
     by: str
-    """Id of the key that created it, or "open", "flag", "cli" or "config"."""
+    """Id of the key that created it, or "open" or "config"."""
     size_bytes: int
     """Size of its files."""
     max_rank: int

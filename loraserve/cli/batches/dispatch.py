@@ -25,7 +25,7 @@ GROW_AFTER = 16
 class _Waiting:
     request: BatchRequest
     num_errors: int = 0
-    """Server errors (5xx)."""
+    """Server errors, not counting 502, 503 and 504: see `Trouble`."""
     failed_since_s: float | None = None
     """Time of its first failure. Once it was refused (429): the time of the last answer to any request, if later."""
     was_refused: bool = False

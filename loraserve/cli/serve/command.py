@@ -139,7 +139,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     panel="Model",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
-    help="Type of weights, adapters and, by default, the KV cache. auto = the fastest that suits model and machine.",
+    help="Type of weights, adapters and, by default, the KV cache. auto = the model's, on a CPU possibly a faster one.",
 )
 @_option(
     "--quantization",
@@ -305,7 +305,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     "--kv-cache-memory-bytes",
     panel="Engine",
     type=HumanInt(),
-    help="Memory of the KV cache: 512M, 4G, … [40 % of what is free, at most 4G on a CPU]",
+    help="Memory of the KV cache: 512M, 4G, … [CPU: 40 % of what is free, at most 4G; GPU: 85 % of what is left]",
 )
 @_option(
     "--kv-cache-dtype",

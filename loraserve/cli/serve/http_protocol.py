@@ -82,7 +82,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if self.pipeline:
-            # uvicorn paused reading, but without it we would not notice that the client disconnects.
+            # uvicorn has paused reading, but a client's disconnect is noticed only while reading.
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:

@@ -22,7 +22,7 @@ class Found:
 
 
 class Remains:
-    """Synchronous. NOTE: the only class that removes documents for good, because their ids are never reused."""
+    """Synchronous. NOTE: the only caller of `DocumentStore.remove`; the ids of these documents are never reused."""
 
     def __init__(self, data_dir: Path, uploads: UploadStore) -> None:
         self._documents = DocumentStore(data_dir, on_damage=self._on_damage)

@@ -204,7 +204,8 @@ def remove_version(doc: AdapterDoc, n: int, *, now: float) -> AdapterDoc:
     if leading:
         names = ", ".join(f"'{name}'" for name in leading)
         message = (
-            f"Version {n} of '{doc.name}' is still the target of {names}. Move its aliases to another version first."
+            f"Version {n} of '{doc.name}' is still the target or the canary of {names}. "
+            "Move the alias or end its canary first."
         )
         raise ServingError(ErrorCode.CONFLICT, message, param="version")
     return replace(

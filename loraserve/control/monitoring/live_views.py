@@ -15,7 +15,7 @@ from loraserve.engine.request import QueueStats
 class RedisState(StrEnum):
     READY = "ready"
     FULL = "full"
-    """It accepts no writes: requests go on, nothing can be changed, and other servers' engines are not seen."""
+    """It accepts no new data: requests go on, nothing can be changed, and other servers' engines are not seen."""
     GRACE = "grace"
     """Gone for a short time only: requests of known keys go on."""
     GONE = "gone"

@@ -39,7 +39,7 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         is_up = self._outage.began_s is None
         yield gauge("redis_up", "1 while Redis answers and admits requests.", is_up)
-        full = "1 while Redis answers but accepts no writes: requests are served, but nothing can be changed."
+        full = "1 while Redis answers but accepts no new data: requests are served, but nothing can be changed."
         yield gauge("redis_full", full, is_up and self._outage.is_full)
         yield gauge("usage_lines_waiting", "Usage lines not written to disk yet.", self._usage.num_kept)
         if self._free_bytes is not None and self._size_bytes is not None:

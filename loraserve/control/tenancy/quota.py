@@ -54,7 +54,7 @@ class Quota:
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncGenerator[None]:
-        """One holder at a time per tenant, across all servers. If it has limits, earlier holders' commits are known.
+        """One holder at a time per tenant, across all servers. Knows earlier holders' commits if the tenant has limits.
 
         Enter it before `check` and leave it when what was checked is committed: then no two commits use the same room.
         Raises `ServingError`: 503 if Redis is gone or other servers keep the turn too long.

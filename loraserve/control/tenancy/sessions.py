@@ -1,4 +1,4 @@
-"""The console's sessions: a cookie in place of a key, with the key's rights, until it or the key's secret expires."""
+"""The console's sessions: a cookie with a key's rights, until it expires or the key's secret stops working."""
 
 import hashlib
 import hmac
