@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-# Only what is imported is compiled to bytecode, when it first is, and then kept: a quarter of the packages' modules.
+# Compile only imported modules to bytecode, on their first import, and keep it: a quarter of the packages' modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -14,7 +14,7 @@ help: ## Show this list
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || { \
-	    echo "$(PYTHON) is not Python 3.11 to 3.14 ($$($(PYTHON) --version 2>&1)): name one that is, as in" >&2; \
+	    echo "$(PYTHON) is not Python 3.11 to 3.14 ($$($(PYTHON) --version 2>&1)). Choose one that is, for example:" >&2; \
 	    echo "    make run PYTHON=python3.13" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --no-compile -e .
@@ -22,15 +22,15 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --no-compile -e '.[dev]'
-	$(BIN)/pip install --no-deps lorax-client==0.6.3  # its bound on huggingface-hub excludes transformers', but it works
+	$(BIN)/pip install --no-deps lorax-client==0.6.3  # its bound on huggingface-hub excludes transformers' version, but it works
 	@touch $@
 
 install: $(VENV)/.installed ## Create .venv and install loraserve into it
 
-run: $(VENV)/.installed ## Serve the demo model, or whatever ARGS says: make run ARGS="<model> --port 9000"
+run: $(VENV)/.installed ## Serve the demo model, or another one: make run ARGS="<model> --port 9000"
 	$(BIN)/loraserve serve $(ARGS)
 
-test: $(VENV)/.installed-dev ## Run all tests; the kernels' and the browser's in processes of their own
+test: $(VENV)/.installed-dev ## Run all tests; kernel and browser tests in processes of their own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/kernels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests --ignore=tests/kernels --ignore=tests/browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
@@ -41,26 +41,26 @@ lint: $(VENV)/.installed-dev ## Check style, formatting and the import layers
 types: $(VENV)/.installed-dev ## Check types
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-bench: $(VENV)/.installed-dev ## Measure ours and every rival, or some: ARGS="--only <goal>"; vLLM too: "--vllm-python <its python>"
+bench: $(VENV)/.installed-dev ## Measure loraserve and its rivals; only some: ARGS="--only <goal>"; with vLLM: "--vllm-python <its python>"
 	$(BIN)/python benchmarks/bench_rivals.py $(ARGS)
 	$(BIN)/python benchmarks/bench_report.py
 
 bench-check: $(VENV)/.installed-dev ## Measure again and flag ratios that fell since the committed result
 	$(BIN)/python benchmarks/bench_check.py $(ARGS)
 
-gpu: ## On a machine with an NVIDIA GPU, without installing: its tests and benchmarks; some: ARGS="--only tests"
+gpu: ## Run GPU tests and benchmarks (needs an NVIDIA GPU, but no installation); only some: ARGS="--only tests"
 	PYTHONPATH=.:kernels:adapters $(PYTHON) benchmarks/gpu_suite.py $(ARGS)
 
-openapi: $(VENV)/.installed ## Write docs/openapi.json after a change of the API
+openapi: $(VENV)/.installed ## Write docs/openapi.json after a change to the API
 	$(BIN)/loraserve openapi > docs/openapi.json
 
 wheel: $(VENV)/.installed ## Build a release's wheel into dist, with compiled CPU kernels for this architecture
 	LORASERVE_PREBUILD=1 $(BIN)/pip wheel --no-deps --wheel-dir dist .
 
-ui: ## Build the console into the package, after a change below admin_ui or of the API (needs Node 20.19)
+ui: ## Build the console into the package after a change to admin_ui or the API (needs Node 20.19)
 	cd admin_ui && npm ci && npm run api && npm run build
 
-ui-check: ## Fail unless the committed console is what its sources and docs/openapi.json give
+ui-check: ## Fail unless the committed console matches its sources and docs/openapi.json
 	cd admin_ui && npm ci && npm run check
 
 screenshots: $(VENV)/.installed-dev ## Take the console's pictures for the documentation (needs Chromium)

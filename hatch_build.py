@@ -41,9 +41,9 @@ class PrebuildHook(BuildHookInterface):
 
 
 def compile_variant(variant: Variant, directory: Path) -> Path:
-    """The variant's library, which leaves GCC's OpenMP functions undefined: torch's runtime has them.
+    """The variant's library, which leaves GCC's OpenMP functions undefined: torch's runtime provides them.
 
-    Raises `CompilerUnavailable` with what every compiler said.
+    Raises `CompilerUnavailable` with the reason of every compiler.
     """
     reasons: list[str] = []
     for compiler in find_compilers():

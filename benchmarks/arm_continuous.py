@@ -1,7 +1,7 @@
 """transformers' continuous batching, 16 requests at a time, each with its own length. Prints one JSON line.
 
-It is what `generate_batch` runs, by its manager because `generate_batch` takes one length for all requests. It serves
-one model: the base, or the base with an adapter merged into it, which costs the same.
+Calls the manager behind `generate_batch` directly, because `generate_batch` takes one length for all requests. It
+serves one model: the base, or the base with an adapter merged into it, which costs the same.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Milliseconds of a decode step at batch 16, and of reading the same bytes with all threads. Prints one JSON line.
 
-The bytes of a step: all weights but the embedding table, the adapters, and the keys and values of every sequence.
-Reading is torch's `sum` over buffers of as many bytes, between the measured steps, so that both meet the same machine.
-Buffers are large because every call has to start the threads: in pieces of 4 MB the same bytes took 13 % longer.
+The bytes of a step: all weights except the embedding table, the adapters, and the keys and values of every sequence.
+The read is torch's `sum` over buffers of the same total size. Rounds of steps and reads alternate, so that both run
+under the same conditions. Buffers are large because every call has to start the threads: in pieces of 4 MB the same
+bytes took 13 % longer.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Our engine without HTTP, 16 requests kept running. Prints one JSON line."""
+"""Our engine without HTTP, with 16 requests in flight at any time. Prints one JSON line."""
 
 import argparse
 import json

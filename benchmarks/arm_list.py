@@ -1,4 +1,4 @@
-"""Every arm. What a goal compares stands together, so that both meet the same minutes of the machine."""
+"""All arms, in run order. Arms that a goal compares are close together, so that both run under the same conditions."""
 
 import json
 import sys
@@ -32,16 +32,16 @@ PREFIXES = "2k prefixes"
 
 @dataclass(frozen=True, slots=True)
 class Rivals:
-    """Those that need something installed; None = left out."""
+    """Paths of rivals that need a separate installation; None = leave that rival out."""
 
     vllm_python: Path | None = None
     vllm_plain_python: Path | None = None
-    """Without zentorch, where the other has it."""
+    """An environment without zentorch, if the other one has it."""
     node_modules: Path | None = None
 
 
 def all_arms(folder: Path, rivals: Rivals, num_requests: int, num_registered: int = NUM_REGISTERED) -> list[Arm]:
-    """The folder takes the requests."""
+    """folder: for the requests files."""
     llama = Work(folder, "llama-100m", num_requests, name="llama", keeps_servers=True)
     qwen = Work(folder, "qwen3-0.6b", num_requests // 2, name="qwen")
     prefixes = Work(folder, "llama-100m", num_requests // 2, 4, prompt_mean=64, prefix_tokens=2048, name="prefixes")
@@ -125,7 +125,7 @@ def _decode_step(label: str, work: Work, mix: str) -> Arm:
 
 
 def _ttft(work: Work) -> Arm:
-    """The same prompts twice, one at a time: the second time all but their last block is cached."""
+    """Sends the same prompts twice, one at a time: the second time, all their blocks except the last are cached."""
     long = Work(work.folder, work.shape, 8, prompt_mean=1024, output_mean=1, spread=0, name="long")
     figures = "TTFT ms, 1,024 tokens uncached", "TTFT ms, 1,024 tokens cached"
 
@@ -151,7 +151,7 @@ def _step_overhead(work: Work) -> Arm:
 
 
 def _start() -> Arm:
-    """From the command to its first answer; an earlier start compiled kernels and packed the demo's adapters."""
+    """From the command to the first answer; an earlier start has compiled kernels and packed the demo's adapters."""
     figure, data = "start ms, demo", OUT / "demo"
     command = [sys.executable, "-m", "loraserve.cli.main", "serve", "--port", "{port}", "--data-dir", str(data)]
 

@@ -1,7 +1,7 @@
 // llama.cpp through node-llama-cpp: prints one JSON line. Arguments: node_modules, folder of .gguf files, requests.jsonl.
 //
-// A batch has one adapter (a context's), so requests are grouped by adapter, as if all had come at once: the best order
-// for llama.cpp. Within a group, and for the base model, 16 run at a time.
+// A batch has one adapter (its context's), so requests are grouped by adapter, as if all had arrived at once: the best
+// order for llama.cpp. Within a group, and for the base model, 16 run at a time.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { availableParallelism } from "node:os";

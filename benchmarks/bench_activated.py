@@ -1,9 +1,9 @@
-"""Activated LoRA: the time to an adapter's first token about a context that the base model has read before.
+"""Activated LoRA: an adapter's time to first token when the base model has already processed the context.
 
-For each context, which is new each time: the base model reads it, then the same adapter is asked about it, plain and
-activated, and the base model again, each with the invocation behind the context. One request at a time.
+For each new context: the base model processes it. Then the plain adapter, the same adapter activated, and the base
+model each answer the context followed by the invocation tokens, in random order. One request at a time.
 
-Run: python benchmarks/bench_activated.py --model MODEL --adapter ADAPTER, as in benchmarks/out
+Run: python benchmarks/bench_activated.py --model MODEL --adapter ADAPTER, such as those in benchmarks/out
 """
 
 import argparse
@@ -22,7 +22,7 @@ from loraserve.engine.request import EngineRequest, SamplingParams
 
 INVOCATION = [11, 7, 5, 3]
 CONTEXTS = (256, 1024, 3072)
-"""Tokens."""
+"""Lengths in tokens."""
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _activated(plain: Path, folder: Path) -> Path:
-    """The same adapter, that counts from the invocation on."""
+    """A copy of the adapter that is active only from the invocation tokens on."""
     shutil.copytree(plain, folder)
     config = folder / "adapter_config.json"
     fields = json.loads(config.read_text()) | {"alora_invocation_tokens": INVOCATION, "task_type": "CAUSAL_LM"}
@@ -57,7 +57,7 @@ def _measure(engine: Engine, num_tokens: int, asked: dict[str, str | None], repe
         _first_token_s(engine, context, None)
         for name in rng.sample([*asked], len(asked)):
             seconds = _first_token_s(engine, [*context, *INVOCATION], asked[name])
-            if repeat > 0:  # the first one brings the adapters
+            if repeat > 0:  # the first repeat loads the adapters
                 times[name].append(seconds)
     medians = {name: statistics.median(found) for name, found in times.items()}
     return {

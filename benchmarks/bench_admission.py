@@ -1,8 +1,8 @@
-"""Time of `admit` and `finish` as a request sees them: one private Valkey on a unix socket, one caller after another.
+"""Time of `admit` and `finish` as a request sees them: one private Valkey on a unix socket, `--callers` at a time.
 
     python benchmarks/bench_admission.py [--calls 3000] [--callers 1]
 
-Prints one JSON line: milliseconds, and microseconds a call inside the server.
+Prints one JSON line: milliseconds per call, and microseconds per call inside the server.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Flags ratios that fell since the committed result by more than chance explains. `make bench-check` runs it.
 
-Chance is what the repeats of both results spread, so more of them (`--repeats`) find smaller losses.
+Chance is estimated from the spread of the repeats in both results, so more repeats (`--repeats`) find smaller losses.
 
-Ratios of one run, never times: the machine may be another one, with a CPU of the same kind. Measures what the committed
-result has gates for, as far as it is installed here. Exits with 1 if any ratio fell.
+Compares ratios within a run, never times: this may be another machine with the same kind of CPU. Measures the gated
+goals of the committed result whose rivals are installed here. Exits with 1 if any ratio fell.
 """
 
 import argparse
@@ -21,16 +21,16 @@ NEEDS = {"vllm-plain": "--vllm-plain-python", "vllm": "--vllm-python", "llama": 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fresh", type=Path, help="A result measured before; else measured now, passing options on.")
+    parser.add_argument("--fresh", type=Path, help="Compare this earlier result; else measure now, passing options on.")
     args, options = parser.parse_known_args()
     path = result_path(describe_machine().capability)
     committed = read_runs(path)
     if not committed:
-        sys.exit(f"no result of this kind of CPU to compare with: {path.name} is not one of {_names(RESULTS)}")
+        sys.exit(f"no committed result for this kind of CPU: {path.name} is not one of {_names(RESULTS)}")
     fresh = read_runs(args.fresh or _measured(options, [ratio.goal.key for ratio in ratios(committed)]))
     found = changes(committed, fresh)
     if not found:
-        sys.exit(f"nothing was measured of what {path.name} has")
+        sys.exit(f"this run has no ratio in common with {path.name}")
     print(f"{'':62}{'committed':>10}{'now':>8}{'loss':>8}{'noise':>8}")
     for change in found:
         print(_line(change))
@@ -46,7 +46,7 @@ def _names(folder: Path) -> str:
 
 
 def _measured(options: list[str], committed: list[str]) -> Path:
-    """Three repeats of the committed goals, unless the options say otherwise."""
+    """Measures three repeats of the committed goals, unless the options say otherwise."""
     path = OUT / "check.json"
     path.unlink(missing_ok=True)
     keys = [goal.key for goal in GATED if goal.key in committed and _is_installed(goal.key, options)]
@@ -62,7 +62,7 @@ def _is_installed(key: str, options: list[str]) -> bool:
 
 
 def _is_given(name: str, options: list[str]) -> bool:
-    """As two words or as one with `=`."""
+    """Whether the option is given, as two words or as one with `=`."""
     return any(option.split("=")[0] == name for option in options)
 
 

@@ -1,6 +1,8 @@
-"""DoRA beside plain LoRA: the same adapters with and without magnitudes, decode steps and a prompt in turn, first uses.
+"""DoRA against plain LoRA: the same adapters with and without magnitudes.
 
-Run: python benchmarks/bench_dora.py --model MODEL --adapters ADAPTER..., as in benchmarks/out
+Measures first uses, then prompts and decode steps with both kinds in turn.
+
+Run: python benchmarks/bench_dora.py --model MODEL --adapters ADAPTER..., such as those in benchmarks/out
 """
 
 import argparse
@@ -29,7 +31,7 @@ _numbers = count()
 
 
 def main() -> None:
-    """Prints one JSON line a case; medians of times in ms."""
+    """Prints one JSON line per case: median times in ms."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--adapters", type=Path, nargs="+", required=True)
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 def _with_magnitudes(plain: Path, folder: Path) -> Path:
-    """The same adapter, with magnitudes of 1: what they are takes no time."""
+    """A copy of the adapter with magnitudes of 1; their values do not affect the time."""
     shutil.copytree(plain, folder)
     config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
@@ -70,7 +72,7 @@ def _with_magnitudes(plain: Path, folder: Path) -> Path:
 
 
 def _first_uses(engine: Engine, digests: dict[str, list[str]]) -> dict[str, list[float]]:
-    """From the request to the first token of a prompt of one token, of an adapter that is on the disk."""
+    """Time from the request to the first token, for a prompt of one token and an adapter that is on disk."""
     return {kind: [_run_s(engine, [digest], 1) for digest in found] for kind, found in digests.items()}
 
 
@@ -83,7 +85,7 @@ def _prompts(engine: Engine, digests: dict[str, list[str]], num_tokens: int) -> 
 
 
 def _steps(engine: Engine, digests: dict[str, list[str]]) -> dict[str, list[float]]:
-    """Of 16 sequences, in which every one has its next token."""
+    """Median times of steps in which each of 16 sequences gets its next token."""
     times: dict[str, list[float]] = {kind: [] for kind in digests}
     for _ in range(REPEATS):
         for kind, found in digests.items():
@@ -114,7 +116,7 @@ def _run_s(engine: Engine, digests: Sequence[str], num_tokens: int) -> float:
 
 
 def _request(digest: str, num_tokens: int, max_tokens: int) -> EngineRequest:
-    """Of a prompt that no other had."""
+    """A request with a prompt that no other request had."""
     number = next(_numbers)
     prompt = [2 + number, *[100 + number % 97] * (num_tokens - 1)]
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)

@@ -1,10 +1,10 @@
-"""Speculative decoding: what drafts save where they are right, and cost where they are wrong; without and with in turn.
+"""Speculative decoding: the time that drafts save when right, and cost when wrong; without and with drafts in turn.
 
 Sequences are decoded without drafts, and again with predictions: their own answer; the same with every sixth token
-replaced; and tokens of which none is right. They are drawn, so that they do not repeat themselves. Times are of decode
-steps: from the first token to the last.
+replaced; and tokens that are all wrong. Tokens are sampled at random, so that sequences do not repeat themselves.
+Times cover the decode steps, from the first token to the last.
 
-Run: python benchmarks/bench_drafts.py --model MODEL [--adapters ADAPTER ...], as in benchmarks/out
+Run: python benchmarks/bench_drafts.py --model MODEL [--adapters ADAPTER ...], such as those in benchmarks/out
 """
 
 import argparse
@@ -29,9 +29,9 @@ WRONG_EVERY = 6
 MAX_SPECULATIVE_TOKENS = 16
 """A server's default."""
 Answers = dict[str, list[int]]
-"""Tokens by the request's id."""
+"""Tokens by request id."""
 Predict = Callable[[list[int]], list[int]]
-"""From an answer to what is predicted of it."""
+"""Maps an answer to the prediction for it."""
 
 PREDICTIONS: dict[str, Predict] = {
     "right": lambda tokens: tokens,
@@ -92,7 +92,7 @@ def _measure(engine: Engine, requests: list[EngineRequest], repeats: int) -> dic
 def _decode(
     engine: Engine, requests: list[EngineRequest], predict: Predict | None, answers: Answers
 ) -> tuple[float, Answers]:
-    """(Seconds after the first tokens, the answers)."""
+    """(seconds from the first tokens to the end, answers)."""
     for request in requests:
         predicted = [] if predict is None else predict(answers[request.request_id])
         engine.add_request(replace(request, predicted_token_ids=predicted))

@@ -1,10 +1,12 @@
 """The engine on a GPU without HTTP: an 8-billion-parameter Llama's shapes with random weights.
 
-T1: B requests at once, 128 tokens in and out, with D distinct adapters of rank 16 on all linears; D = 0 in turns with
-an engine that has no LoRA; also other ranks, attention's linears alone, and small ranks with an adapter for each of
-many requests. T3: what an adapter on the host, in the page cache or on disk adds to the first token, beside what its
-bytes alone take, and to the time between others' tokens. T5: where the time of a decode step goes. Also prompts with
-and without adapters, and the floors of all decode steps.
+T1: decode of B requests at once, 128 tokens in and out, with D distinct adapters of rank 16 on all linears; D = 0 in
+turns with an engine that has no LoRA. Also other ranks, adapters on attention's linears alone, and small ranks with
+one adapter per request in large batches.
+T3: the time that an adapter on the host, in the page cache or on disk adds to the first token, and the time its bytes
+alone take; the time that loading it adds between other requests' tokens.
+T5: where the time of a decode step goes.
+Also prompts with and without adapters, and the floors of all decode steps.
 
 Run: PYTHONPATH=.:kernels:adapters python benchmarks/bench_engine_gpu.py
 """
@@ -46,7 +48,7 @@ from loraserve.engine.engine import Engine
 from loraserve.engine.errors import EngineStartError
 
 IN_MEMORY = ("tmpfs", "ramfs")
-"""File systems without a disk."""
+"""File systems that are not on a disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def measure(
 def _measurements(
     config: LlamaConfig, work: Work, folder: Path, disk: Path, device: str
 ) -> Iterator[Measurement | LeftOut]:
-    """Both engines stay, so that they take turns where the one is held to the other."""
+    """Both engines stay loaded, so that they can take turns in measurements that compare them."""
     base = Side(start_engine(config, work, folder / "model", device, enable_lora=False), Arm.NO_LORA, [])
     engine = start_engine(config, work, folder / "model", device, enable_lora=True)
     num_cold = work.num_cold_adapters
@@ -95,7 +97,7 @@ def _measurements(
     for prompts in work.prefills:
         sides = [base, Side(engine, Arm.LORA, used)]
         yield Measurement(f"{prompts.batch_size} prompts", partial(prefills, sides, work, prompts))
-    # From here on others are displaced from the host's memory.
+    # From here on, new adapters displace others from the host's memory.
     yield from _from_files(engine, config, work, used[0], disk / "on-disk", len(digests))
     remove_adapters(engine, digests, folder / "adapters")
     for kind in work.other_kinds:
@@ -124,7 +126,7 @@ def _decode(
 def _from_files(
     engine: Engine, config: LlamaConfig, work: Work, used: str, folder: Path, first: int
 ) -> Iterator[Measurement | LeftOut]:
-    """The files are made by the first measurement, if there is time for it. first: of `add_adapters`."""
+    """The first measurement creates the files, if there is time for it. first: as in `add_adapters`."""
     in_file: dict[str, Path] = {}
 
     def make_and_read() -> list[Record]:
@@ -171,13 +173,13 @@ def _free_memory(device: str) -> None:
 
 
 def _in_memory(size_bytes: int) -> Path | None:
-    """A folder on no disk, with so much room; None where there is none."""
+    """A folder in memory with this much room; None if there is none."""
     folder = Path("/dev/shm")
     return folder if folder.is_dir() and shutil.disk_usage(folder).free > size_bytes else None
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """Its type; empty where the system does not say."""
+    """Type of the file system that holds `path`; empty if unknown."""
     if not mounts.exists():
         return ""
     found = [line.split()[1:3] for line in mounts.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""What appending the tokens that can only come next saves: sequences held to a schema, with it and without, in turn.
+"""Time saved by appending tokens that a grammar forces: sequences constrained by a schema, with and without, in turn.
 
 Run: python benchmarks/bench_grammar.py --model benchmarks/out/llama-100m
 """

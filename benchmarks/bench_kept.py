@@ -1,8 +1,9 @@
-"""Weights kept in four bits beside the same made whole: start, memory, steps and a prompt, each in its own process.
+"""Weights kept in four bits against the same weights dequantized: start, memory, steps and a prompt.
 
-Models have random weights: "mxfp4" gpt-oss-20b's shapes and a quarter of its layers, which made whole takes 16 GB to
-load, "nf4", "awq" and "gptq" those of a Llama with 3 billion weights, as bitsandbytes and those have them, "gptq-order"
-the same with `desc_act`, and "awq-experts" Qwen3-30B-A3B's with a sixth of its layers.
+Each run has its own process. Models have random weights and the following shapes. "mxfp4": gpt-oss-20b with a quarter
+of its layers; dequantized, it takes 16 GB to load. "nf4", "awq", "gptq": a Llama with 3 billion weights, quantized as
+bitsandbytes, AWQ and GPTQ do. "gptq-order": the same with `desc_act`. "awq-experts": Qwen3-30B-A3B with a sixth of its
+layers.
 
 Run: python benchmarks/bench_kept.py --model nf4
 """
@@ -50,14 +51,14 @@ REPEATS = 2
 GROUP = 32
 AWQ_GROUP = 128
 Made = tuple[PreTrainedConfig, dict[str, object], dict[str, Tensor]]
-"""With what its config says of its quantization, and its tensors."""
+"""(config, its quantization_config, tensors)."""
 
 
 def main() -> None:
-    """Prints one JSON line a run of each, then one with medians; times in ms but for the start's."""
+    """Prints one JSON line per run, then one per case with the medians; times in ms, except the start in s."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=[*MODELS], required=True)
-    parser.add_argument("--arm", choices=["kept", "whole"], help="one run in this process")
+    parser.add_argument("--arm", choices=["kept", "whole"], help="do one run, in this process")
     args = parser.parse_args()
     folder = OUT / f"kept-{args.model}"
     if args.arm is not None:
@@ -223,7 +224,7 @@ def _in_gptq(name: str, num_outputs: int, depth: int) -> dict[str, Tensor]:
 
 
 def _in_gptq_order(name: str, num_outputs: int, depth: int) -> dict[str, Tensor]:
-    """Linears of as many inputs have the same order, as those of the same inputs have."""
+    """Linears with equally many inputs get the same order, as linears that share their inputs have."""
     order = torch.randperm(depth, generator=torch.Generator().manual_seed(depth))
     return _in_gptq(name, num_outputs, depth) | {f"{name}.g_idx": (order // AWQ_GROUP).int()}
 

@@ -1,4 +1,4 @@
-"""µs and GB/s of writing the KV cache on a GPU, of bfloat16 and of float8, in Llama-3-8B's shape, beside torch.
+"""µs and GB/s of writing a KV cache of bfloat16 or float8 on a GPU, in Llama-3-8B's shape, compared with torch.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_kv_write.py
 """
@@ -43,7 +43,7 @@ def torch_call(num_rows: int, kv_dtype: torch.dtype, seed: int) -> Call:
 
 
 def size_bytes(num_rows: int, kv_dtype: torch.dtype) -> int:
-    """K and V of bfloat16 read and as the cache's dtype written, and the slots."""
+    """Bytes of K and V, read in bfloat16 and written in the cache's dtype, and of the slots."""
     return num_rows * (2 * NUM_KV_HEADS * HEAD_DIM * (2 + kv_dtype.itemsize) + 8)
 
 

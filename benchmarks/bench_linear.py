@@ -1,6 +1,6 @@
-"""µs, GFLOP/s and GB/s of a layer's linears, ours beside torch's and beside a plain read of the weights.
+"""µs, GFLOP/s and GB/s of a layer's linears, ours compared with torch's and with a plain read of the weights.
 
-Those of the benchmarks' model (hidden 768, q|k|v 1280, intermediate 2048), each call with weights that no cache holds.
+Shapes of the benchmarks' model (hidden 768, q|k|v 1280, intermediate 2048); each call uses weights that no cache holds.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_linear.py [--dtype float32]
 """

@@ -1,4 +1,4 @@
-"""µs and GB/s of `lora_add` beside a plain read of the same adapter bytes and beside the reference backend.
+"""µs and GB/s of `lora_add`, compared with a plain read of the same adapter bytes and with the reference backend.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_lora_add.py
 """
@@ -12,7 +12,7 @@ from timing import copies_beyond_cache, least_us, read_us
 
 IN_FEATURES, OUT_FEATURES = 768, (2048, 2048)
 CASES = [
-    # name, with DoRA at its end where all members have it; segment rows and adapter slots; rank
+    # name (ends with DoRA if all members have it), (segment rows, adapter slots), rank
     *((f"decode 16 rows {name} r16", make_popularity(name, 16, 16), 16) for name in ("distinct", "zipf", "identical")),
     ("decode 16 rows distinct r16 DoRA", make_popularity("distinct", 16, 16), 16),
     ("decode 16 rows distinct r64", make_popularity("distinct", 16, 16), 64),

@@ -1,4 +1,4 @@
-"""µs and GB/s of `lora_embed` on a GPU beside the bytes' floor and beside a lookup and a product for each adapter.
+"""µs and GB/s of `lora_embed` on a GPU, compared with the byte floor and with one lookup and product per adapter.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_lora_embed.py
 """

@@ -1,4 +1,4 @@
-"""µs and GB/s of `lora_expand` on a GPU beside the bytes' floor and beside one product for each adapter and member.
+"""µs and GB/s of `lora_expand` on a GPU, compared with the byte floor and with one product per adapter and member.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_lora_expand.py
 """

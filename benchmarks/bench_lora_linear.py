@@ -1,7 +1,7 @@
-"""µs of a linear alone, its LoRA alone, and both, on a GPU: what LoRA adds where it runs, right after the linear.
+"""µs of a linear alone, its LoRA alone, and both, on a GPU: the time that LoRA adds where it runs, after the linear.
 
-*overlapped* is both with `lora_shrink`, which needs only the linear's input, on a second stream beside the linear: not
-what the engine does, but what it would gain by it.
+*overlapped* is both, with `lora_shrink`, which needs only the linear's input, on a second stream in parallel with the
+linear. The engine does not do this; the arm shows the possible gain.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_lora_linear.py
 """
@@ -30,7 +30,7 @@ def make_call(workload: Workload, seed: int, *, has_linear: bool, has_lora: bool
 
 
 def make_overlapped(workload: Workload, seed: int) -> Call:
-    """Both; the linear and `lora_shrink` each on a stream."""
+    """Both, with the linear and `lora_shrink` on separate streams."""
     from loraserve_kernels.triton_ops.lora_expand import lora_expand
     from loraserve_kernels.triton_ops.lora_shrink import lora_shrink
 

@@ -1,4 +1,4 @@
-"""µs and GB/s of `lora_shrink` on a GPU beside the bytes' floor and beside one matrix product for each adapter.
+"""µs and GB/s of `lora_shrink` on a GPU, compared with the byte floor and with one matrix product per adapter.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_lora_shrink.py
 """

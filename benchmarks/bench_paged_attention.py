@@ -1,4 +1,4 @@
-"""µs, GB/s and GFLOP/s of `paged_attention` beside a plain read of the same K and V bytes and the reference backend.
+"""µs, GB/s and GFLOP/s of `paged_attention`, compared with a plain read of its K and V and with the reference backend.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_paged_attention.py
 """

@@ -1,4 +1,4 @@
-"""µs and GB/s of decode attention on a GPU beside the bytes' floor, torch's over dense caches, and other splits.
+"""µs and GB/s of decode attention on a GPU, compared with the byte floor, torch's over dense caches, and other splits.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_paged_decode.py
 """

@@ -1,4 +1,4 @@
-"""µs of prefill attention on a GPU beside the arithmetic's floor and torch's attention over dense keys and values.
+"""µs of prefill attention on a GPU, compared with the arithmetic floor and torch's attention over dense K and V.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_paged_prefill.py
 """

@@ -1,4 +1,4 @@
-"""Weights in fewer bits beside those of the model, engines in turn, step by step: decode steps, a prompt, memory.
+"""Quantized weights against the model's own: decode steps, prompts, memory. The engines take turns step by step.
 
 Run: python benchmarks/bench_quantized.py --model MODEL [--dtype float32]
 """
@@ -24,7 +24,7 @@ REPEATS = 5
 
 
 def main() -> None:
-    """Prints one JSON line a case; times in ms."""
+    """Prints one JSON line per case; times in ms."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", default="auto")
@@ -48,7 +48,7 @@ def _print(case: str, times: dict[str, list[float]]) -> None:
 
 
 def _decode(engines: dict[str, Engine], num_sequences: int) -> dict[str, list[float]]:
-    """Of steps in which every sequence has its next token."""
+    """Seconds of the steps in which every sequence gets its next token, by engine."""
     for engine in engines.values():
         for i in range(num_sequences):
             engine.add_request(_request(f"{num_sequences}-{i}", i, PROMPT_TOKENS, STEPS))

@@ -1,4 +1,4 @@
-"""µs of a linear of 4,096 x 4,096 in fewer bits, beside the same in bfloat16, weights that no cache holds.
+"""µs of a quantized linear of 4,096 x 4,096 and of the same in bfloat16, with weights that no cache holds.
 
 Run: PYTHONPATH=.:kernels python benchmarks/bench_quantized_linear.py [--forms int4 uint4_g128] [--without-amx]
 """
@@ -20,7 +20,7 @@ ROWS = (1, 2, 4, 8, 16, 64, 256)
 
 
 def main() -> None:
-    """Print one line a form: least µs for each number of rows."""
+    """Print one line per form: the least µs for each number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forms", nargs="+", choices=[*Quantization], default=[*Quantization])
     parser.add_argument("--without-amx", action="store_true")

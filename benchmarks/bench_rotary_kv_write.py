@@ -1,4 +1,4 @@
-"""µs and GB/s of rotating queries and keys and writing the KV cache on a GPU, in Llama-3-8B's shape, beside torch.
+"""µs and GB/s of rotating queries and keys and writing the KV cache on a GPU, in Llama-3-8B's shape, against torch.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_rotary_kv_write.py
 """

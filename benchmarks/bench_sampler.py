@@ -28,7 +28,7 @@ CASES = {
 
 
 def make_logits(num_rows: int, vocab_size: int, num_likely: int, dtype: torch.dtype) -> torch.Tensor:
-    """`num_likely` tokens share nearly all the probability, as in text; all of them: a flat distribution."""
+    """`num_likely` tokens share nearly all the probability, as in text; with `vocab_size`, the distribution is flat."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(num_rows, vocab_size, generator=generator)
     likely = torch.rand(num_rows, vocab_size, generator=generator).topk(num_likely).indices
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--backend", choices=["cpu", "reference"], default="cpu")
     parser.add_argument("--num-likely", type=int, default=50, help="tokens that share the probability")
-    parser.add_argument("--num-prompt", type=int, default=512, help="prompt tokens, and as many output tokens")
+    parser.add_argument("--num-prompt", type=int, default=512, help="number of prompt tokens, and of output tokens")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     backend, _ = choose_backend("cpu", args.backend)

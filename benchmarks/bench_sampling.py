@@ -1,4 +1,4 @@
-"""µs of choosing tokens on a GPU, without the host, beside torch's argmax and a sort of the vocabulary.
+"""µs of choosing tokens on a GPU, without host time, compared with torch's argmax and a sort of the vocabulary.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_sampling.py
 """
@@ -25,7 +25,7 @@ class Choice:
     top_p: float = 1.0
     has_penalties: bool = False
     num_likely: int = 50
-    """Tokens that share the probability; all of them: a flat distribution, whose nucleus is searched for."""
+    """Tokens that share the probability; `VOCAB_SIZE` = a flat distribution, whose nucleus must be searched for."""
 
 
 CHOICES = (
@@ -60,7 +60,7 @@ def triton_call(choice: Choice, num_rows: int, seed: int) -> Call:
 
 
 def torch_call(choice: Choice, num_rows: int, seed: int) -> Call:
-    """The largest logit; else what a sampler that sorts must do at least."""
+    """The argmax if greedy; otherwise a sort, the least that a sorting sampler must do."""
     logits = logits_of(choice, num_rows, seed)
     return (lambda: logits.argmax(-1)) if choice.is_greedy else (lambda: logits.sort(-1, descending=True))
 
@@ -70,7 +70,7 @@ def cases() -> Iterator[Case]:
         arms = {"triton": triton_call}
         if choice.name in ("greedy", "top_p 0.9"):
             arms["torch"] = torch_call
-        element_bytes = 6 if choice.has_penalties else 2  # logits, and counts with penalties
+        element_bytes = 6 if choice.has_penalties else 2  # logits; with penalties also token counts
         for num_rows in NUM_ROWS:
             for arm, make in arms.items():
                 yield Case(

@@ -1,4 +1,4 @@
-"""µs and GB/s of silu(gate) * up on a GPU, beside torch's two operations.
+"""µs and GB/s of silu(gate) * up on a GPU, compared with torch's two operations.
 
 Run: PYTHONPATH=kernels python benchmarks/bench_silu_mul.py
 """

@@ -1,7 +1,8 @@
-"""What the engine adds to a step besides the forward pass, at several batch sizes and contexts. One JSON line a case.
+"""Time that the engine adds to a step's forward pass, at several batch sizes and contexts. One JSON line per case.
 
-Scheduling, building the batch, sampling, bookkeeping and messages: the engine process's own loop over a socket pair,
-read between the steps. Base model: a step with adapters takes longer and adds the same. Greedy unless told otherwise.
+Covers scheduling, building the batch, sampling, bookkeeping and messages: runs the engine process's own loop over a
+socket pair that is read between the steps. Uses the base model: a step with adapters takes longer but adds the same
+time. Greedy unless the options say otherwise.
 
 Run: python benchmarks/bench_step_overhead.py --model benchmarks/out/llama-100m
 """
@@ -33,7 +34,7 @@ RECEIVE_BYTES = 1 << 20
 
 
 class TimedForward:
-    """Stands in for `ModelRunner.forward`, and notes its time and its batch's size."""
+    """Stands in for `ModelRunner.forward` and records its time and its batch's size."""
 
     def __init__(self, forward: Callable[[StepBatch, StepArrivals | None], ModelOutput]) -> None:
         self._forward = forward
@@ -104,7 +105,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--regex", help="Outputs are held to it, as '[a-z ]{2000}'.")
+    parser.add_argument("--regex", help="Constrain outputs to it; for example '[a-z ]{2000}'.")
     args = parser.parse_args()
     bench = Bench(args.model, args.temperature, args.top_k, args.top_p, args.regex)
     for case in CASES:

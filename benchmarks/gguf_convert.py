@@ -1,4 +1,4 @@
-"""Writes a Llama model and its adapters as GGUF, for llama.cpp. Needs the `gguf` package beside torch."""
+"""Writes a Llama model and its adapters as GGUF, for llama.cpp. Needs the `gguf` package in addition to torch."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "l
 
 
 def convert(model: Path, adapters: list[Path], folder: Path) -> Path:
-    """Returns the folder, with model.gguf and a file per adapter; those that exist are kept."""
+    """Returns the folder, which has model.gguf and one file per adapter. Keeps files that exist."""
     folder.mkdir(parents=True, exist_ok=True)
     _convert_model(model, folder / "model.gguf")
     for adapter in adapters:
@@ -59,7 +59,7 @@ def _convert_model(model: Path, path: Path) -> None:
 
 
 def _convert_adapter(model: Path, adapter: Path, path: Path) -> None:
-    """float16: the narrowest type that llama.cpp takes for adapters without quantising."""
+    """float16: the narrowest type that llama.cpp accepts for adapters without quantizing them."""
     if path.exists():
         return
     config = json.loads((model / "config.json").read_text())
@@ -77,7 +77,7 @@ def _convert_adapter(model: Path, adapter: Path, path: Path) -> None:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """The bytes that llama.cpp looks up when it loads a model, then any names."""
+    """The byte tokens that llama.cpp looks up when it loads a model, then arbitrary names."""
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"<0x{i:02X}>" if i < 256 else f"token{i}" for i in range(size)])
     writer.add_token_scores([0.0] * size)
@@ -94,7 +94,7 @@ def _gguf_name(module: str) -> str:
 
 
 def _rows_for_rope(module: str, tensor: torch.Tensor, config: dict) -> torch.Tensor:
-    """llama.cpp rotates neighbouring pairs of a head, transformers its two halves."""
+    """Reorders the rows for RoPE: llama.cpp rotates neighboring pairs of a head, transformers its two halves."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     count = heads.get(module.rpartition(".")[2])
     if count is None:

@@ -1,4 +1,4 @@
-"""What is compared with what, and how: a ratio is taken within each repeat, then the median over the repeats."""
+"""Which figures are compared, and how: a ratio is taken within each repeat, then the median over the repeats."""
 
 import math
 import statistics
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from results_file import Pair, Run, newest
 
 MIN_NOISE = 0.02
-"""Three repeats may agree by chance."""
+"""Lower bound, because three repeats may agree by chance."""
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
-"""The standard error of a normal sample's median, to that of its mean."""
+"""Standard error of a normal sample's median divided by that of its mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
     key: str
-    """What `bench_rivals.py --only` calls it."""
+    """Its name for `bench_rivals.py --only`."""
     work: str
     against: str
     figure: str
     reference: str
     gate: float | None = None
-    """What must be reached; None = reported only."""
+    """The ratio that must be reached; None = report only."""
     stretch: float | None = None
-    """None = nothing is hoped for beyond the gate."""
+    """The ratio we hope to reach; None = no target beyond the gate."""
     floor: float | None = None
-    """What the bytes that must be read allow; None = no such limit."""
+    """The best ratio that the bytes to be read allow; None = no such limit."""
     smaller_is_better: bool = False
     in_process: Pair | None = None
-    """The same with our engine alone; None = has no HTTP anyway, or needs it."""
+    """The same comparison with our engine alone; None = involves no HTTP anyway, or needs HTTP."""
 
     @property
     def pair(self) -> Pair:
@@ -40,7 +40,7 @@ class Goal:
 
     @property
     def is_against_rival(self) -> bool:
-        """In throughput, and not against ourselves."""
+        """Whether it compares throughput, and with something other than our own server."""
         return " ms, " not in self.reference and "HTTP, " not in self.reference
 
 
@@ -155,7 +155,7 @@ GATED = [
         for sequences in (16, 64)
     ),
 ]
-"""What we hold ourselves to."""
+"""Goals that we commit to."""
 
 REPORTED = [
     Goal(
@@ -197,7 +197,7 @@ GOALS = GATED + REPORTED
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of one goal, in the newest run that measured both figures of the pair."""
+    """One goal's ratio, in the newest run that measured both figures of the pair."""
 
     goal: Goal
     run: Run
@@ -214,7 +214,7 @@ class Ratio:
 
     @property
     def deviations(self) -> list[float]:
-        """Of the repeats from the median, as shares of it."""
+        """Relative deviation of each repeat from the median."""
         return [repeat / self.median - 1 for repeat in self.repeats]
 
     @property
@@ -230,7 +230,7 @@ class Ratio:
 
 
 def ratios(runs: list[Run]) -> list[Ratio]:
-    """Of all goals whose two figures some run measured."""
+    """One for each goal for which some run measured both figures."""
     found = [_ratio(runs, goal, goal.pair) for goal in GOALS]
     return [ratio for ratio in found if ratio is not None]
 
@@ -260,9 +260,9 @@ class Change:
 
     @property
     def noise(self) -> float:
-        """Twice the standard error of the medians' difference, which falls with more repeats; their range would grow.
+        """Twice the standard error of the medians' difference. It falls with more repeats; the range would grow.
 
-        Of simulated medians of the same ratio, of 3 repeats against 2 to 22, 1 to 4 % were worse by more.
+        In simulations with an unchanged ratio, 3 repeats against 2 to 22, 1 to 4 % of medians were worse by more.
         """
         samples = self.committed.deviations, self.fresh.deviations
         squares = sum(deviation**2 for sample in samples for deviation in sample)
@@ -275,6 +275,6 @@ class Change:
 
 
 def changes(committed: list[Run], fresh: list[Run]) -> list[Change]:
-    """Of the ratios in both results."""
+    """One for each ratio that is in both results."""
     before = {ratio.goal: ratio for ratio in ratios(committed)}
     return [Change(before[ratio.goal], ratio) for ratio in ratios(fresh) if ratio.goal in before]

@@ -1,4 +1,4 @@
-"""The GPU's goals beside what one run of `gpu_suite.py` measured, and ours beside PEFT and transformers, as Markdown.
+"""Markdown tables: the GPU goals and what one `gpu_suite.py` run measured, and our decode steps against the rivals'.
 
 Run: python benchmarks/gpu_goals.py benchmarks/results/gpu-<device>.json
 """
@@ -17,11 +17,11 @@ from gpu.work import ATTENTION, RANK_16, Prefill, Work
 NOT_MEASURED = "not measured"
 ATTENTION_CASES = ("decode 64 x 2048", "decode 8 x 32768", "decode 64 x 256 .. 8192")
 MIN_HIDING_PROMPT = 512
-"""Tokens of the shortest prompt behind whose computation an adapter's copy can hide."""
+"""Tokens of the shortest prompt whose computation can hide an adapter's copy."""
 
 
 MAX_GOAL_BATCH_SIZE = 64
-"""Larger batches are measured, but most goals are not about them."""
+"""Larger batches are measured, but most goals do not cover them."""
 HOST_TIME_LIMITS = {64: (0.5, 0.2), 256: (1.2, 0.5)}
 """(gate, stretch) in ms by batch size."""
 
@@ -36,7 +36,7 @@ class Goal:
     """Raises `NotMeasured`."""
     smaller_is_better: bool = False
     scale: float = 1
-    """What is shown is so many times the value, in `unit`."""
+    """Values are shown multiplied by this, in `unit`."""
     unit: str = ""
 
     def row(self, results: Results) -> list[str]:
@@ -88,7 +88,7 @@ def _of_floor(size: int) -> Goal:
 
 
 def _beyond_bytes(size: int, count: int) -> Goal:
-    """Its step beyond the one without LoRA, less what the adapters' bytes take."""
+    """Time that LoRA adds to a step, minus the time that the adapters' bytes take."""
 
     def measure(results: Results) -> float:
         added = results.step_ms(Arm.LORA, size, count) - results.step_ms(Arm.NO_LORA, size, 0)
@@ -99,7 +99,7 @@ def _beyond_bytes(size: int, count: int) -> Goal:
 
 
 def _of_base(name: str, size: int, count: int, gate: float, stretch: float, adapters: str = RANK_16.name) -> Goal:
-    """Decode throughput."""
+    """Decode throughput with LoRA divided by that without."""
 
     def measure(results: Results) -> float:
         return results.step_ms(Arm.NO_LORA, size, 0) / results.step_ms(Arm.LORA, size, count, adapters)
@@ -155,7 +155,7 @@ def _cold(num_prompt: int) -> Goal:
 
 
 def _loading(work: Work, num_prompt: int) -> Goal:
-    """What others notice of a request whose adapter loads, to what they notice of its prompt alone."""
+    """Gap between other requests' tokens when an adapter loads, divided by the gap from that request's prompt alone."""
     size = work.loading_batch_size
     count = work.num_used_while_loading
 
@@ -176,7 +176,7 @@ def goals_table(results: Results, work: Work) -> str:
 
 
 def rivals_table(results: Results) -> str:
-    """Of every decode step that a rival was measured with; ours is the engine that serves the same."""
+    """One row for each decode step measured for a rival; ours is from the engine that serves the same requests."""
     steps = [each for each in results.records if each.figure is Figure.DECODE_STEP]
     rows = [_rival_row(each, results) for each in steps if each.arm in (Arm.TRANSFORMERS, Arm.PEFT)]
     return _table(["against", "where", "their step", "our step", "theirs / ours"], rows) if rows else NOT_MEASURED
@@ -193,7 +193,7 @@ def _rival_row(theirs: Record, results: Results) -> list[str]:
 
 
 def report(content: Mapping[str, Any]) -> str:
-    """Of a file of `gpu_suite.py`."""
+    """The tables for the content of a `gpu_suite.py` file."""
     work = Work()
     results = Results(content, work.num_tokens)
     libraries = ", ".join(f"{name} {number}" for name, number in content["versions"].items())

@@ -1,15 +1,15 @@
-"""Everything that needs a GPU, in under 9 minutes: its tests, the engine, its rivals, the kernels.
+"""Everything that needs a GPU, in under 9 minutes: tests, the engine, its rivals, the kernels.
 
-Writes one JSON file with machine, versions, commit and all results, and beside it the table of the goals
-(`gpu_goals.py`), after every part, so that a run that is cut short keeps what it has. Needs no installation: torch,
-triton, transformers, peft and pytest, and the repository's folders on PYTHONPATH, which `make gpu` sets.
+After every part, writes one JSON file with machine, versions, commit and all results, and next to it the table of
+goals (`gpu_goals.py`), so that a run that is cut short keeps what it has. Needs no installation: only torch, triton,
+transformers, peft and pytest, and the repository's folders on PYTHONPATH, which `make gpu` sets.
 
-Some parts can be named, to spread them over several runs into one file: make gpu ARGS="--only kernels engine". Where
-git does not know the commit, `--commit` says it.
+`--only` selects parts, to spread them over several runs into one file: make gpu ARGS="--only kernels engine". If git
+does not know the commit, pass it with `--commit`.
 
-What has no result is named at the end, in the JSON (`not_run`, of the whole and of a part) and in the table's file.
-Exit code: 0 if all that was asked for ran in full, 1 if a part failed or its time was over, else 3 if no time was left
-for a part or for some of a part's cases. make ends with 2 for either and shows them as "Error 1" and "Error 3".
+Whatever has no result is listed at the end, in the JSON (`not_run`, for the whole and per part) and in the table's
+file. Exit code: 0 if everything requested ran in full, 1 if a part failed or ran out of time, else 3 if no time was
+left for a part or for some of a part's cases. For both, make exits with 2 and shows "Error 1" or "Error 3".
 """
 
 import argparse
@@ -38,9 +38,9 @@ ROOT = BENCHMARKS.parent
 KINDS = ("tests", "engine", "rivals", "kernels")
 LIBRARIES = ("torch", "triton", "transformers", "peft", "numpy")
 TOTAL_S = 520
-"""Of a run; with its own start it stays below nine minutes."""
+"""Time for a run; including its own start it stays below nine minutes."""
 GRACE_S = 25
-"""For a part's start and its last case, beyond the seconds after which it starts no case."""
+"""Time for a part's start and its last case, on top of the budget after which it starts no case."""
 FAILED = 1
 INCOMPLETE = 3
 """Exit code; 2 is argparse's."""
@@ -52,11 +52,11 @@ class Part:
 
     name: str
     kind: str
-    """What a person names to run it, one of `KINDS`."""
+    """The name that `--only` selects it by, one of `KINDS`."""
     script: str
-    """Of this folder; takes `--json` and `--budget-s`."""
+    """In this folder; takes `--json` and `--budget-s`."""
     budget_s: int
-    """It is told this, and killed `GRACE_S` later."""
+    """Passed to the script, which is killed `GRACE_S` later."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Outcome:
     summary: str
     """The last line of its output."""
     content: dict[str, Any] = field(default_factory=dict)
-    """What it wrote; `not_run` are those of its cases that it had no time for."""
+    """The JSON that it wrote; `not_run` lists the cases it had no time for."""
 
 
 KERNEL_BUDGETS_S = {
@@ -84,11 +84,11 @@ KERNEL_BUDGETS_S = {
     "kv_write": 10,
     "sampling": 25,
 }
-"""In the order in which they run: when time is short, the last are left out."""
+"""In run order: when time is short, the last ones are left out."""
 
 
 def parts() -> list[Part]:
-    """What the goals need comes first. Most end early, when all is measured; `--total-s` bounds them together."""
+    """Parts that the goals need come first. Most finish within their budgets; `--total-s` bounds the total."""
     kernels = [Part(name, "kernels", f"bench_{name}.py", budget_s) for name, budget_s in KERNEL_BUDGETS_S.items()]
     return [
         Part("tests", "tests", "gpu_tests.py", 165),
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu-<device>.json")
     parser.add_argument("--commit", default="", help="default: git's")
     parser.add_argument(
-        "--total-s", type=int, default=TOTAL_S, help="start no part that could end after so many seconds"
+        "--total-s", type=int, default=TOTAL_S, help="start no part that could end after this many seconds"
     )
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def run_part(part: Part, budget_s: int) -> Outcome:
-    """Runs in a process group of its own, which is ended when its time is over; its output is shown and kept."""
+    """Runs in its own process group, killed when its time is over. Prints the output; keeps its last line."""
     print(f"== {part.name}: at most {budget_s + GRACE_S} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
@@ -154,7 +154,7 @@ def run_part(part: Part, budget_s: int) -> Outcome:
 
 
 def read_outcomes(path: Path, commit: str) -> dict[str, Outcome]:
-    """Of an earlier run on the same commit, whose parts are kept unless they run again."""
+    """Outcomes of an earlier run on the same commit; a part's outcome is kept unless the part runs again."""
     if not path.exists():
         return {}
     content = json.loads(path.read_text())
@@ -177,7 +177,7 @@ def write_outcomes(path: Path, commit: str, outcomes: dict[str, Outcome]) -> Non
 
 
 def without_results(content: Mapping[str, Any]) -> str:
-    """As Markdown, parts that did not run and those cut short with what they left out; empty if there are none."""
+    """Markdown list of parts that did not run, and of parts cut short with what they left out; empty if none."""
     text = f"\nNot run: {_names(content['not_run'])}.\n" if content["not_run"] else ""
     for part in content["parts"]:
         left_out = part["content"].get("not_run", [])
@@ -193,7 +193,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def exit_code(outcomes: Mapping[str, Outcome], left_out: Sequence[str]) -> int:
-    """left_out: parts that this run was to run."""
+    """left_out: parts that this run should have run."""
     if any(outcome.exit_code for outcome in outcomes.values()):
         return FAILED
     is_cut_short = any(outcome.content.get("not_run") for outcome in outcomes.values())
@@ -238,7 +238,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str:
-    """With + if files had changed since; empty if it is not known."""
+    """With a trailing + if tracked files have changed since; empty if unknown."""
     head = _output("git", "rev-parse", "--short", "HEAD")
     return head + ("+" if head and _output("git", "status", "--porcelain", "-uno") else "")
 
@@ -248,7 +248,7 @@ def device_slug() -> str:
 
 
 def _output(*command: str) -> str:
-    """Empty if the program is not there or fails."""
+    """The command's stdout; empty if the program is missing or fails."""
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -1,6 +1,6 @@
-"""The tests that need a GPU, each file in a process of its own or in several, and many at a time.
+"""Runs the tests that need a GPU: each file in one or more processes of its own, many processes at once.
 
-Compiling kernels takes most of their time, and each compiles on one core. Needs none of pytest's plugins.
+Most of the time goes into compiling kernels, each on one core. Needs none of pytest's plugins.
 
 Run: PYTHONPATH=.:kernels:adapters python benchmarks/gpu_tests.py
 """
@@ -52,27 +52,27 @@ FILES = {
     "tests/kernels/test_linear_rows.py": 1,
     "tests/kernels/test_choose_backend.py": 1,
 }
-"""Those of the folders with tests for a GPU, and over how many processes each is spread. First what takes longest, as
-far as that is known without a GPU: attention has 170 kernels, which one core compiled in 110 to 180 s for Hopper, and
-the oracles start 40 engines each, two architectures of ten in a process.
+"""Files in `FOLDERS` with GPU tests, and the number of processes that share each. The slowest come first, as far as
+known without a GPU: attention has 170 kernels, which took one core 110 to 180 s to compile for Hopper, and the oracles
+start 40 engines each, with two of ten architectures per process.
 """
 NUM_PROCESSES = 16
-"""Each has a CUDA context of some 500 MB."""
+"""Each has a CUDA context of about 500 MB."""
 CUT_S = 5
-"""A process may still run for so long when no other is started; then it is told to end, within `END_S`."""
+"""After the time is over and no process is started any more, running ones get this long, then `END_S` to end."""
 END_S = 5
 CUT_OFF = -1
-"""In place of pytest's exit code."""
+"""Stands in for pytest's exit code."""
 NO_TESTS = 5
-"""pytest's exit code where no test of a file needs a GPU."""
+"""pytest's exit code if no test of a file needs a GPU."""
 PYTEST = (
     sys.executable,
     "-m",
     "pytest",
     *("-m", "gpu", "-v", "-p", "no:cacheprovider", "-p", "gpu.pytest_share"),
-    # pyproject.toml has options of plugins that need not be here.
+    # Replaces those in pyproject.toml, which belong to plugins that may be missing here.
     *("-o", "addopts=--import-mode=importlib --strict-markers -ra"),
-    # What the libraries of a machine with a GPU warn of is theirs: as errors, as elsewhere, one would fail every test.
+    # Warnings of a GPU machine's libraries are not ours; as errors, as elsewhere, one would fail every test.
     *("-W", "default", "-W", "ignore::pytest.PytestConfigWarning"),
 )
 
@@ -92,27 +92,27 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """Of one process."""
+    """The result of one process."""
 
     file: str
     """The job's name."""
     exit_code: int
-    """pytest's; 0 also without tests for a GPU, `CUT_OFF` if its time was over before it was done."""
+    """pytest's; 0 also if no test needs a GPU, `CUT_OFF` if it ran out of time."""
     seconds: float
     num_passed: int
     summary: str
-    """Its last line."""
+    """The last line of its output."""
     failures: list[str]
-    """The lines of tests that failed."""
+    """Output lines of failed tests."""
 
 
 def jobs_of(files: Mapping[str, int]) -> list[Job]:
-    """In the order of the files, each with its number of shares."""
+    """One job for each share, in the order of the files."""
     return [Job(file, share, num_shares) for file, num_shares in files.items() for share in range(num_shares)]
 
 
 def run_job(job: Job, end: float, root: Path = ROOT) -> Tested:
-    """Its output is shown only if it fails. At `end` it is interrupted, and its results so far are kept."""
+    """Prints the job's output only if it fails. Interrupts it at `end` and keeps its results so far."""
     started = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         command = [*PYTEST, "--share", f"{job.share}/{job.num_shares}", job.file]
@@ -133,13 +133,13 @@ def run_job(job: Job, end: float, root: Path = ROOT) -> Tested:
 
 
 def environment() -> dict[str, str]:
-    """Of pytest: with its plugin, and one thread for what torch computes beside the other processes."""
+    """pytest's environment: finds its plugin, and gives torch one thread because the processes share the cores."""
     path = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{path}".rstrip(os.pathsep)}
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """pytest says on an interrupt what it came to; in the middle of a compilation it may not hear it."""
+    """When interrupted, pytest prints its results; in the middle of a compilation it may not react."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(END_S)
@@ -149,15 +149,15 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def failures_of(lines: Sequence[str]) -> list[str]:
-    """pytest's last lines, one for each; of one that was killed before them, the lines of tests that had failed."""
+    """pytest's summary lines, one per failure; if it was killed before those, the progress lines of failed tests."""
     summary = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
     return summary or [line for line in lines if " FAILED" in line or " ERROR" in line]
 
 
 def run_jobs(jobs: Sequence[Job], path: Path | None, end: float, root: Path = ROOT) -> list[Tested]:
-    """Starts none after `end` (of `time.monotonic`), and cuts off what runs `CUT_S` later.
+    """Starts no job after `end` (of `time.monotonic`), and cuts off jobs that still run `CUT_S` later.
 
-    Writes all results after each, so that a run that is cut short keeps what it has.
+    Writes all results after each job, so that a run that is cut short keeps what it has.
     """
     tested: list[Tested] = []
 
@@ -178,7 +178,7 @@ def run_jobs(jobs: Sequence[Job], path: Path | None, end: float, root: Path = RO
 
 
 def not_run(jobs: Sequence[Job], tested: Sequence[Tested]) -> list[str]:
-    """Names of what was not started or was cut off."""
+    """Names of jobs that were not started or were cut off."""
     done = {each.file for each in tested if each.exit_code != CUT_OFF}
     return sorted(job.name for job in jobs if job.name not in done)
 

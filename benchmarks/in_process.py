@@ -10,7 +10,7 @@ from loraserve_adapters.packed_file import packed_file_name
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.malloc import with_huge_pages
-from loraserve.serving.process.garbage_collector import calm_garbage_collector
+from loraserve.serving.process.garbage_collector import tune_garbage_collector
 
 
 def start_engine(
@@ -21,10 +21,10 @@ def start_engine(
     dtype: str = "auto",
     quantization: str = "none",
 ) -> Engine:
-    """As it is in a server after a moment without requests, but without drafts unless they are asked for: what random
-    weights say repeats itself as no text does.
+    """The state of a server's engine after a moment without requests, but without drafts by default: the output of
+    random weights repeats itself in a way that no real text does.
 
-    Begins this process anew unless its large blocks ask for huge pages, which a server's engine has from its start.
+    Restarts this process unless its large blocks request huge pages, as a server's engine process does from its start.
     """
     environment = with_huge_pages(os.environ)
     if environment != os.environ:
@@ -41,12 +41,12 @@ def start_engine(
     engine = Engine(config, lambda *_: None)
     while engine.use_idle_time():
         pass
-    calm_garbage_collector()
+    tune_garbage_collector()
     return engine
 
 
 def load_adapters(engine: Engine, paths: list[Path], folder: Path) -> dict[str, str]:
-    """Packs into the folder; returns name → digest."""
+    """Packs the adapters into the folder and loads them; returns name → digest."""
     layout = engine.describe().layout
     digests = {}
     for path in paths:

@@ -1,8 +1,8 @@
-"""How long the API's event loop keeps others waiting while it is given large and hostile requests.
+"""How long large and hostile requests block the API's event loop.
 
-A probe asks /health/live over one connection, again and again, and keeps the latencies; another process sends one kind
-of request for some seconds meanwhile. "idle" is the probe alone: what it shows is the machine's own noise. The goal is
-that nothing keeps the loop for more than 100 ms.
+A probe repeatedly requests /health/live over one connection and records the latencies, while another process sends one
+kind of request for a few seconds. "idle" is the probe alone and shows the machine's own noise. The goal is that
+nothing blocks the loop for more than 100 ms.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def probe(url: str, seconds: float) -> Iterator[float]:
 
 
 def send(url: str, name: str, seconds: float, ready: Event, answers: "SimpleQueue[dict[int, int]]") -> None:
-    """In a process of its own, so that the probe does not wait for us."""
+    """Runs in a process of its own, so that the probe does not wait for it."""
     requests = CASES[name]()
     statuses: dict[int, int] = {}
     end = time.perf_counter() + seconds

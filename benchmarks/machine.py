@@ -1,4 +1,4 @@
-"""What a result was measured on and with."""
+"""The machine and the library versions that a result was measured with."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def describe_machine() -> Machine:
 
 
 def versions(vllm_python: Path | None, node_modules: Path | None) -> dict[str, str]:
-    """By distribution; those of vLLM's environment with its name in front."""
+    """By distribution; those in vLLM's environment have its name in front."""
     found = {name: version(name) for name in LIBRARIES}
     if vllm_python:
         code = "import sys; from importlib.metadata import distributions as d; " + (

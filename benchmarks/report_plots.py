@@ -20,7 +20,7 @@ GROUPS = {
 
 
 def throughput_plot(figures: Figures) -> str:
-    """Output tokens a second: a bar per arm, grouped by what they can be compared with, the best first; ours blue."""
+    """Output tokens per second: one bar per arm, in groups of comparable arms, best first; ours are blue."""
     charts, y = [], 0
     for group, title in GROUPS.items():
         rows = [_bar(name, values) for name, values in figures.items() if _group(name) == group]
@@ -33,7 +33,7 @@ def throughput_plot(figures: Figures) -> str:
 
 
 def _group(figure: str) -> str | None:
-    """None for what is no throughput."""
+    """None if the figure is not a throughput."""
     if " ms, " in figure:
         return None
     for prefix in ("Qwen3 fp32: ", "2k prefixes: "):
@@ -50,7 +50,7 @@ def _bar(figure: str, values: list[float]) -> svg.Bar:
 
 
 def rivals_plot(found: list[Ratio]) -> str:
-    """How many times as fast as each rival, the line from the least to the most of the repeats."""
+    """Our throughput divided by each rival's; the line spans the least to the most of the repeats."""
     rows = [
         svg.Bar(
             f"{ratio.goal.work} / {_plain(ratio.goal.against)}",

@@ -1,7 +1,7 @@
-"""The requests every arm answers: drawn once for each repeat, kept as JSON lines, which `loraserve bench --requests`
-and libraries read.
+"""The requests that every arm answers: drawn once per repeat and kept as JSON lines, which `loraserve bench --requests`
+and the library arms read.
 
-The mixes differ in the models asked for; prompts and lengths are the same in all of them.
+The mixes differ in the models that they request; prompts and lengths are the same in all of them.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 BASE = "base"
-"""What every server is told to call the model without an adapter."""
+"""The name that every server gives to the model without an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ def draw_requests(
     spread: float = 0.5,
     prefix_tokens: int = 0,
 ) -> list[Request]:
-    """One request per model, lengths uniform in mean * (1 ± spread); before it, so many tokens that its model's
-    requests share, whatever the seed."""
+    """One request per model, lengths uniform in mean * (1 ± spread). Each prompt begins with `prefix_tokens` more
+    tokens, which all requests of its model share, whatever the seed."""
     rng = Random(seed)
 
     def length(mean: int) -> int:
@@ -45,12 +45,12 @@ def draw_requests(
 
 
 def in_turn(names: list[str], count: int) -> list[str]:
-    """Any `len(names)` requests in a row differ."""
+    """Cycles through the names: any `len(names)` in a row differ."""
     return [names[i % len(names)] for i in range(count)]
 
 
 def zipf(names: list[str], count: int, s: float = 1.0) -> list[str]:
-    """The k-th name in proportion to k ** -s."""
+    """Draws the k-th name with a probability proportional to k ** -s."""
     return Random(0).choices(names, [(k + 1) ** -s for k in range(len(names))], k=count)
 
 

@@ -1,4 +1,4 @@
-"""Results kept in a file: every run with what it was measured on, so that single goals can be measured again."""
+"""Results kept in a file: every run with the machine it was measured on, so that single goals can be measured again."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -15,14 +15,14 @@ class Machine(msgspec.Struct, frozen=True):
     cpu: str
     cores: int
     capability: str
-    """The widest instructions for vectors or matrices that it has."""
+    """Its widest instructions for vectors or matrices."""
     python: str
     commit: str
-    """With + if files had changed since."""
+    """With a trailing + if tracked files had changed since."""
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One start of `bench_rivals.py`. Only figures of one run may be divided by each other."""
+    """One invocation of `bench_rivals.py`. Divide only figures of the same run by each other."""
 
     id: str
     date: str
@@ -35,12 +35,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def result_path(capability: str) -> Path:
-    """Of machines of that capability: what CPUs of another kind reach is another result."""
+    """The file for CPUs of that capability; every other kind of CPU has its own."""
     return RESULTS / f"cpu-{capability.lower()}.json"
 
 
 def read_runs(path: Path) -> list[Run]:
-    """From old to new; none if there is no file."""
+    """Oldest first; empty if there is no file."""
     return msgspec.json.decode(path.read_bytes(), type=list[Run]) if path.exists() else []
 
 
@@ -50,13 +50,13 @@ def write_runs(path: Path, runs: list[Run]) -> None:
 
 
 def new_id(date: str, runs: Iterable[Run]) -> str:
-    """The date and a number above those of that day's runs. The newest run is always kept, so none comes twice."""
+    """The date and a number above all of that day's runs. The newest run is always kept, so no id repeats."""
     taken = [int(run.id.rpartition(".")[2]) for run in runs if run.date == date]
     return f"{date}.{max(taken, default=0) + 1}"
 
 
 def merged(runs: list[Run], run: Run, pairs: Collection[Pair]) -> list[Run]:
-    """With the run as the newest, in place of one with its id, and without those that nothing is read from any more.
+    """`runs` with `run` as the newest, replacing one with its id, and without runs that nothing is read from any more.
 
     A run is kept while it is the newest with some figure, or with both figures of a pair.
     """
@@ -68,5 +68,5 @@ def merged(runs: list[Run], run: Run, pairs: Collection[Pair]) -> list[Run]:
 
 
 def newest(runs: list[Run], figures: Collection[str]) -> Run | None:
-    """The last run with all of them."""
+    """The last run that has all of the figures; None if there is none."""
     return next((run for run in reversed(runs) if all(name in run.figures for name in figures)), None)

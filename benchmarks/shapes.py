@@ -1,4 +1,4 @@
-"""Models and adapters of real shapes with random weights, made once and kept in a folder."""
+"""Models and adapters with real shapes and random weights, created once and kept in a folder."""
 
 import json
 from dataclasses import dataclass
@@ -116,7 +116,7 @@ def adapter_bytes(path: Path) -> int:
 
 
 def model_bytes(path: Path) -> int:
-    """Of the weights read in a decode step: all but the embedding table, unless `lm_head` is tied to it."""
+    """Bytes of the weights read in a decode step: all but the embedding table, unless `lm_head` is tied to it."""
     config = json.loads((path / "config.json").read_text())
     total = (path / "model.safetensors").stat().st_size
     element_bytes = 2 if config["dtype"] == "bfloat16" else 4

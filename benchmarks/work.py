@@ -1,4 +1,4 @@
-"""A workload: model, adapters and requests, each made when an arm first needs it."""
+"""A workload: model, adapters and requests, each created when an arm first needs it."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,20 +14,20 @@ CONCURRENCY = 16
 @dataclass(frozen=True)
 class Work:
     folder: Path
-    """For requests."""
+    """For the requests files."""
     shape: str
     num_requests: int
     num_adapters: int = 16
     prompt_mean: int = 128
     output_mean: int = 64
     prefix_tokens: int = 0
-    """Each model's prompts begin with so many tokens of its own."""
+    """Each model's prompts begin with this many tokens of its own."""
     spread: float = 0.5
     name: str = field(kw_only=True)
-    """Of its files."""
+    """First part of its files' names."""
     keeps_servers: bool = False
-    """Whether they stay up through all repeats. They must fit into memory at once, and no repeat may find another's
-    prompts in their caches, as it would with a prefix."""
+    """Whether servers stay up through all repeats. They must fit into memory together, and no repeat may find another
+    repeat's prompts in their caches, as it would with a prefix."""
 
     @cached_property
     def model(self) -> Path:
@@ -45,8 +45,8 @@ class Work:
         return str(shapes.shapes()[self.shape].dtype).removeprefix("torch.")
 
     def requests(self, mix: str, repeat: int) -> Path:
-        """The file of a mix: `distinct`, `zipf` or `base`. Prompts and lengths are the same in all of them, others in
-        each repeat."""
+        """The requests file of a mix: `distinct`, `zipf` or `base`. Prompts and lengths are the same in all mixes, but
+        differ between repeats."""
         names, count = [path.name for path in self.adapters_for(mix)], self.num_requests
         match mix:
             case "base":

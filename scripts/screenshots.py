@@ -1,6 +1,6 @@
-"""Pictures of the console for the documentation: a real server on the demo, seen in Chromium.
+"""Takes the documentation's pictures of the console: a real server on the demo model, seen in Chromium.
 
-`make screenshots` runs it. At most 6 images and 0.75 MB in all, or it fails.
+`make screenshots` runs it. Fails if there are more than 6 images or 0.75 MB in all.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MAX_IMAGES = 6
 MAX_BYTES = 750_000
 SIZE = (1280, 800)
 SETTLE_MS = 1500
-"""For the charts and the last poll."""
+"""Time for the charts and the last poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def take(browser: Browser, url: str, shots: list[Shot], folder: Path) -> None:
 def served(data_dir: Path) -> Iterator[str]:
     data_dir.mkdir(mode=0o700)
     write_usage_history(data_dir)
-    # Memory that the demo's small adapters can be seen in.
+    # So little memory that the demo's small adapters are visible in it.
     memory = ["--adapter-memory-bytes", "4M", "--kv-cache-memory-bytes", "16M"]
     command = [sys.executable, "-m", "loraserve.cli.main", "serve", "--port", "0", "--data-dir", str(data_dir), *memory]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -99,7 +99,7 @@ def chromium(kind: BrowserType) -> Iterator[Browser]:
 
 
 def fill(url: str, scratch: Path) -> None:
-    """Adapters, versions and tenants."""
+    """Creates adapters, versions and tenants."""
     with httpx.Client(base_url=url, timeout=60) as http:
         for tenant, weight in (("acme", 2), ("globex", 1)):
             body = {"id": tenant, "weight": weight, "limits": {"requests_per_min": 600, "max_concurrent": 8}}
@@ -116,7 +116,7 @@ def fill(url: str, scratch: Path) -> None:
 
 
 def traffic(url: str) -> None:
-    """Long enough for the charts to have something to draw, by a few clients that come and go."""
+    """Requests from a few clients with varying pauses, for long enough that the charts have something to draw."""
     models = ("support-tone", "sql-generation", "reverse", "spell", "loraserve-demo", "support-tone@staging")
     prompts = ("hello world", "good morning", "red apple", "what a day", "three birds", "a blue door")
     end = time.monotonic() + TRAFFIC_S
@@ -197,7 +197,7 @@ def check(folder: Path) -> None:
     images = sorted(folder.glob("console-*.png"))
     total = sum(image.stat().st_size for image in images)
     if len(images) > MAX_IMAGES or total > MAX_BYTES:
-        raise SystemExit(f"{len(images)} images of {total} bytes; at most {MAX_IMAGES} and {MAX_BYTES} are wanted")
+        raise SystemExit(f"{len(images)} images of {total} bytes; at most {MAX_IMAGES} and {MAX_BYTES} are allowed")
     print(f"{len(images)} images, {total} bytes, in {folder}")
 
 

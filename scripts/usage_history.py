@@ -1,4 +1,4 @@
-"""A week of made-up use, written to a data directory as a server that ran so long would have."""
+"""A week of made-up usage, written to a data directory as a server that ran that long would."""
 
 import math
 import random
@@ -14,11 +14,11 @@ TENANTS: dict[str, tuple[float, list[tuple[str | None, str | None, int | None]]]
     "acme": (6, [("reverse", "shared", 1), ("spell", "shared", 1), (None, None, None)]),
     "globex": (3, [("uppercase", "shared", 1)]),
 }
-"""Requests an hour, and what they are for: adapter, its owner, version."""
+"""Requests per hour, and the models they use: (adapter, its owner, version)."""
 
 
 def write_usage_history(data_dir: Path) -> None:
-    """More by day than by night; the same at every call but for the time."""
+    """More by day than by night; the same at every call except for the time."""
     chance = random.Random(7)
     now = time.time()
     log = UsageLog(data_dir, "history")

@@ -12,7 +12,7 @@ _LONGEST_FORM = 64
 """Characters searched at the end of a name: names are untrusted, and a search takes quadratic time."""
 
 
-def model_in(name: str) -> str:
+def base_model_stem(name: str) -> str:
     """The part of a path or Hugging Face name that names the model itself, casefolded.
 
     It excludes the owner and how the weights are stored: adapters are trained on a four-bit copy and served on the
@@ -24,4 +24,4 @@ def model_in(name: str) -> str:
 
 
 def is_base_name(name: str, base_names: Iterable[str]) -> bool:
-    return model_in(name) in map(model_in, base_names)
+    return base_model_stem(name) in map(base_model_stem, base_names)

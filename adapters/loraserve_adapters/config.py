@@ -373,14 +373,14 @@ _NOTHING = (None, False, {}, [])
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """How A and B were initialized; the base weights stay as they are (MiCA only freezes B: its forward is plain LoRA)."""
 
-_INITS_THAT_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def _check_init(value: Any) -> None:
     if any(_same(value, plain) for plain in _PLAIN_INITS):
         return
     name, expected = "init_lora_weights", shown(list(_PLAIN_INITS))
-    if isinstance(value, str) and value.lower().startswith(_INITS_THAT_CHANGE_THE_BASE):
+    if isinstance(value, str) and value.lower().startswith(_BASE_CHANGING_INITS):
         raise values.refused(
             "unsupported_option",
             f"{shown(value)} changes the base weights when the adapter is loaded",

@@ -46,7 +46,7 @@ def without_lm_head(layout: BaseLayout) -> BaseLayout:
     return _body(layout, f"{body_name(layout)}.", lambda name: name, is_headless=False)
 
 
-def with_whole_name(module: BaseModule, layout: BaseLayout) -> BaseModule:
+def with_full_name(module: BaseModule, layout: BaseLayout) -> BaseModule:
     """The module with its name in the whole model. layout: of the whole model."""
     return replace(module, name=f"{body_name(layout)}.{module.name}")
 

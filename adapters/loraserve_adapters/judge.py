@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
-from loraserve_adapters.base_names import model_in
+from loraserve_adapters.base_names import base_model_stem
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.config import AdapterConfig, check_config
 from loraserve_adapters.config_values import CONFIG_NAME, HEAD, SEQ_CLS
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
-from loraserve_adapters.headless import body_name, is_headless, with_whole_name, without_head, without_lm_head
+from loraserve_adapters.headless import body_name, is_headless, with_full_name, without_head, without_lm_head
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
@@ -126,14 +126,14 @@ def judge_tensors(
     judged = _judge_tensors(config, tensors, without_head(layout), checks, limits)
     if judged is None:
         return None
-    return _with_whole_names(judged, layout)
+    return _with_full_names(judged, layout)
 
 
-def _with_whole_names(judged: JudgedAdapter, layout: BaseLayout) -> JudgedAdapter:
+def _with_full_names(judged: JudgedAdapter, layout: BaseLayout) -> JudgedAdapter:
     """Gives modules their names in the whole model; tensors keep theirs. layout: of the whole model."""
 
     def renamed(part: T) -> T:
-        return replace(part, module=with_whole_name(part.module, layout))
+        return replace(part, module=with_full_name(part.module, layout))
 
     modules = tuple(replace(source, target=renamed(source.target)) for source in judged.modules)
     rows = tuple(replace(of, tokens=renamed(of.tokens)) for of in judged.trained_rows)
@@ -273,11 +273,11 @@ def _shown_targets(selection: Selection) -> str:
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
     """Warns at most, because a model has many names: see `base_names`."""
-    served = {model_in(name): name for name in base_names}
+    served = {base_model_stem(name): name for name in base_names}
     if author_name is None or not served:
         return
     expected = ", ".join(served.values())
-    if model_in(author_name) in served:
+    if base_model_stem(author_name) in served:
         checks.passed("config.base_model", f"trained on {shown_name(author_name)}", expected=expected)
         return
     reason = (

@@ -81,7 +81,7 @@ class ModulePattern:
         self._field = field
         self._node = _compile(source, field)
 
-    def matches_whole(self, subject: Subject) -> bool:
+    def matches_fully(self, subject: Subject) -> bool:
         """As `re.fullmatch(source, name)`."""
         return bool(self._starts(subject, subject.end) & 1)
 

@@ -10,7 +10,7 @@ from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.limits import Limits
 from loraserve_adapters.safetensors_file import TensorEntry
 from loraserve_adapters.source_module import KEY_PREFIX, SourceModule, SourcePart
-from loraserve_adapters.targets import FormerLinearTarget, Target, refuse_what_tells_experts_apart
+from loraserve_adapters.targets import FormerLinearTarget, Target, refuse_expert_specific_patterns
 
 
 def with_owners_by_shape(targets: Sequence[Target], tensors: Mapping[str, TensorEntry]) -> Iterator[Target]:
@@ -98,7 +98,7 @@ def check_former_linears(
     for _, linears in used:
         _check_one_weight(linears, config, limits)
     experts = [(target.linear, module.num_matrices or 1) for module, linears in used for target in linears]
-    refuse_what_tells_experts_apart(experts, config, limits)
+    refuse_expert_specific_patterns(experts, config, limits)
 
 
 def _check_one_weight(linears: Sequence[FormerLinearTarget], config: AdapterConfig, limits: Limits) -> None:

@@ -127,7 +127,7 @@ def _check_tying(config: AdapterConfig, layout: BaseLayout, targets: Iterable[Ta
         raise _refused("unsupported_option", "ensure_weight_tying", reason)
 
 
-def refuse_what_tells_experts_apart(
+def refuse_expert_specific_patterns(
     targets: Iterable[tuple[FormerLinear, int]], config: AdapterConfig, limits: Limits
 ) -> None:
     """Refuses patterns that give one expert of a layer another rank or alpha than the others: they are one weight.
@@ -138,7 +138,7 @@ def refuse_what_tells_experts_apart(
     tables = (_PatternTable("rank_pattern", config.rank_pattern), _PatternTable("alpha_pattern", config.alpha_pattern))
     for linear, num_experts in targets:
         for table in tables:
-            if table.tells_apart(linear, range(num_experts), budget):
+            if table.distinguishes_experts(linear, range(num_experts), budget):
                 reason = f"differs between the experts of a layer, which are one weight here: {linear.name.format('*')}"
                 raise _refused("unsupported_option", table.field, reason)
 
@@ -243,7 +243,7 @@ class _NameSet:
         if self._all_linear:
             return ""
         if self._pattern is not None:
-            return "" if self._pattern.matches_whole(subject) else None
+            return "" if self._pattern.matches_fully(subject) else None
         matched = [suffix for suffix in _dotted_suffixes(subject.name) if suffix in self._entries]
         return matched[0] if matched else None
 
@@ -259,7 +259,7 @@ class _PatternTable(Generic[T]):
     def first_match(self, subject: Subject, default: T) -> T:
         return next((value for matches, value in self._items if matches(subject)), default)
 
-    def tells_apart(self, linear: FormerLinear, experts: range, budget: StepBudget) -> bool:
+    def distinguishes_experts(self, linear: FormerLinear, experts: range, budget: StepBudget) -> bool:
         """Whether the linear's values differ between experts, whose names have the same last part."""
         if self._has_last_parts_only:
             return False

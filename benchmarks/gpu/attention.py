@@ -17,7 +17,7 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sequences with these many tokens in the cache, of which the last num_rows are computed."""
+    """Sequences with `context_lens` tokens in the cache, of which the last `num_rows` are computed."""
 
     name: str
     context_lens: list[int]
@@ -63,7 +63,7 @@ def paged_case(workload: Workload, arm: str = "ours", programs_per_sm: int = PRO
 
 
 def dense_case(workload: Workload) -> Case:
-    """torch's own attention over a dense cache, for sequences of one length that all decode or have no prefix."""
+    """torch's own attention over a dense cache, for sequences of equal length that all decode or all lack a prefix."""
     return Case(workload.name, "torch dense", _dense(workload), workload.size_bytes, workload.flops)
 
 

@@ -1,4 +1,4 @@
-"""Decode steps of a whole batch on a GPU: how long they take (T1), and what happens in them (T5)."""
+"""Decode steps of a whole batch on a GPU: their duration (T1), and what happens in them (T5)."""
 
 import statistics
 import time
@@ -17,10 +17,10 @@ from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest
 
 LONG_GAP_US = 5.0
-"""From a graph's node to the next the GPU needs less (1.5 to 2.5 µs for all of a small node): what is longer is the
-host's."""
+"""Longer gaps are waits for the host: the GPU goes from one graph node to the next faster (a whole small node takes 1.5
+to 2.5 µs)."""
 NUM_KERNELS = 16
-"""Of a profile, that are shown."""
+"""Kernels of a profile to print."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class Side:
     engine: Engine
     arm: Arm
     digests: Sequence[str]
-    """None = the base model."""
+    """Adapters of its requests; empty = the base model."""
 
 
 def closed_loops(sides: Sequence[Side], work: Work, batch_size: int, kind: AdapterKind) -> list[Record]:
-    """T1: all requests at once; then the engines take turns of some decode steps: A, B, B, A, ...
+    """T1: all requests arrive at once; then the engines take turns of a few decode steps each: A, B, B, A, ...
 
-    The first round warms up: it compiles, and brings the adapters to the device.
+    The first round warms up: it compiles kernels and loads the adapters onto the device.
     """
     for side in sides:
         for request in _requests(side, work, batch_size, work.warm_tokens):
@@ -67,7 +67,7 @@ class _Run:
         self._seconds = time.perf_counter() - started
 
     def take_turn(self) -> None:
-        """Its first two steps do not count: a step of the other engine may be in flight, or one of prompts ends."""
+        """Its first two steps do not count: the other engine's step may be in flight, or a step with prompts ends."""
         started = time.perf_counter()
         times = list(islice(step_times(self.side.engine, self._batch_size), self._work.turn_steps))[2:]
         self._seconds += time.perf_counter() - started
@@ -89,8 +89,8 @@ def _requests(side: Side, work: Work, batch_size: int, num_output: int) -> list[
 
 
 def profile_steps(engine: Engine, work: Work, arm: Arm, batch_size: int, digests: Sequence[str]) -> list[Record]:
-    """T5, of pure decode steps. Profiling slows the host: without, the GPU waits less."""
-    num_prompt_steps = -(-2 * batch_size * work.num_tokens // work.max_num_batched_tokens)  # others decode beside them
+    """T5, for pure decode steps. Profiling slows the host: without it, the GPU waits less."""
+    num_prompt_steps = -(-2 * batch_size * work.num_tokens // work.max_num_batched_tokens)  # in which others decode
     num_output = num_prompt_steps + work.warm_tokens + 2 * work.profiled_steps
     for request in make_requests(engine, share(digests, batch_size), work.num_tokens, num_output):
         engine.add_request(request)
@@ -114,7 +114,7 @@ def profile_steps(engine: Engine, work: Work, arm: Arm, batch_size: int, digests
 
 
 def host_ms(engine: Engine, batch_size: int, num_steps: int) -> float:
-    """Of a step, in which the host waits for no event of the GPU; without a profiler, which adds work of its own."""
+    """Time per step without the host's waits for GPU events; without a profiler, which adds work of its own."""
     with _noted_waits() as waits:
         started = time.perf_counter()
         _take_steps(engine, batch_size, num_steps)
@@ -130,7 +130,7 @@ def _take_steps(engine: Engine, batch_size: int, num_steps: int) -> None:
 
 @contextmanager
 def _noted_waits() -> Iterator[list[float]]:
-    """Seconds of each wait for an event of the GPU within the block."""
+    """Collects the seconds of each wait for a GPU event within the block."""
     waits: list[float] = []
     synchronize = torch.cuda.Event.synchronize
 
@@ -147,14 +147,14 @@ def _noted_waits() -> Iterator[list[float]]:
 
 
 def _activity() -> torch.profiler.ProfilerActivity:
-    """With the GPU's work come the host's calls that start it."""
+    """A trace of the GPU's work includes the host's calls that start it."""
     activities = torch.profiler.ProfilerActivity
     return activities.CUDA if activities.CUDA in torch.profiler.supported_activities() else activities.CPU
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """Of a profile; times in µs."""
+    """An event of a profile; times in µs."""
 
     name: str
     start: float
@@ -163,7 +163,7 @@ class TraceEvent:
 
 
 def print_kernels(events: Sequence[TraceEvent], num_steps: int) -> None:
-    """Those that take most of a step's time on the GPU."""
+    """Prints the kernels that take most of a step's time on the GPU."""
     times: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.is_on_gpu:
@@ -174,7 +174,7 @@ def print_kernels(events: Sequence[TraceEvent], num_steps: int) -> None:
 
 
 def per_step(events: Sequence[TraceEvent], num_steps: int) -> dict[Figure, float]:
-    """Of two steps at least. No median of the waits where no name tells the steps apart."""
+    """Needs at least two steps. Leaves out the median of the waits if no event name delimits the steps."""
     on_gpu = [event for event in events if event.is_on_gpu]
     intervals = [(event.start, event.end) for event in on_gpu]
     return {
@@ -191,9 +191,9 @@ def per_step(events: Sequence[TraceEvent], num_steps: int) -> dict[Figure, float
 
 
 def step_waits_us(on_gpu: Sequence[TraceEvent], num_steps: int) -> list[float]:
-    """Of each whole step what `waits_us` is of all, from one event that every step has once to the next.
+    """`waits_us` of each whole step; an event that every step has once delimits the steps.
 
-    A step in flight when the profile begins or ends may add one. Empty where there is no such event.
+    A step in flight when the profile begins or ends may add one. Empty if there is no such event.
     """
     on_gpu = sorted(on_gpu, key=lambda event: event.start)
     counts = Counter(event.name for event in on_gpu)
@@ -209,7 +209,7 @@ def step_waits_us(on_gpu: Sequence[TraceEvent], num_steps: int) -> list[float]:
 def waits_us(intervals: Sequence[tuple[float, float]]) -> float:
     """Sum of the gaps of at least `LONG_GAP_US` in which nothing runs, from the first (start, end) to the last.
 
-    Of n steps it has the n - 1 pauses between them, and what the GPU waits for within them.
+    For n steps it includes the n - 1 pauses between them and the waits within them.
     """
     total, busy_until = 0.0, float("inf")
     for start, end in sorted(intervals):

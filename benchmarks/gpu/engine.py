@@ -20,17 +20,17 @@ from transformers import LlamaConfig
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from loraserve.serving.process.garbage_collector import calm_garbage_collector
+from loraserve.serving.process.garbage_collector import tune_garbage_collector
 
 BLOCK_TOKENS = 16
-"""Of a block of the KV cache: a sequence's last one is filled in part."""
+"""Tokens of a KV block; a sequence's last block is only partly filled."""
 
 
 def start_engine(config: LlamaConfig, work: Work, folder: Path, device: str, *, enable_lora: bool) -> Engine:
-    """The folder gets configuration and tokenizer. Raises `EngineStartError`.
+    """Writes configuration and tokenizer to the folder. Raises `EngineStartError`.
 
-    The device holds as many adapters as a batch of `work.kind` has at most, the host as many more as are measured from
-    there. Their KV cache leaves room for a second engine.
+    The device has room for as many adapters as a batch of `work.kind` has at most, the host for the cold ones as well.
+    The KV cache leaves room for a second engine.
     """
     if not folder.exists():
         config.save_pretrained(folder)
@@ -46,19 +46,19 @@ def start_engine(config: LlamaConfig, work: Work, folder: Path, device: str, *, 
         max_num_batched_tokens=work.max_num_batched_tokens,
         kv_cache_memory_bytes=work.kv_cache_memory_bytes or _kv_cache_bytes(config, work),
         enable_prefix_caching=False,
-        num_speculative_tokens=0,  # a step of the batch that is measured has a row a sequence
+        num_speculative_tokens=0,  # a measured step has one row per sequence
         enable_lora=enable_lora,
         seed=work.seed,
         adapter_memory_bytes=arena_bytes(config, work) if enable_lora else None,
         adapter_host_memory_bytes=num_on_host * adapter if enable_lora and device != "cpu" else None,
     )
     engine = Engine(settings, lambda *_: None)
-    calm_garbage_collector()  # as in a server
+    tune_garbage_collector()  # as in a server
     return engine
 
 
 def _kv_cache_bytes(config: LlamaConfig, work: Work) -> int:
-    """A quarter more than the most tokens that are there at once."""
+    """Room for a quarter more than the most tokens that exist at once."""
     decoded = work.max_batch_size * 2 * work.num_tokens
     tokens = max(decoded, *(each.batch_size * each.prompt_tokens for each in work.prefills), *work.cold_prompts)
     return (tokens * 5 // 4 + work.max_batch_size * BLOCK_TOKENS) * kv_bytes_per_token(config)
@@ -69,8 +69,8 @@ def arena_bytes(config: LlamaConfig, work: Work) -> int:
 
 
 def folder_bytes(config: LlamaConfig, work: Work) -> int:
-    """At most, of the adapters' files that there are at a time, without those on disk; of each rank there are two that
-    all are made from."""
+    """Upper bound for the adapter files that exist at once, except those on disk. Includes two files per rank, from
+    which all others are made."""
     kind = work.kind
     num_adapters = kind.num_adapters + work.num_cold_adapters + 2 * len(kind.lora_ranks)
     others = [
@@ -80,17 +80,17 @@ def folder_bytes(config: LlamaConfig, work: Work) -> int:
 
 
 def _packed_bytes(config: LlamaConfig, kind: AdapterKind) -> int:
-    """At most, on average over the ranks: every matrix is aligned."""
+    """Upper bound of an adapter's bytes, averaged over the ranks: every matrix is aligned."""
     return int(adapter_bytes(config, kind)) + num_adapter_matrices(config) * ALIGNMENT_BYTES
 
 
 def add_adapters(
     engine: Engine, config: LlamaConfig, kind: AdapterKind, folder: Path, count: int, first: int = 0
 ) -> dict[str, Path]:
-    """Files of `count` adapters by digest, those of a rank with the same matrices; each is a file and, when used,
-    device memory of its own.
+    """Files of `count` new adapters by digest. Those of a rank have the same matrices, but each has its own file and,
+    when used, its own device memory.
 
-    first: another number makes other adapters. The host's memory takes the first ones, as long as it has room.
+    first: another number makes other adapters. The host's memory takes the earliest ones, as long as it has room.
     """
     packed_folder, layout = folder / "packed", engine.describe().layout
     sources = []
@@ -106,21 +106,21 @@ def add_adapters(
 
 
 def remove_adapters(engine: Engine, digests: Iterable[str], folder: Path) -> None:
-    """And their files."""
+    """Also deletes their folder."""
     for digest in digests:
         engine.unload_adapter(digest)
     shutil.rmtree(folder)
 
 
 def share(digests: Sequence[str], batch_size: int) -> list[str | None]:
-    """The adapters in turn; None = the base model, if there are none."""
+    """Cycles through the adapters; None = the base model, if there are none."""
     return [digests[index % len(digests)] if digests else None for index in range(batch_size)]
 
 
 def make_requests(
     engine: Engine, digests: Sequence[str | None], num_prompt: int, num_output: int
 ) -> list[EngineRequest]:
-    """One for each entry of `digests`; random prompts."""
+    """One request for each entry of `digests`, with random prompts."""
     sampling = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
     vocab_size = engine.describe().vocab_size
     return [
@@ -130,7 +130,7 @@ def make_requests(
 
 
 def step_times(engine: Engine, num_rows: int) -> Iterator[float]:
-    """Seconds of each step that brings `num_rows` tokens, until the engine is idle."""
+    """Seconds of each step in which `num_rows` sequences get tokens, until the engine is idle."""
     while engine.has_work():
         started = time.perf_counter()
         outputs = checked(engine.step())
@@ -140,7 +140,7 @@ def step_times(engine: Engine, num_rows: int) -> Iterator[float]:
 
 
 def first_tokens_s(engine: Engine, requests: Sequence[EngineRequest]) -> float:
-    """Seconds from the arrival of all, of one token each, until every one has it; then the engine is idle."""
+    """Seconds from the arrival of all requests, of one token each, until every one has it. Leaves the engine idle."""
     started = time.perf_counter()
     for request in requests:
         engine.add_request(request)
@@ -154,7 +154,7 @@ def first_tokens_s(engine: Engine, requests: Sequence[EngineRequest]) -> float:
 
 
 def checked(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
-    """Those with tokens."""
+    """The outputs that have tokens; fails if any has an error."""
     errors = [output.error for output in outputs if output.error]
     assert not errors, errors
     return [output for output in outputs if output.token_ids]

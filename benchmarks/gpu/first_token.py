@@ -1,4 +1,4 @@
-"""How long first tokens take on a GPU: of prompts with adapters, and with an adapter that is not there yet (T3)."""
+"""Time to first token on a GPU: for prompts with adapters, and with an adapter that is not on the device yet (T3)."""
 
 import os
 import time
@@ -19,7 +19,7 @@ READ_BYTES = 4 << 20
 
 
 def prefills(sides: Sequence[Side], work: Work, prompts: Prefill) -> list[Record]:
-    """The engines take turns: A, B, B, A, ... The first round warms up and brings the adapters to the device."""
+    """The engines take turns: A, B, B, A, ... The first round warms up and loads the adapters onto the device."""
     used = [side.digests[: prompts.num_adapters] for side in sides]
     times: list[list[float]] = [[] for _ in sides]
     order = list(range(len(sides)))
@@ -35,7 +35,7 @@ def prefills(sides: Sequence[Side], work: Work, prompts: Prefill) -> list[Record
 
 
 def use_once(engine: Engine, work: Work, digests: Sequence[str]) -> None:
-    """One after the other. Then all that fit are in the host's memory, and the last of them on the device."""
+    """Uses one after the other. Then all that fit are in the host's memory, and the last of them on the device."""
     for digest in digests:
         _first_token_s(engine, digest, min(work.cold_prompts))
 
@@ -48,10 +48,11 @@ def cold_start(
     cold_digests: Sequence[str],
     before: Callable[[str], None] = lambda _: None,
 ) -> list[Record]:
-    """T3: over adapters that are not on the device, of the time to the first token and of what was added.
+    """T3: time to first token with adapters that are not on the device, and the time that this adds.
 
-    What is added is the difference to the same adapter's next request, which is in `FIRST_TOKEN`. used_digest: of
-    another one, which has the kernels compiled and the caches warm before. before: called with each cold one first.
+    The added time is the difference to the same adapter's next request, which is reported as `FIRST_TOKEN`.
+    used_digest: another adapter, used first to compile the kernels and warm the caches. before: called with each cold
+    digest before its request.
     """
     records = []
     for index, num_prompt in enumerate(work.cold_prompts):
@@ -74,7 +75,7 @@ def _first_token_s(engine: Engine, digest: str, num_prompt: int) -> float:
 
 
 def drop_pages(path: Path) -> None:
-    """From the page cache, once they are on disk."""
+    """Drops the file from the page cache, after syncing it to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -84,7 +85,7 @@ def drop_pages(path: Path) -> None:
 
 
 def read_pages(path: Path) -> float:
-    """Seconds; then they are in the page cache."""
+    """Seconds to read the file, which is then in the page cache."""
     buffer = bytearray(READ_BYTES)
     started = time.perf_counter()
     with path.open("rb", buffering=0) as file:
@@ -94,7 +95,7 @@ def read_pages(path: Path) -> float:
 
 
 def file_reads(work: Work, path: Path) -> list[Record]:
-    """What its bytes alone take, from disk and from the page cache."""
+    """Time to read the file's bytes alone, from disk and from the page cache."""
     disk, cached = [], []
     for _ in range(work.cold_repeats):
         drop_pages(path)

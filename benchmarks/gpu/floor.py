@@ -1,4 +1,4 @@
-"""What no decode step can be faster than: its bytes over this run's bandwidth."""
+"""The time that no decode step can beat: its bytes divided by this run's bandwidth."""
 
 import torch
 from gpu.llama import adapter_bytes, kv_bytes_per_token, read_weight_bytes
@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 
 def machine_records(config: LlamaConfig, work: Work, device: str) -> list[Record]:
-    """Bandwidths, an adapter's copy to the device with nothing else going on, and the floors of all decode steps."""
+    """Bandwidths, an adapter's copy to the device with nothing else running, and the floors of all decode steps."""
     copy, read = copy_bytes_per_s(device, work.probe_bytes), read_bytes_per_s(device, work.probe_bytes)
     copy_ms = host_copy_us(int(adapter_bytes(config, work.kind)), device) / 1e3
     return [
@@ -40,7 +40,7 @@ def floor_records(config: LlamaConfig, work: Work, bytes_per_s: float) -> list[R
 
 
 def host_copy_us(size_bytes: int, device: str) -> float:
-    """From page-locked memory in one piece."""
+    """Copy to the device, from page-locked memory in one piece."""
     source = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=device != "cpu")
     target = torch.empty_like(source, device=device)
     return median_us(lambda: target.copy_(source, non_blocking=True), device)

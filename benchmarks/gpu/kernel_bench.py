@@ -1,4 +1,4 @@
-"""The frame of a GPU kernel benchmark: cases in, one table and, for `gpu_suite.py`, one JSON file out."""
+"""Runs a GPU kernel benchmark: cases in, one table and, for `gpu_suite.py`, one JSON file out."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,9 +19,9 @@ class Case:
     arm: str
     """The implementation."""
     make: Callable[[int], Call]
-    """From a seed to a call with arguments of its own on the GPU."""
+    """Makes, from a seed, a call with its own arguments on the GPU."""
     size_bytes: int
-    """What one call must move at least: inputs read once, outputs written once."""
+    """Bytes that one call must move at least: inputs read once, outputs written once."""
     flops: float = 0.0
 
 
@@ -41,7 +41,7 @@ class Measured:
 
 
 def run_bench(bench: str, make_cases: Callable[[], Iterable[Case]]) -> None:
-    """The `main` of a benchmark. Cases that no time is left for are named, not measured."""
+    """The `main` of a benchmark. Cases without time left are listed as not measured."""
     parser = argument_parser(None, budget_s=240)
     parser.add_argument("--only", default="", help="cases whose name or arm contains this")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""An 8-billion-parameter Llama without weights, adapters for it, and what all have in bytes. All is bfloat16."""
+"""An 8-billion-parameter Llama without weights, adapters for it, and their sizes in bytes. All are bfloat16."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def llama_8b() -> LlamaConfig:
 
 
 def read_weight_bytes(config: LlamaConfig) -> int:
-    """Of the weights that a decode step reads: all but the embedding table, unless the head is tied to it."""
+    """Bytes of the weights that a decode step reads: all but the embedding table, unless the head is tied to it."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPE)
     num_elements = sum(parameter.numel() for parameter in model.parameters())
@@ -41,18 +41,18 @@ def kv_bytes_per_token(config: LlamaConfig) -> int:
 
 
 def adapter_bytes(config: LlamaConfig, kind: AdapterKind) -> float:
-    """Of an adapter's matrices, on average over the ranks."""
+    """Bytes of an adapter's matrices, averaged over the ranks."""
     widths = sum(width_in + width_out for width_in, width_out in _linear_widths(config, kind).values())
     return config.num_hidden_layers * widths * kind.mean(kind.lora_ranks) * DTYPE.itemsize
 
 
 def num_adapter_matrices(config: LlamaConfig) -> int:
-    """At most."""
+    """Upper bound for one adapter."""
     return 2 * config.num_hidden_layers * len(ALL_LINEAR)
 
 
 def save_adapter(config: LlamaConfig, kind: AdapterKind, lora_rank: int, folder: Path) -> None:
-    """As PEFT saves one; both matrices are random."""
+    """Saves one as PEFT does; both matrices are random."""
     torch.manual_seed(0)
     tensors = {}
     for layer in range(config.num_hidden_layers):
@@ -70,7 +70,7 @@ def lora_config(lora_rank: int, linears: Sequence[str]) -> LoraConfig:
 
 
 def _linear_widths(config: LlamaConfig, kind: AdapterKind) -> dict[str, tuple[int, int]]:
-    """(in, out) of the linears of a layer that are adapted."""
+    """(in, out) of the adapted linears of a layer."""
     hidden, inner, keys = config.hidden_size, config.intermediate_size, _key_width(config)
     assert config.head_dim is not None
     queries = config.num_attention_heads * config.head_dim

@@ -1,4 +1,4 @@
-"""LoRA workloads of an 8-billion-parameter Llama, made on the GPU, for the LoRA kernels' benchmarks."""
+"""LoRA workloads of an 8-billion-parameter Llama, created on the GPU, for the LoRA kernels' benchmarks."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from loraserve_kernels.step_batch import Segments
 from torch import Tensor
 
 ALIGNMENT = 128
-"""Elements between multiples of which matrices start, as in the engine's arena."""
+"""Matrices start at multiples of this many elements, as in the engine's arena."""
 
 DTYPE = torch.bfloat16
 LINEARS = {
@@ -25,14 +25,14 @@ GROUPS = {**LINEARS, "embedding": LoraGroup(0, 0, 128256, (4096,))}
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """num_rows rows shared out to num_adapters adapters, whose ranks take turns."""
+    """`num_rows` rows divided among `num_adapters` adapters, which take the ranks in turn."""
 
     linear: str
     num_rows: int
     num_adapters: int
     ranks: tuple[int, ...]
     is_skewed: bool = False
-    """The first adapter has nine rows of ten."""
+    """The first adapter gets nine rows of ten."""
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class Workload:
 
     @property
     def features(self) -> tuple[int, int]:
-        """In, and out of all members."""
+        """(inputs, outputs of all members together)."""
         return self.group.in_features, sum(self.group.out_features)
 
     @property
@@ -61,7 +61,7 @@ class Workload:
 
     @property
     def num_tiles(self) -> int:
-        """Of the engine's work list: a graph of decode steps has one for each row, larger batches run eagerly."""
+        """Length of the engine's work list: decode graphs allow one adapter per row; larger batches run eagerly."""
         return tile_capacity(self.num_rows, self.num_rows if self.num_rows <= DECODE_MAX_ROWS else self.num_adapters)
 
     def hidden_elements(self) -> int:
@@ -89,7 +89,7 @@ class Workload:
         return 2 * self.group.in_features * sum(self.group.out_features)
 
     def make(self, seed: int) -> LoraInputs:
-        """Arguments of `lora_add`, with the work list a runner makes."""
+        """Arguments of `lora_add`, with the same work list that a runner makes."""
         torch.cuda.manual_seed(seed)
         group, rows = self.group, self.segment_rows
         start = np.cumsum([0, *rows]).astype(np.int32)
@@ -141,7 +141,7 @@ HEADLINES = (
 
 
 def workloads() -> list[Workload]:
-    """The most telling first, for when time is short; then every linear with few and with many adapters."""
+    """Most informative first, in case time is short; then every linear with few and with many adapters."""
     found = [*HEADLINES]
     for linear in LINEARS:
         found.append(Workload(linear, 2048, 4, (16,)))

@@ -1,6 +1,6 @@
-"""A plugin of pytest: of the tests it would run, `--share 1/4` runs the second quarter.
+"""A pytest plugin: with `--share 1/4`, runs the second quarter of the selected tests.
 
-Neighbours stay together, so that a fixture of several tests is made in few of the shares.
+Neighbors stay together, so that few shares have to set up the same fixture.
 """
 
 import pytest
@@ -12,7 +12,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Last, so that what is shared out is what `-m` has left."""
+    """Runs last, so that it divides the tests that `-m` has left."""
     index, num_shares = map(int, str(config.getoption("share")).split("/"))
     first, end = (len(items) * each // num_shares for each in (index, index + 1))
     config.hook.pytest_deselected(items=items[:first] + items[end:])

@@ -10,7 +10,7 @@ from gpu.part import write_json
 from gpu.work import RANK_16
 
 TIME_OVER = "the time was over"
-"""The `why` of what a longer run would measure."""
+"""`LeftOut.why` for measurements that a longer run would make."""
 
 
 class Arm(StrEnum):
@@ -19,7 +19,7 @@ class Arm(StrEnum):
     LORA = "lora"
     """Our engine, started with LoRA; with 0 adapters, base model requests on it."""
     FLOOR = "floor"
-    """The bytes of a step over the larger of the bandwidths that this run measured."""
+    """The bytes of a step divided by the larger of the bandwidths that this run measured."""
     TRANSFORMERS = "transformers"
     PEFT = "peft"
     MACHINE = "machine"
@@ -34,23 +34,23 @@ class Figure(StrEnum):
     FROM_DISK = "first token, adapter on disk ms"
     """Its file's pages were dropped from the page cache."""
     FROM_DISK_ADDS = "an adapter on disk adds ms"
-    """To the time to the first token with the same adapter once it is on the GPU."""
+    """Compared with the time to first token with the same adapter once it is on the GPU."""
     FROM_FILE = "first token, adapter in page cache ms"
     FROM_FILE_ADDS = "an adapter in the page cache adds ms"
     FROM_HOST = "first token, adapter on the host ms"
     FROM_HOST_ADDS = "an adapter on the host adds ms"
     GAP_LOADING = "token gap p99, an adapter loads ms"
-    """Of decodes beside which a request of so many prompt tokens arrives, its adapter on the host."""
+    """For decodes during which a request of `prompt_tokens` arrives, with its adapter on the host."""
     GAP_LOADED = "token gap p99, it is on the GPU ms"
-    """The same where the request's adapter is on the GPU."""
+    """The same, with the request's adapter on the GPU."""
     PROFILED_STEP = "profiled step ms"
     HOST = "host ms a step"
-    """In which it does not wait for the GPU."""
+    """Without its waits for the GPU."""
     GPU_BUSY = "GPU busy ms a step"
     GPU_WAITS = "GPU waits for the host ms a step"
-    """On average."""
+    """Mean over the steps."""
     GPU_WAITS_P50 = "GPU waits for the host ms p50"
-    """Over the steps."""
+    """Median over the steps."""
     UPLOADS = "copies to the GPU a step"
     LAUNCHES = "kernels and copies a step"
     COPY_BANDWIDTH = "copy GB/s"
@@ -63,20 +63,20 @@ class Figure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One measurement; zeros where it is of no batch."""
+    """One measurement; its numbers are zero if it belongs to no batch."""
 
     arm: Arm
     figure: Figure
     batch_size: int
     num_adapters: int
-    """Distinct ones of the batch."""
+    """Distinct ones in the batch."""
     prompt_tokens: int
-    """Of each request, as `output_tokens`."""
+    """Per request, like `output_tokens`."""
     output_tokens: int
     value: float
-    """In the unit that the figure names; the median where there are several."""
+    """In the unit that the figure names; the median if there are several values."""
     adapters: str = RANK_16.name
-    """Which of the `AdapterKind`s."""
+    """Name of the `AdapterKind`."""
     p10: float | None = None
     p90: float | None = None
     repeats: int = 1
@@ -91,7 +91,7 @@ class LeftOut:
 
 
 def spread(arm: Arm, figure: Figure, about: tuple[int, int, int, int], values: Sequence[float]) -> Record:
-    """Of repeats; one value has no spread."""
+    """The median of the repeats with p10 and p90, which a single value does not have."""
     deciles = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else None
     p10, p90 = (deciles[0], deciles[-1]) if deciles else (None, None)
     return Record(arm, figure, *about, statistics.median(values), p10=p10, p90=p90, repeats=len(values))
@@ -100,7 +100,8 @@ def spread(arm: Arm, figure: Figure, about: tuple[int, int, int, int], values: S
 def keep(records: Iterable[Record | LeftOut], path: Path | None, seed: int | None = None) -> None:
     """Print each, and write all after each, so that a run that is cut short keeps what it measured.
 
-    What was left out as the time was over is `not_run` in the file too, which makes the suite's run incomplete.
+    Measurements left out because the time was over are also in the file's `not_run`, which makes the suite's run
+    incomplete.
     """
     kept, left_out, not_run = [], [], []
     for record in records:

@@ -1,4 +1,4 @@
-"""One file of `gpu_suite.py`, to look up what it measured."""
+"""Looks up measurements in one `gpu_suite.py` file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,14 @@ from gpu.work import RANK_16
 
 
 class NotMeasured(Exception):
-    """The run ended before, or the part failed."""
+    """The run ended before this measurement, or its part failed."""
 
 
 class Results:
-    """Every method raises `NotMeasured` for what the file does not have."""
+    """Every method raises `NotMeasured` if the file does not have the value."""
 
     def __init__(self, content: Mapping[str, Any], num_tokens: int) -> None:
-        """num_tokens: in and out of a decode measurement of ours."""
+        """num_tokens: prompt and output tokens in our decode measurements."""
         parts = {part["name"]: part["content"] for part in content["parts"]}
         self._attention = parts.get("paged_decode", {})
         self._num_tokens = num_tokens
@@ -50,7 +50,7 @@ class Results:
         return self.value(arm, figure, batch_size, num_adapters, self._num_tokens)
 
     def attention_share(self, case: str) -> float:
-        """Of the larger of the bandwidths measured beside it, what decode attention reaches."""
+        """Bandwidth of decode attention, as a share of the larger of the bandwidths measured with it."""
         for result in self._attention.get("results", []):
             if (result["name"], result["arm"]) == (case, "ours"):
                 ceilings = self._attention["ceilings"]

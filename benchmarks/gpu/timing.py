@@ -1,4 +1,4 @@
-"""Timing shared by the GPU benchmarks: CUDA graphs over rotated arguments, beside bandwidths measured in the same run.
+"""Timing shared by the GPU benchmarks: CUDA graphs over rotated arguments, and bandwidths measured in the same run.
 
 One `replay_us` sample is one replay of a graph that goes through every argument set, so a set is read again only after
 all the others, which together are larger than the cache.
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 import torch
 
 MIN_NODES = 32
-"""Calls per graph at least: the start of a replay, some 10 µs, is spread over them."""
+"""Least calls per graph: the start of a replay, about 10 µs, is spread over them."""
 POOL_BYTES = 256 << 20
-"""Argument sets together: four times the 60 MB of L2 of an H200."""
+"""All argument sets together: four times the 60 MB of an H200's L2 cache."""
 MAX_SETS = 256
 PROBE_BYTES = 1 << 30
-"""Buffers for the bandwidths: far beyond the cache."""
+"""Size of the buffers for measuring bandwidths: far larger than the cache."""
 
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one call in µs, over the replays."""
+    """Time of one call in µs, over the replays."""
 
     median_us: float
     p10_us: float
@@ -51,25 +51,25 @@ class Ceilings:
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
     def floor_us(self, size_bytes: float, flops: float) -> float:
-        """The least time for work that moves and computes this much (performance floors: bytes, arithmetic, launch)."""
+        """The least time for work that moves and computes this much: the largest of byte, FLOP and launch floors."""
         return max(size_bytes / self.bytes_per_s * 1e6, flops / self.flops_per_s * 1e6, self.launch_us)
 
 
 def require_cuda() -> None:
-    """Exit with one line where there is no GPU."""
+    """Exit with a one-line message if there is no GPU."""
     if not torch.cuda.is_available():
         sys.exit("No CUDA device: GPU benchmarks measure nothing here. Run them on a machine with an NVIDIA GPU.")
 
 
 def pool_size(size_bytes: int) -> int:
-    """How many argument sets of this size to rotate over."""
+    """Number of argument sets of this size to rotate over."""
     return max(2, min(MAX_SETS, -(-POOL_BYTES // max(1, size_bytes))))
 
 
 def replay_us(calls: Sequence[Call], repeats: int = 15) -> Times:
-    """Time per call of a CUDA graph of all calls in turn, at least `MIN_NODES`; the calls' arguments must stay alive.
+    """Time per call in a CUDA graph of all calls in turn, at least `MIN_NODES`. The calls' arguments must stay alive.
 
-    Each call must be capturable: no host synchronisation, no shape that depends on values.
+    Each call must be capturable: no host synchronization, no shape that depends on values.
     """
     rounds = -(-MIN_NODES // len(calls))
     stream = torch.cuda.Stream()
@@ -120,12 +120,12 @@ def copy_bytes_per_s(device: str = "cuda", probe_bytes: int = PROBE_BYTES) -> fl
 
 
 def read_bytes_per_s(device: str = "cuda", probe_bytes: int = PROBE_BYTES) -> float:
-    """Of a sum over float32."""
+    """Bandwidth of a sum over float32."""
     return 1e6 * probe_bytes / median_us(torch.randn(probe_bytes // 4, device=device).sum, device)
 
 
 def median_us(call: Call, device: str = "cuda") -> float:
-    """Of one call, over 11 after 3 that warm up. On a CPU by the clock, for tests."""
+    """Time of one call: the median of 11 after 3 that warm up. On a CPU by the wall clock, for tests."""
     time_us = clock_us if device == "cpu" else event_us
     for _ in range(3):
         call()

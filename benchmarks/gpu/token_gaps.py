@@ -1,4 +1,4 @@
-"""What those who are decoding on a GPU notice of a request whose adapter is not there yet (T3): time between tokens."""
+"""Time between the tokens of running decodes when a request arrives whose adapter is not on the GPU yet (T3)."""
 
 import statistics
 import time
@@ -14,10 +14,10 @@ from loraserve.engine.request import EngineRequest
 
 
 def while_adapters_load(engine: Engine, work: Work, digests: Sequence[str]) -> list[Record]:
-    """The p99 of the time between two tokens of decodes beside which one request after the other arrives.
+    """The p99 of the time between two tokens of running decodes, while other requests arrive one after another.
 
-    Each comes twice: while its adapter is on the host, and when it is on the device, so that only the copy differs.
-    digests: in the host's memory all of them, more than the device has room for; the first are those of the decodes.
+    Each arrives twice: first with its adapter on the host, then with it on the device, so that only the copy differs.
+    digests: all in the host's memory, and more than the device has room for; the decodes use the first ones.
     """
     used = digests[: work.num_used_while_loading]
     num_output = engine.describe().max_model_len - work.num_tokens
@@ -52,7 +52,7 @@ def _arriving(engine: Engine, digest: str, num_prompt: int) -> EngineRequest:
 
 
 def gaps_ms(engine: Engine, request: EngineRequest, num_steps: int) -> list[float]:
-    """Between the ends of steps from the request's arrival on, `num_steps` at least, until it has its only token."""
+    """Gaps between step ends from the request's arrival until it has its only token; at least `num_steps`."""
     gaps, is_waiting = [], True
     before = time.perf_counter()
     engine.add_request(request)

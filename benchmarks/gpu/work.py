@@ -1,4 +1,4 @@
-"""What the engine is measured with on a GPU. Tests make it small."""
+"""The workload that the engine is measured with on a GPU. Tests use a smaller one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from shapes import ALL_LINEAR
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Prompts that are computed in one go."""
+    """Prompts that arrive at once."""
 
     batch_size: int
     prompt_tokens: int
@@ -17,21 +17,21 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class AdapterKind:
-    """Adapters whose ranks take turns."""
+    """Adapters that take the ranks in turn."""
 
     name: str
     lora_ranks: tuple[int, ...]
     linears: tuple[str, ...] = tuple(ALL_LINEAR)
     num_adapters: int = 64
-    """Distinct ones of a batch, at most."""
+    """Distinct ones in a batch, at most."""
     batch_sizes: tuple[int, ...] = ()
-    """Of one decode measurement each; none = one of `Work.max_adapters`."""
+    """One decode measurement for each; empty = a single one, of `Work.max_adapters` requests."""
 
     def num_of_batch(self, batch_size: int) -> int:
         return min(batch_size, self.num_adapters)
 
     def mean(self, values: Sequence[float]) -> float:
-        """Of an adapter; values: by rank."""
+        """Mean per adapter. values: one per rank."""
         return sum(values) / len(self.lora_ranks)
 
 
@@ -44,42 +44,42 @@ OTHER_KINDS = (
     AdapterKind("r8/16/32/64", (8, 16, 32, 64), num_adapters=32),
     AdapterKind("r4", (4,), num_adapters=256, batch_sizes=(256,)),
 )
-"""As many as have room in the bytes of all of `RANK_16`, so that large batches too have an adapter for each request."""
+"""All adapters of a kind fit into the bytes of `RANK_16`'s, so that large batches too can have one per request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     batch_sizes: tuple[int, ...] = (1, 16, 64, 128, 256)
     num_tokens: int = 128
-    """In and out of a request of a decode measurement."""
+    """Prompt tokens, and output tokens, of each request in a decode measurement."""
     kind: AdapterKind = RANK_16
-    """Of which the device holds as many as a batch has at most."""
+    """The device has room for as many of these as a batch has at most."""
     other_kinds: tuple[AdapterKind, ...] = OTHER_KINDS
-    """For decode measurements of their own."""
+    """Each has its own decode measurements."""
     seed: int = 0
-    """Of weights and prompts."""
+    """For weights and prompts."""
     turn_steps: int = 12
-    """Decode steps of an engine until the other one's turn."""
+    """Decode steps in one engine's turn."""
     dtype: str = "bfloat16"
     max_num_batched_tokens: int = 2048
     kv_cache_memory_bytes: int | None = None
-    """None = what is left."""
+    """None = enough for the measurements."""
     prefills: tuple[Prefill, ...] = (Prefill(1, 2048, 1), Prefill(16, 512, 8))
     """The second takes four steps, each with four adapters."""
     prefill_repeats: int = 5
     cold_prompts: tuple[int, ...] = (16, 512, 2048)
     cold_repeats: int = 5
-    """Each with one adapter of its own on the host, one in the page cache and one on disk."""
+    """Each uses its own adapter on the host, in the page cache and on disk."""
     loading_prompts: tuple[int, ...] = (16, 512)
-    """Of requests that arrive beside decodes, whose adapters are loaded meanwhile."""
+    """Prompt lengths of requests that arrive during decodes and whose adapters must be loaded."""
     loading_batch_size: int = 16
-    """Of those decodes."""
+    """Number of those decodes."""
     loading_steps: int = 16
-    """After each arrival, in which the decodes are watched."""
+    """Steps measured after each arrival, at least."""
     warm_tokens: int = 8
     profiled_steps: int = 24
     probe_bytes: int = 1 << 30
-    """Of the buffers that bandwidths are measured with."""
+    """Size of the buffers for measuring bandwidths."""
 
     @property
     def max_adapters(self) -> int:
@@ -95,12 +95,12 @@ class Work:
 
     @property
     def num_used_while_loading(self) -> int:
-        """Distinct adapters of the decodes, beside which the device has room for another one."""
+        """Distinct adapters of the decodes; the device has room for at least one more."""
         return min(self.loading_batch_size, max(self.max_adapters // 2, 1))
 
     @property
     def mean_context(self) -> float:
-        """Keys a row sees in a decode step: the second token is computed with one more than the prompt has."""
+        """Mean number of keys that a row sees in a decode step; for the second token, one more than the prompt has."""
         return self.num_tokens + self.num_tokens / 2
 
     def batch_sizes_of(self, kind: AdapterKind) -> tuple[int, ...]:

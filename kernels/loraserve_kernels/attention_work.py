@@ -172,8 +172,8 @@ def _best_units_per_part(units: np.ndarray, capacity: int, num_splits: int) -> i
         num_rounds = -(-int(_ceil_div(units, units_per_part).sum()) // max(1, num_splits))
         return num_rounds * units_per_part
 
-    at_a_time = min(capacity, max(len(units), num_splits))
-    return min((_units_per_part(units, at_a_time), _units_per_part(units, capacity)), key=duration)
+    num_parallel = min(capacity, max(len(units), num_splits))
+    return min((_units_per_part(units, num_parallel), _units_per_part(units, capacity)), key=duration)
 
 
 def _units_per_part(units: np.ndarray, num_splits: int) -> int:

@@ -43,8 +43,8 @@ class Backend(SamplesOnHost, Protocol):
         """A linear layer of a weight that stays in four bits. bias: [N]; dtype: of the bias and of rows."""
         ...
 
-    def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
-        """The weight that `four_bit_linear` computes with; see `four_bit_weight.whole_weight`."""
+    def dequantize_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        """The weight that `four_bit_linear` computes with; see `four_bit_weight.dequantize_weight`."""
         ...
 
     def packs(self, dtype: torch.dtype) -> bool:

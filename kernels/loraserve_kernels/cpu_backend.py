@@ -19,7 +19,7 @@ from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Dec
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw, check_draws, pack_draws
 from loraserve_kernels.edited_draw import EditedDraw, check_edited_draws, pack_edited_draws
-from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, check_whole, whole_weight
+from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, check_dequantize_weight, dequantize_weight
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add
@@ -33,7 +33,7 @@ from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_like, ro
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.rms_norm import check_add_rms_norm, check_rms_norm
 from loraserve_kernels.rotary_kv_write import check_rotary_kv_write
-from loraserve_kernels.score import Ask, Score, check_asks, pack_asks, read_scores
+from loraserve_kernels.score import Score, ScoreQuery, check_score_queries, pack_score_queries, read_scores
 from loraserve_kernels.silu_mul import check_silu_mul
 from loraserve_kernels.step_batch import Segments, StepBatch
 
@@ -84,17 +84,17 @@ class CpuBackend:
             return PackedLinear(weight, bias, self.library, dtype=dtype)
         return FourBitLinear(weight, bias, dtype)
 
-    def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
-        """See `Backend.whole_weight`."""
+    def dequantize_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        """See `Backend.dequantize_weight`."""
         code = DTYPE_CODES.get(out.dtype)
         if code is None:
-            return whole_weight(weight, out)
-        check_whole(weight, out)
+            return dequantize_weight(weight, out)
+        check_dequantize_weight(weight, out)
         zeros = None if weight.zeros is None else weight.zeros.data_ptr()
         order = None if weight.order is None else weight.order.data_ptr()
         pointers = out.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros, order
         weight_format, num_threads = QUANTIZED_FORMATS[weight.quantization], torch.get_num_threads()
-        self._c.whole_four_bits(*pointers, *weight.shape, weight_format, code, num_threads)
+        self._c.dequantize_four_bits(*pointers, *weight.shape, weight_format, code, num_threads)
         return out
 
     def packs(self, dtype: torch.dtype) -> bool:
@@ -409,20 +409,20 @@ class CpuBackend:
         )
         return list(chosen)
 
-    def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
+    def score(self, logits: Tensor, num_columns: int, queries: Sequence[ScoreQuery]) -> list[Score]:
         """See `SamplesOnHost.score`."""
         check_argmax(logits, num_columns)
-        check_asks(asks, logits.shape[0], num_columns)
+        check_score_queries(queries, logits.shape[0], num_columns)
         require_cpu("logits", logits)
         if logits.dtype not in DTYPE_CODES:
             logits = logits.float()
-        packed, starts = pack_asks(asks, num_columns)
+        packed, starts = pack_score_queries(queries, num_columns)
         numbers, logprobs = (c_int64 * starts[-1])(), (c_double * starts[-1])()
         self._c.score(
             addressof(numbers),
             addressof(logprobs),
             packed,
-            len(asks),
+            len(queries),
             logits.data_ptr(),
             logits.stride(0),
             num_columns,

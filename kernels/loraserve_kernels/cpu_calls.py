@@ -234,7 +234,7 @@ SIGNATURES = {
     "quantize_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int, c_int],
     "quantized_weight_bytes": [c_int64, c_int64, c_int, c_int],
     "pack_four_bits": [*[c_void_p] * 5, c_int64, c_int64, c_int, c_int],
-    "whole_four_bits": [*[c_void_p] * 5, c_int64, c_int64, c_int, c_int, c_int],
+    "dequantize_four_bits": [*[c_void_p] * 5, c_int64, c_int64, c_int, c_int, c_int],
     "packed_rows": [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],
     "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
     "decoder_layers": [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_int],

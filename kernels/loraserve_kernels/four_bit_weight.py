@@ -102,22 +102,22 @@ def to_scales(scales: Tensor) -> Tensor:
     return torch.where(rounded.abs() < torch.finfo(torch.bfloat16).tiny, 0, rounded)
 
 
-def whole_weight(weight: FourBitWeight, out: Tensor) -> Tensor:
+def dequantize_weight(weight: FourBitWeight, out: Tensor) -> Tensor:
     """Dequantize into `out`, dense [N, K], and return it: multiples times scales in float32, rounded once."""
-    check_whole(weight, out)
+    check_dequantize_weight(weight, out)
     multiples = _MULTIPLES[weight.quantization].to(out.device)
     num_rows = max(1, _PIECE // max(1, weight.shape[1]))
     zeros = torch.zeros_like(weight.scales, dtype=torch.uint8) if weight.zeros is None else weight.zeros
     places = torch.arange(weight.shape[1]) if weight.order is None else weight.order.argsort()
     group_of = (places // weight.group_size).to(out.device)
     pieces = (part.split(num_rows) for part in (out, weight.codes, weight.scales, zeros))
-    for target, codes, scales, of_zero in zip(*pieces, strict=True):
-        found = multiples[torch.stack([codes & 15, codes >> 4], -1).flatten(1).int()] - of_zero[:, group_of]
+    for target, codes, scales, zero_points in zip(*pieces, strict=True):
+        found = multiples[torch.stack([codes & 15, codes >> 4], -1).flatten(1).int()] - zero_points[:, group_of]
         target.copy_(found.mul_(scales.float()[:, group_of]))
     return out
 
 
-def check_whole(weight: FourBitWeight, out: Tensor) -> None:
+def check_dequantize_weight(weight: FourBitWeight, out: Tensor) -> None:
     """Raise `ValueError` unless `out` is dense and of the weight's shape."""
     if tuple(out.shape) != weight.shape or not out.is_contiguous():
         raise mismatch("out", list(out.shape), f"dense {list(weight.shape)}")
@@ -137,16 +137,16 @@ class FourBitLinear:
         """x: [..., K] -> [..., N]."""
         if x.shape[-1] != self.in_features or x.dtype != self.dtype:
             raise mismatch("x", f"{list(x.shape)} {x.dtype}", f"[..., {self.in_features}] {self.dtype}")
-        whole = whole_weight(self._weight, x.new_empty(self._weight.shape))
-        return torch.nn.functional.linear(x, whole, self.bias)
+        dequantized = dequantize_weight(self._weight, x.new_empty(self._weight.shape))
+        return torch.nn.functional.linear(x, dequantized, self.bias)
 
     def rows(self, indices: Tensor) -> Tensor:
         """See `Linear.rows`."""
         weight, flat = self._weight, indices.flatten()
         zeros = None if weight.zeros is None else weight.zeros[flat]
         of_rows = replace(weight, codes=weight.codes[flat], scales=weight.scales[flat], zeros=zeros)
-        whole = whole_weight(of_rows, torch.empty(of_rows.shape, dtype=self.dtype, device=flat.device))
-        return whole.view(*indices.shape, self.in_features)
+        dequantized = dequantize_weight(of_rows, torch.empty(of_rows.shape, dtype=self.dtype, device=flat.device))
+        return dequantized.view(*indices.shape, self.in_features)
 
 
 def _require(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

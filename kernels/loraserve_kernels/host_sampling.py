@@ -8,7 +8,7 @@ from torch import Tensor
 from loraserve_kernels.argmax import BestTokens, argmax_reference
 from loraserve_kernels.draw import Draw, draw_reference
 from loraserve_kernels.edited_draw import EditedDraw, edited_draw_reference
-from loraserve_kernels.score import Ask, Score, score_reference
+from loraserve_kernels.score import Score, ScoreQuery, score_reference
 
 
 class SamplesOnHost(Protocol):
@@ -36,7 +36,7 @@ class SamplesOnHost(Protocol):
         """
         ...
 
-    def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
+    def score(self, logits: Tensor, num_columns: int, queries: Sequence[ScoreQuery]) -> list[Score]:
         """Log-probabilities, as by `score_reference` except for rounding."""
         ...
 
@@ -56,6 +56,6 @@ class ReferenceSampling:
         """See `SamplesOnHost.draw_edited`."""
         return edited_draw_reference(logits, num_columns, draws)
 
-    def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
+    def score(self, logits: Tensor, num_columns: int, queries: Sequence[ScoreQuery]) -> list[Score]:
         """See `SamplesOnHost.score`."""
-        return score_reference(logits, num_columns, asks)
+        return score_reference(logits, num_columns, queries)

@@ -40,13 +40,13 @@ class QuantizedLinear:
         """x: [..., K] -> [..., N]."""
         if x.shape[-1] != self.in_features or x.dtype != self.dtype:
             raise mismatch("x", f"{list(x.shape)} {x.dtype}", f"[..., {self.in_features}] {self.dtype}")
-        return torch.nn.functional.linear(x, self._whole(self._multiples, self._scales), self.bias)
+        return torch.nn.functional.linear(x, self._dequantize(self._multiples, self._scales), self.bias)
 
     def rows(self, indices: Tensor) -> Tensor:
         """See `Linear.rows`."""
-        return self._whole(self._multiples[indices], self._scales[indices])
+        return self._dequantize(self._multiples[indices], self._scales[indices])
 
-    def _whole(self, stored: Tensor, scales: Tensor) -> Tensor:
+    def _dequantize(self, stored: Tensor, scales: Tensor) -> Tensor:
         multiples = _read(stored, self._quantization)
         return (multiples.float() * scales).flatten(-2)[..., : self.in_features].to(self.dtype)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import DecoderModelParts
-from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, whole_weight
+from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, dequantize_weight
 from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.linear import Linear
@@ -52,9 +52,9 @@ class ReferenceBackend(ReferenceSampling):
         """See `Backend.four_bit_linear`."""
         return FourBitLinear(weight, bias, dtype)
 
-    def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
-        """See `Backend.whole_weight`."""
-        return whole_weight(weight, out)
+    def dequantize_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        """See `Backend.dequantize_weight`."""
+        return dequantize_weight(weight, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

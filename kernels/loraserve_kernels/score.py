@@ -13,7 +13,7 @@ from loraserve_kernels.argmax import check_argmax, most_likely
 from loraserve_kernels.checks import mismatch
 
 
-class Ask(NamedTuple):
+class ScoreQuery(NamedTuple):
     """One query: a row of logits, a token, and how many of the row's most likely tokens to return."""
 
     row: int
@@ -33,22 +33,22 @@ class Score(NamedTuple):
     """(token id, log-probability), most likely first, equal logits by ascending id; empty if `logprob` is NaN."""
 
 
-def check_asks(asks: Sequence[Ask], num_rows: int, num_columns: int) -> None:
+def check_score_queries(queries: Sequence[ScoreQuery], num_rows: int, num_columns: int) -> None:
     """Raise `ValueError` unless rows and tokens are in range and no num_top is negative."""
-    for ask in asks:
-        if not 0 <= ask.row < num_rows:
-            raise mismatch("ask.row", ask.row, f"0 to {num_rows - 1}")
-        if not 0 <= ask.token_id < num_columns:
-            raise mismatch("ask.token_id", ask.token_id, f"0 to {num_columns - 1}")
-        if ask.num_top < 0:
-            raise mismatch("ask.num_top", ask.num_top, "at least 0")
+    for query in queries:
+        if not 0 <= query.row < num_rows:
+            raise mismatch("query.row", query.row, f"0 to {num_rows - 1}")
+        if not 0 <= query.token_id < num_columns:
+            raise mismatch("query.token_id", query.token_id, f"0 to {num_columns - 1}")
+        if query.num_top < 0:
+            raise mismatch("query.num_top", query.num_top, "at least 0")
 
 
-def pack_asks(asks: Sequence[Ask], num_columns: int) -> tuple[bytes, list[int]]:
-    """(one `struct ask` of score.c each, the start of each outcome and the end of the last)."""
+def pack_score_queries(queries: Sequence[ScoreQuery], num_columns: int) -> tuple[bytes, list[int]]:
+    """(one `struct score_query` of score.c each, the start of each outcome and the end of the last)."""
     fields: list[int] = []
     starts = [0]
-    for row, token_id, num_top in asks:
+    for row, token_id, num_top in queries:
         num_top = min(num_top, num_columns)
         fields += (row, token_id, num_top, starts[-1])
         starts.append(starts[-1] + 1 + num_top)
@@ -56,7 +56,7 @@ def pack_asks(asks: Sequence[Ask], num_columns: int) -> tuple[bytes, list[int]]:
 
 
 def read_scores(starts: Sequence[int], numbers: list[int], logprobs: list[float]) -> list[Score]:
-    """From the outcomes as score.c writes them; starts: from `pack_asks`."""
+    """From the outcomes as score.c writes them; starts: from `pack_score_queries`."""
     tops = list(zip(numbers, logprobs, strict=True))
     scores = []
     for start, end in pairwise(starts):
@@ -65,17 +65,17 @@ def read_scores(starts: Sequence[int], numbers: list[int], logprobs: list[float]
     return scores
 
 
-def score_reference(logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
+def score_reference(logits: Tensor, num_columns: int, queries: Sequence[ScoreQuery]) -> list[Score]:
     """See `SamplesOnHost.score`; in float64."""
     check_argmax(logits, num_columns)
-    check_asks(asks, logits.shape[0], num_columns)
-    return [_score_row(logits[ask.row, :num_columns].double(), ask) for ask in asks]
+    check_score_queries(queries, logits.shape[0], num_columns)
+    return [_score_row(logits[query.row, :num_columns].double(), query) for query in queries]
 
 
-def _score_row(row: Tensor, ask: Ask) -> Score:
+def _score_row(row: Tensor, query: ScoreQuery) -> Score:
     if not row.max().isfinite():  # the maximum is NaN if any element is
         return Score(nan, 1, [])
     logprobs = row.log_softmax(0)
-    order = most_likely(row, min(ask.num_top, len(row))).tolist() if ask.num_top else []
-    rank = 1 + int(torch.count_nonzero(row > row[ask.token_id]))
-    return Score(float(logprobs[ask.token_id]), rank, [(token_id, float(logprobs[token_id])) for token_id in order])
+    order = most_likely(row, min(query.num_top, len(row))).tolist() if query.num_top else []
+    rank = 1 + int(torch.count_nonzero(row > row[query.token_id]))
+    return Score(float(logprobs[query.token_id]), rank, [(token_id, float(logprobs[token_id])) for token_id in order])

@@ -10,7 +10,7 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, ComposedDecoderLayers
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModelParts
-from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, whole_weight
+from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, dequantize_weight
 from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
@@ -68,9 +68,9 @@ class TritonBackend(ReferenceSampling):
         """See `Backend.four_bit_linear`."""
         return FourBitLinear(weight, bias, dtype)
 
-    def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
-        """See `Backend.whole_weight`."""
-        return whole_weight(weight, out)
+    def dequantize_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        """See `Backend.dequantize_weight`."""
+        return dequantize_weight(weight, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

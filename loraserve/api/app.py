@@ -15,7 +15,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import Credentials, Guard, KeyCredentials
 from loraserve.api.http.errors import handle_error
 from loraserve.api.http.front_door import FrontDoor
-from loraserve.api.http.methods import tell_methods_of
+from loraserve.api.http.methods import options_handlers
 from loraserve.api.http.needs import ANY_KEY, check_all_need
 from loraserve.api.http.query_names import refuse_unknown_query
 from loraserve.api.http.refusal_notes import note_refusal
@@ -59,7 +59,7 @@ def _litestar(
 ) -> Litestar:
     check_all_need(ROUTES)
     return Litestar(
-        [*tell_methods_of(ROUTES), *ROUTES],
+        [*options_handlers(ROUTES), *ROUTES],
         dependencies={"context": Provide(provide_context, sync_to_thread=False)},
         guards=guards,
         exception_handlers={ServingError: handle_error, HTTPException: handle_error, Exception: handle_error},

@@ -17,7 +17,7 @@ from loraserve.cli.loadtest.settings import SLORA_TRACE, BenchSettings
 
 NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 MAX_SEED = 1_000_000
-NOT_WITH_REQUESTS = ("adapters", "num_adapters", "distribution", "trace", "num_requests", "duration", "prefixes")
+REPLACED_BY_REQUESTS = ("adapters", "num_adapters", "distribution", "trace", "num_requests", "duration", "prefixes")
 """Options that a file of requests replaces. Options for lengths are allowed: they apply to the warm-up."""
 SPREAD_HELP = "uniform: mean ± spread; normal: deviation."
 
@@ -117,7 +117,7 @@ def bench(context: click.Context, trace: str | None, **options: Any) -> None:
     requested. Ctrl-C stops the run and reports the requests that have finished.
     """
     given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
-    if options["requests_file"] and (needless := [name for name in NOT_WITH_REQUESTS if name in given]):
+    if options["requests_file"] and (needless := [name for name in REPLACED_BY_REQUESTS if name in given]):
         raise click.UsageError(f"--requests defines what is sent: leave out --{needless[0].replace('_', '-')}")
     if trace:
         # --num-requests replaces the trace's duration.

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 RETRY_S = 1.0
-CANCEL_AGAIN_S = 2.0
+RECANCEL_AFTER_S = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+        _, pending = await asyncio.wait(pending, timeout=RECANCEL_AFTER_S)
 
 
 async def _persist(name: str, work: Callable[[], Awaitable[None]]) -> None:

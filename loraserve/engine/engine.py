@@ -86,7 +86,7 @@ class Engine:
         self._states: dict[str, RequestState] = {}
         self._compiling: dict[RequestState, Future[OutputMatcher]] = {}
         """Requests to be scheduled as soon as their grammar is compiled."""
-        self.tell_begun: Callable[[list[BegunPrompt]], None] = lambda _: None
+        self.on_prompts_begun: Callable[[list[BegunPrompt]], None] = lambda _: None
         """Called within `step`, before the forward pass that computes the first part of these prompts."""
         self._users = AdapterUsers(parts.adapters)
         self._counts = EngineCounts()
@@ -133,7 +133,7 @@ class Engine:
             self._finish(next(sequence for sequence in state.sequences if sequence.index == index))
         else:
             # It will not be forked; the first choice goes on computing the prompt for the others.
-            self._scheduler.give_up_choice(state, index)
+            self._scheduler.abandon_choice(state, index)
         return [SequenceOutput(request_id, index, [], finish_reason=FinishReason.ABORT)]
 
     def has_work(self) -> bool:
@@ -224,7 +224,7 @@ class Engine:
     ) -> tuple[StepInFlight | None, list[SequenceOutput]]:
         """Returns (the step queued after `before`, the outputs of requests that failed)."""
         if plan.begun:
-            self.tell_begun(plan.begun)
+            self.on_prompts_begun(plan.begun)
         outputs = [
             output
             for sequence, message in plan.failed

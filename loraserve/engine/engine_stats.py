@@ -8,7 +8,7 @@ from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.kv.blocks import BlockPool
 from loraserve.engine.queue_stats import queue_stats
 from loraserve.engine.request import EngineStats
-from loraserve.engine.scheduling.scheduler import Scheduler, running_digests
+from loraserve.engine.scheduling.scheduler import Scheduler, adapter_digests
 from loraserve.engine.scheduling.sequence import Sequence
 
 
@@ -58,8 +58,8 @@ def engine_stats(
         num_adapter_loads=0 if adapters is None else adapters.num_loads,
         num_adapter_evictions=0 if adapters is None else adapters.num_evictions,
         num_adapter_reloads=0 if adapters is None else adapters.num_reloads,
-        running_adapters=running_digests(scheduler.running),
-        waiting_adapters=running_digests(waiting),
+        running_adapters=adapter_digests(scheduler.running),
+        waiting_adapters=adapter_digests(waiting),
         resident_adapters=list(resident),
         resident_extents=list(resident.values()),
         queues=queue_stats([*scheduler.running, *waiting]),

@@ -15,7 +15,7 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.device.accelerator import Accelerator
 from loraserve.engine.errors import EngineStartError
-from loraserve.engine.sampling.device_logprobs import LOGPROBS_BYTES, ROWS_AT_A_TIME
+from loraserve.engine.sampling.device_logprobs import LOGPROBS_BYTES, ROWS_PER_CHUNK
 from loraserve.engine.steps.model_runner import ModelRunner
 from loraserve.models.causal_model import CausalModel
 
@@ -23,11 +23,11 @@ EDIT_BYTES = 8
 """Per logit of every sequence: the token's count, and the edited logit in float32."""
 COMPILED_ROWS = (1, 2, 16, 17, 32, 64, 128, 129, 256, 512, 513)
 """Rows of one sequence, on both sides of each change in the kernels' tile sizes."""
-_WHAT_TAKES_MEMORY = "--kv-cache-memory-bytes, --adapter-memory-bytes or --max-num-batched-tokens"
+_MEMORY_FLAGS = "--kv-cache-memory-bytes, --adapter-memory-bytes or --max-num-batched-tokens"
 OUT_OF_MEMORY_ADVICE = (
-    f"lower --max-model-len, {_WHAT_TAKES_MEMORY}, or raise --gpu-memory-utilization if nothing else needs the GPU"
+    f"lower --max-model-len, {_MEMORY_FLAGS}, or raise --gpu-memory-utilization if nothing else needs the GPU"
 )
-STEP_OUT_OF_MEMORY_ADVICE = f"lower --gpu-memory-utilization, --max-num-seqs, {_WHAT_TAKES_MEMORY}"
+STEP_OUT_OF_MEMORY_ADVICE = f"lower --gpu-memory-utilization, --max-num-seqs, {_MEMORY_FLAGS}"
 """For a running engine: cache and adapters have their share, and the rest was too little."""
 
 
@@ -40,18 +40,18 @@ class GpuMemory:
             raise EngineStartError(f"--gpu-memory-utilization is {utilization:g}; it must be above 0 and at most 1")
         self._accelerator = accelerator
         self._free_at_start = accelerator.free_bytes()
-        self._ours = int(utilization * self._free_at_start)
+        self._share_bytes = int(utilization * self._free_at_start)
 
     def left_bytes(self, activation_bytes: int = 0) -> int:
         """What is left of our share besides the memory allocated now and a step's temporary memory."""
         taken = self._free_at_start - self._accelerator.free_bytes() + activation_bytes
-        if taken >= self._ours:
+        if taken >= self._share_bytes:
             raise EngineStartError(
                 f"weights, activations and programs started in the meantime take {taken} bytes of "
-                f"{self._accelerator.device}, but this server's share is {self._ours} bytes "
+                f"{self._accelerator.device}, but this server's share is {self._share_bytes} bytes "
                 f"(--gpu-memory-utilization of the {self._free_at_start} that were free): {OUT_OF_MEMORY_ADVICE}"
             )
-        return self._ours - taken
+        return self._share_bytes - taken
 
 
 def activation_bytes(
@@ -84,7 +84,7 @@ def activation_bytes(
     row_bytes = model.logits_size * model.dtype.itemsize
     prompt_logits = (num_rows - num_sampled) * row_bytes
     # When prompt logprobs are computed, all of the step's own memory except its logits is free again.
-    scored = min(num_rows, ROWS_AT_A_TIME) * model.logits_size * LOGPROBS_BYTES
+    scored = min(num_rows, ROWS_PER_CHUNK) * model.logits_size * LOGPROBS_BYTES
     scored += num_sampled * row_bytes
     graphs = 0 if config.enforce_eager else measured
     return max(measured, scored) + graphs + prompt_logits + _sampling_bytes(config.max_num_seqs, model.logits_size)
@@ -92,7 +92,7 @@ def activation_bytes(
 
 def _sampling_bytes(num_rows: int, logits_size: int) -> int:
     """If every row has edits and requests log-probabilities."""
-    return logits_size * (num_rows * EDIT_BYTES + min(num_rows, ROWS_AT_A_TIME) * LOGPROBS_BYTES)
+    return logits_size * (num_rows * EDIT_BYTES + min(num_rows, ROWS_PER_CHUNK) * LOGPROBS_BYTES)
 
 
 def compile_sampling(backend: Backend, model: CausalModel, vocab_size: int) -> None:

@@ -25,7 +25,7 @@ def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, _TUNABLES: f"{tunables}:{_HUGE_PAGES}=1".removeprefix(":")}
 
 
-def give_large_blocks_back() -> None:
+def return_large_blocks() -> None:
     """Return every block of 1 MiB or more to the system when it is freed, so that copying weights leaves no holes.
 
     This lowered the peak of loading a 536 MB model by 28 MB.

@@ -115,12 +115,12 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     stored: StoredWeights = {}
     if _keeps_stored(config, device, dtype, backend, quantization):
         stored = loader.stored_weights(config.model, config.revision, model_config, dtype)
-    form = _form_of_most(model_config, dtype, stored) or quantization  # determines the cost of drafts
+    form = _majority_format(model_config, dtype, stored) or quantization  # determines the cost of drafts
     num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, form)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
-    malloc.give_large_blocks_back()
+    malloc.return_large_blocks()
     hf_model, is_headless = _load_weights(config, model_config, device, dtype, progress, stored)
     model = CausalModel(hf_model, backend, quantization, stored, available_memory_bytes() if stored else None)
     kv_dtype = chosen_kv_dtype or model.dtype
@@ -268,7 +268,7 @@ def _keeps_stored(
     return is_fit and config.load_format != "dummy"
 
 
-def _form_of_most(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> Quantization | None:
+def _majority_format(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> Quantization | None:
     """The format of stored linears outside experts if these are more than half of the model's weights, else None."""
     linears = [weight for weight in stored.values() if len(weight.shape) == 2]
     num_bytes = sum(placeholder(weight, dtype).nbytes for weight in linears)
@@ -288,7 +288,7 @@ def _load_weights(
     if config.load_format == "dummy":
         loaded = loader.LoadedModel(loader.dummy_model(model_config, dtype, config.seed, device), is_headless=False)
     elif config.load_format in ("auto", "safetensors"):
-        _require_room(config, model_config, dtype, stored)
+        _check_memory(config, model_config, dtype, stored)
         loaded = loader.load_model(config.model, config.revision, model_config, dtype, device, stored=stored)
     else:
         raise EngineStartError(
@@ -298,7 +298,7 @@ def _load_weights(
     return loaded
 
 
-def _require_room(
+def _check_memory(
     config: EngineConfig, model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights
 ) -> None:
     """Check the memory for weights that are dequantized to full precision and for those that stay in four bits. Other
@@ -419,16 +419,16 @@ def _num_speculative_tokens(
     quantization: Quantization | None,
 ) -> int:
     """0 for mixture-of-experts models, too: each row may read different experts."""
-    asked = config.num_speculative_tokens
-    if asked == 0:
+    requested = config.num_speculative_tokens
+    if requested == 0:
         return 0
     if backend.num_free_rows(dtype, quantization) > 1 and loader.is_mostly_linears(model_config):
-        return asked or DEFAULT_NUM_SPECULATIVE_TOKENS
-    if asked:
+        return requested or DEFAULT_NUM_SPECULATIVE_TOKENS
+    if requested:
         name = str(dtype).removeprefix("torch.")
         raise EngineStartError(
-            f"--num-speculative-tokens is {asked}, but speculative decoding is not available for this model in {name} "
-            f"with the {backend.name} backend: omit the flag"
+            f"--num-speculative-tokens is {requested}, but speculative decoding is not available for this model in "
+            f"{name} with the {backend.name} backend: omit the flag"
         )
     return 0
 

@@ -15,7 +15,7 @@ class LiveAborts:
         self._connection = connection
         self._names = names
 
-    async def ask(self, process: str, request_id: str) -> None:
+    async def request(self, process: str, request_id: str) -> None:
         name = self._names.aborts(process)
         await self._connection.call_many([["SADD", name, request_id], ["EXPIRE", name, ABORT_S]])
 

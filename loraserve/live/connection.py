@@ -19,7 +19,7 @@ CALL_S = 1.0
 NUM_LINKS = 16
 MOVES_FOLLOWED = 2
 """Redirections between nodes of a cluster that one call follows."""
-REFUSAL_SAID_EVERY_S = 60.0
+REFUSAL_LOG_INTERVAL_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class LiveConnection:
         """When that server became reachable, by time.monotonic(); None while it is unreachable."""
         self.generation = 0
         """Goes up when a server turns out not to be the primary: older links then reconnect."""
-        self._refusal_said_s = float("-inf")
+        self._refusal_logged_s = float("-inf")
 
     async def call(self, *command: Arg) -> Any:
         return (await self.call_many([command]))[0]
@@ -143,8 +143,8 @@ class LiveConnection:
     def _refused(self, error: ResponseError) -> LiveRefusedError:
         """Also logs it: a server that answers, but is full or cannot write to its disk, is not detected as down."""
         now_s = time.monotonic()
-        if now_s - self._refusal_said_s >= REFUSAL_SAID_EVERY_S:
-            self._refusal_said_s = now_s
+        if now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
+            self._refusal_logged_s = now_s
             logger.error("Redis answers, but refuses commands: %s", error)
         return LiveRefusedError(f"Redis refused: {error}")
 

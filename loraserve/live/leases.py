@@ -42,17 +42,17 @@ class LiveLeases:
         self._connection = connection
         self._names = names
         self._held: dict[str, Lease] = {}
-        self._unheard: set[str] = set()
+        self._unconfirmed: set[str] = set()
         """Subset of `_held`: admission got no answer, and not renewed since."""
-        self._put_here: set[str] = set()
+        self._put_by_renewal: set[str] = set()
         """Subset of `_held`: may have been put into Redis by a renewal instead of by admission."""
         self._renewing = asyncio.Lock()
 
-    def hold(self, lease: Lease, *, is_heard: bool = True) -> None:
-        """is_heard: whether its admission was answered."""
+    def hold(self, lease: Lease, *, is_confirmed: bool = True) -> None:
+        """is_confirmed: whether its admission was answered."""
         self._held[lease.request_id] = lease
-        if not is_heard:
-            self._unheard.add(lease.request_id)
+        if not is_confirmed:
+            self._unconfirmed.add(lease.request_id)
 
     async def drop(self, request_id: str) -> bool:
         """After this returns, no running renewal can bring the lease back.
@@ -64,10 +64,10 @@ class LiveLeases:
         if self._renewing.locked():
             async with self._renewing:
                 pass
-        was_put_here = request_id in self._put_here
-        self._unheard.discard(request_id)
-        self._put_here.discard(request_id)
-        return not was_put_here
+        was_put_by_renewal = request_id in self._put_by_renewal
+        self._unconfirmed.discard(request_id)
+        self._put_by_renewal.discard(request_id)
+        return not was_put_by_renewal
 
     async def renew_forever(self) -> None:
         while True:
@@ -87,22 +87,22 @@ class LiveLeases:
                 members.setdefault(self._names.tenant_leases(lease.tenant), []).append(lease.request_id)
                 if lease.key_id is not None:
                     members.setdefault(self._names.key_leases(lease.key_id), []).append(lease.request_id)
-            unheard = [self._held[request_id] for request_id in self._unheard if request_id in self._held]
+            unconfirmed = [self._held[request_id] for request_id in self._unconfirmed if request_id in self._held]
             commands: list[list[str | int]] = [
-                ["ZADD", self._names.all_leases(), end_ms, lease.member()] for lease in unheard
+                ["ZADD", self._names.all_leases(), end_ms, lease.member()] for lease in unconfirmed
             ]
             for name, entries in members.items():
                 scored = [part for entry in entries for part in (end_ms, entry)]
                 commands.append(["ZADD", name, *scored])
                 if name != self._names.all_leases():
                     commands.append(["PEXPIRE", name, 2 * LEASE_MS])
-            unheard_ids = {lease.request_id for lease in unheard}
-            self._unheard -= unheard_ids
-            self._put_here |= unheard_ids
+            unconfirmed_ids = {lease.request_id for lease in unconfirmed}
+            self._unconfirmed -= unconfirmed_ids
+            self._put_by_renewal |= unconfirmed_ids
             replies = await self._connection.call_many(commands)
-            for lease, num_added in zip(unheard, replies, strict=False):
+            for lease, num_added in zip(unconfirmed, replies, strict=False):
                 if num_added == 0:
-                    self._put_here.discard(lease.request_id)
+                    self._put_by_renewal.discard(lease.request_id)
 
     async def lapsed(self, limit: int = 100) -> list[Lease]:
         """Requests whose process is gone; finish them as lost. Empty in the first 15 s after Redis became reachable.

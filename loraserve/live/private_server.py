@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from loraserve.live import die_with_parent
-from loraserve.live.append_only_file import AppendOnlyFile, ask
+from loraserve.live.append_only_file import AppendOnlyFile, send_command
 from loraserve.live.errors import LiveServerError
 from loraserve.live.server_binary import find_server_binary
 from loraserve.live.server_place import ServerPlace, prepare_place, set_data_aside
@@ -205,6 +205,6 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
 async def _answers(path: Path) -> bool:
     """False also while the server is still loading its data."""
     try:
-        return await ask(path, "PING") == b"+PONG\r\n"
+        return await send_command(path, "PING") == b"+PONG\r\n"
     except OSError:
         return False

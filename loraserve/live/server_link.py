@@ -15,7 +15,7 @@ Address = tuple[str, int]
 
 NOT_PRIMARY = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "CLUSTERDOWN"})
 """Error codes with which a server reports that another one is, or may be, the primary now."""
-_OF_A_SCRIPT = re.compile(r": -([A-Z]+) ")
+_SCRIPT_ERROR = re.compile(r": -([A-Z]+) ")
 """Redis 6.2 wraps the error of a script's command: "Error running script (…): @user_script:12: -READONLY …"."""
 
 
@@ -126,5 +126,5 @@ def _try_field(info: bytes, wanted: str) -> str | None:
 def _is_of_no_primary(error: ResponseError) -> bool:
     text = str(error)
     # If redis-py has no class for a code, it stays in the text.
-    codes = {error.status_code, text.partition(" ")[0], *_OF_A_SCRIPT.findall(text)}
+    codes = {error.status_code, text.partition(" ")[0], *_SCRIPT_ERROR.findall(text)}
     return not NOT_PRIMARY.isdisjoint(codes)

@@ -79,7 +79,7 @@ class LiveUsage:
         args: list[Arg] = [log, start, end]
         for bucket, fields in self._sums(deltas).items():
             keys.append(bucket.name)
-            args += [bucket.goes_at, len(fields)]
+            args += [bucket.expires_at, len(fields)]
             for field, amount in fields.items():
                 args += [field, amount]
         reply_log, outcome, offset = await self._connection.run_script(self._apply, keys, args)
@@ -110,11 +110,11 @@ class LiveUsage:
             group = names[first : first + HASHES_AT_ONCE]
             pages = await self._connection.call_many([["HSCAN", name, 0, "COUNT", FIELDS_AT_ONCE] for name in group])
             for at, name, page in zip(starts[first:], group, pages, strict=False):
-                amounts = await self._rest_of(name, page)
+                amounts = await self._read_remaining(name, page)
                 sums += [_sum(at, field, amount) for field, amount in amounts.items()]
         return sums
 
-    async def _rest_of(self, name: str, page: list[Any]) -> dict[bytes, bytes]:
+    async def _read_remaining(self, name: str, page: list[Any]) -> dict[bytes, bytes]:
         """A whole hash in several calls: counters of 10,000 adapters would exceed the time limit of one call."""
         cursor, pairs = page
         amounts: dict[bytes, bytes] = dict(zip(pairs[::2], pairs[1::2], strict=True))
@@ -129,10 +129,10 @@ class LiveUsage:
         for delta in deltas:
             field = usage_field(delta.key_id, delta.adapter, delta.version, delta.metric)
             for bucket in (
-                _Bucket(self._names.usage_hour(delta.tenant, _hour(delta.at)), hour_goes_at(delta.at)),
-                _Bucket(self._names.usage_day(delta.tenant, _day(delta.at)), day_goes_at(delta.at)),
+                _Bucket(self._names.usage_hour(delta.tenant, _hour(delta.at)), hour_expires_at(delta.at)),
+                _Bucket(self._names.usage_day(delta.tenant, _day(delta.at)), day_expires_at(delta.at)),
             ):
-                if bucket.goes_at > now:
+                if bucket.expires_at > now:
                     fields = sums.setdefault(bucket, {})
                     fields[field] = fields.get(field, 0) + delta.amount
         return sums
@@ -141,16 +141,16 @@ class LiveUsage:
 @dataclass(slots=True, frozen=True)
 class _Bucket:
     name: str
-    goes_at: int
+    expires_at: int
 
 
-def hour_goes_at(at: float) -> int:
+def hour_expires_at(at: float) -> int:
     """Unix time when the counters of the hour that contains `at` expire; those of later hours expire no earlier."""
     return (int(at // HOUR_S) + 1) * HOUR_S + HOURS_KEPT_S
 
 
-def day_goes_at(at: float) -> int:
-    """Like `hour_goes_at`, for the day (UTC)."""
+def day_expires_at(at: float) -> int:
+    """Like `hour_expires_at`, for the day (UTC)."""
     return (int(at // DAY_S) + 1) * DAY_S + DAYS_KEPT_S
 
 

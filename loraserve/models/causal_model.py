@@ -34,8 +34,8 @@ from loraserve.models.linears import replace_linears
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
 from loraserve.models.quantized_weights import (
-    few_rounded,
     parameters_of,
+    quantization_coverage_note,
     quantizations_of,
     quantized_parameters,
     rounded_while_computing,
@@ -45,7 +45,7 @@ from loraserve.models.quantized_weights import (
 from loraserve.models.rope import freeze_rope, tabulate_rope
 from loraserve.models.stored_weights import StoredWeight, StoredWeights
 from loraserve.models.structure import AttentionSpec, LinearsSpec, ModelStructure, record_structure
-from loraserve.models.trained_tokens import TokenTable, take_base_rows_away
+from loraserve.models.trained_tokens import TokenTable, subtract_base_rows
 
 _HASHED_ROWS = 4096
 
@@ -83,7 +83,7 @@ class CausalModel:
             structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
         quantizations = quantizations_of(model, structure, quantization, stored)
-        self._make_others_whole(structure, quantizations, available_bytes)
+        self._dequantize_others(structure, quantizations, available_bytes)
         self.stored = {name: weight for name, weight in stored.items() if name in self._stored}
         """Weights that stay in the checkpoint's four-bit form."""
         self.has_other_linears = len(self.stored) < len(stored) or any(
@@ -118,7 +118,7 @@ class CausalModel:
         """Columns of the logits; the tokenizer may know fewer tokens."""
         self.notes: list[str] = []
         """For the operator: options and optimizations that could not be used, or only in part."""
-        if quantization and (note := few_rounded(model, self._quantized_parameters, quantization)):
+        if quantization and (note := quantization_coverage_note(model, self._quantized_parameters, quantization)):
             self.notes.append(note)
 
     @property
@@ -193,7 +193,7 @@ class CausalModel:
         parameters = [self._stored.pop(name) for name in parameters_of(spec) if name in self._stored]
         return [parameter.stored for parameter in parameters if parameter.stored is not None]
 
-    def _make_others_whole(
+    def _dequantize_others(
         self, structure: ModelStructure, quantizations: Sequence[Quantization | None], available_bytes: int | None
     ) -> None:
         """Dequantize weights that cannot stay in four bits: routers', a dense layer's before `lm_head`, those computed
@@ -217,8 +217,8 @@ class CausalModel:
         for name in others:
             parameter = self._stored.pop(name)
             assert parameter.stored is not None
-            parameter.value.data = parameter.stored.whole(self._model.dtype)
-            parameter.stored.give_back(mapped)
+            parameter.value.data = parameter.stored.dequantize(self._model.dtype)
+            parameter.stored.release_pages(mapped)
 
     def _require_equal(self, probes: list[self_check.Probe]) -> None:
         """As `self_check.require_equal`, but retries with the embedding unpacked: a model may read its table itself."""
@@ -265,7 +265,7 @@ class CausalModel:
         """Compute what depends on the base's weights, before a step reads the adapter: DoRA's factors, and the
         differences of trained rows. values: [num_elements], as packed; edited in place."""
         find_factors(self._dora_groups, table, values)
-        take_base_rows_away(self._token_tables, table, values)
+        subtract_base_rows(self._token_tables, table, values)
 
     def forward(self, batch: StepBatch, arrivals: Arrivals | None = None) -> ModelOutput:
         """The output is valid until the next forward; logits are in the model's dtype."""

@@ -204,13 +204,13 @@ def _projection(
     if stored is not None:
         of_experts = zip(stored.four_bits(), biases, strict=True)
         linears = [backend.four_bit_linear(four_bits, b, weight.dtype) for four_bits, b in of_experts]
-        stored.give_back(mapped)
+        stored.release_pages(mapped)
     else:
         linears = [
             backend.linear(w, b, keep_weight=False, quantization=quantization)
             for w, b in zip(weight, biases, strict=True)
         ]
-        mapped.give_back(weight)
+        mapped.release_pages(weight)
     setattr(module, name, nn.Parameter(weight.new_empty(0), requires_grad=False))
     return PackedProjection(linears, weight.dtype)
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from loraserve.models.attention import AttentionLayer, layer_of
 from loraserve.models.forward_names import uses_only
-from loraserve.models.rope import WholeRotary, gives_halves
+from loraserve.models.rope import FullWidthRotary, is_half_width
 from loraserve.models.structure import AttentionSpec
 
 _CHILDREN = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"})
@@ -113,8 +113,8 @@ def fuse_attention(model: PreTrainedModel, attention: list[AttentionSpec]) -> di
         originals[name] = spec.module
         fused[name] = FusedAttention(spec, parts, layer_of(spec.module))
     for name, module in model.named_modules():
-        if gives_halves(module):
-            originals[name], fused[name] = module, WholeRotary(module)
+        if is_half_width(module):
+            originals[name], fused[name] = module, FullWidthRotary(module)
     for name, module in fused.items():
         model.set_submodule(name, module)
     return originals

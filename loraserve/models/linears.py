@@ -118,7 +118,7 @@ def _pack(
     if len(linears) > 1:
         whole = torch.cat(weights)
         for linear in linears:
-            mapped.give_back(linear.weight)
+            mapped.release_pages(linear.weight)
             linear.weight = nn.Parameter(whole.new_empty(0), requires_grad=False)
         weights.clear()
         return backend.linear(whole, bias, keep_weight=False, quantization=quantization), norms
@@ -131,7 +131,7 @@ def _pack(
     elif shares_weight and rounded is not None:
         embedding.weight = nn.Parameter(rounded(weights[0]), requires_grad=False)
     if not keep_weight:
-        mapped.give_back(weights[0])
+        mapped.release_pages(weights[0])
     return packed, norms
 
 
@@ -150,7 +150,7 @@ def _pack_stored(
     four_bits = joined([part for weight in stored for part in weight.four_bits()])
     packed = backend.four_bit_linear(four_bits, bias, linears[0].weight.dtype)
     for weight in stored:
-        weight.give_back(mapped)
+        weight.release_pages(mapped)
     return packed, torch.cat(norms)
 
 

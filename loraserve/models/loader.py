@@ -26,14 +26,14 @@ from loraserve.models.experts import is_experts
 from loraserve.models.model_files import find_file
 from loraserve.models.model_place import not_found, why_absent
 from loraserve.models.quantized_checkpoint import (
-    make_whole,
+    enable_dequantization,
     quantization_method,
     require_all_read,
-    require_undone,
-    whole_config,
+    require_dequantizable,
+    unquantized_config,
 )
 from loraserve.models.stored_weights import StoredWeights, find_stored, name_to_load, read_others
-from loraserve.models.unpacked_weights import are_unpacked, read_whole
+from loraserve.models.unpacked_weights import are_unpacked, read_dequantized
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,7 +56,7 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
         if not Path(model).is_dir():
             raise ModelRefusedError(not_found(model)) from error
         raise ModelRefusedError(f"cannot read the config of {model}: {_first_line(error)}") from error
-    make_whole(model, revision, config)
+    enable_dequantization(model, revision, config)
     return config
 
 
@@ -144,15 +144,15 @@ def load_model(
     if method is not None:
         bare = _without_weights(config)
         stated = config.quantization_config
-        require_undone(model, stated, has_experts=any(map(is_experts, bare.modules())))
+        require_dequantizable(model, stated, has_experts=any(map(is_experts, bare.modules())))
         tensors = None
         if stored:
             tensors = read_others(model, revision, stated, dtype, stored)
         elif are_unpacked(stated):
-            tensors = read_whole(model, revision, stated, dtype)
+            tensors = read_dequantized(model, revision, stated, dtype)
         if tensors is not None:
             model_class = type(bare)
-            source = {"config": whole_config(config), "state_dict": tensors}
+            source = {"config": unquantized_config(config), "state_dict": tensors}
     try:
         found = model_class.from_pretrained(
             None if "state_dict" in source else model,

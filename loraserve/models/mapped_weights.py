@@ -19,7 +19,7 @@ class MappedWeights:
         if sys.platform == "linux":
             self._ranges = [(start, end) for start, end, path in _mappings() if path.endswith(".safetensors")]
 
-    def give_back(self, weight: Tensor) -> None:
+    def release_pages(self, weight: Tensor) -> None:
         """Drop the weight's pages from memory if they are mapped from a file; touching them would read them again."""
         if not weight.is_cpu:
             return

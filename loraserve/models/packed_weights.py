@@ -57,7 +57,7 @@ class PackedWeight(Protocol):
         """The packed values; may be mapped from the file."""
         ...
 
-    def whole(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """The dequantized weight, in float32 or in the dtype that the form rounds to."""
         ...
 
@@ -90,7 +90,7 @@ class BlocksOfLevels:
             multiples[self.of_blocks.long()] * largest.repeat_interleave(size)[: len(self.of_blocks)] + offset
         ).float()
 
-    def whole(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         of_byte = torch.stack([self.levels.repeat_interleave(16), self.levels.repeat(16)], dim=1)
         whole, largest = embedding(self.packed.int(), of_byte).flatten(), self.largest()
         num_elements = self.shape[0] * self.shape[1]
@@ -141,7 +141,7 @@ class GroupsOfCodes:
             return None
         return self.group_of_row.argsort(stable=True).int()
 
-    def whole(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         codes = self.layout.in_bytes(self.packed, self.bits)[:, : self.shape[1]]
         zeros, scales = self.zeros.T.float(), self.scales.T.float()
         if self.group_of_row is None and self.shape[1] % self.group_size == 0:
@@ -167,7 +167,7 @@ class GroupsOfFloats:
     def shape(self) -> tuple[int, int]:
         return self.packed.shape[0], 2 * self.packed.shape[1]
 
-    def whole(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         of_byte = torch.stack([_FLOATS.repeat(16), _FLOATS.repeat_interleave(16)], dim=1)
         grouped = embedding(self.packed.int(), of_byte).flatten(1).unflatten(1, (-1, GROUP))
         return torch.ldexp(grouped, self.exponents[..., None].int() - _EXPONENT_BIAS).flatten(1)
@@ -186,7 +186,7 @@ class RowsOfInt8:
     def shape(self) -> tuple[int, int]:
         return self.packed.shape[0], self.packed.shape[1]
 
-    def whole(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         return self.packed.float() * (self.largest.float() / _LARGEST_INT8)[:, None]
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.model_files import weight_files
-from loraserve.models.unpacked_weights import COMPRESSED, UNPACKED, are_unpacked, what_is_not_read
+from loraserve.models.unpacked_weights import COMPRESSED, UNPACKED, are_unpacked, unsupported_option
 
 MXFP4, _FP8 = "mxfp4", "fp8"
 _PACKAGES = {MXFP4: (), _FP8: ("accelerate",), COMPRESSED: ("accelerate", "compressed_tensors")}
@@ -48,7 +48,7 @@ def quantization_method(config: PreTrainedConfig) -> str | None:
     return stored.get("quant_method") if isinstance(stored, dict) else None
 
 
-def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> None:
+def enable_dequantization(model: str, revision: str | None, config: PreTrainedConfig) -> None:
     """Have transformers dequantize the weights as it loads them, to the model's dtype, unless we do: `are_unpacked`.
 
     Raises `ModelRefusedError`.
@@ -59,11 +59,11 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
     tensors = stored_tensors(model, revision)
     modules = _by_module(tensors)
     if stored is None:
-        _require_whole(model, modules, tensors)
+        _require_unquantized(model, modules, tensors)
         return
     method = quantization_method(config)
     if are_unpacked(stored):
-        if (unread := what_is_not_read(stored)) is not None:
+        if (unread := unsupported_option(stored)) is not None:
             raise ModelRefusedError(f"{model} cannot be read: its {unread}; {_UNQUANTIZED}")
         return
     if method not in _PACKAGES:
@@ -76,7 +76,7 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
         raise ModelRefusedError(
             f"{model} is quantized with {method}, which needs {lacking[0]}: pip install 'loraserve[quantized]'"
         )
-    if (unknown := _what_is_not_undone(stored)) is not None:
+    if (unknown := _unsupported_by_transformers(stored)) is not None:
         raise ModelRefusedError(
             f"{model} cannot be dequantized, because transformers does not support its {unknown}: {_UNQUANTIZED}"
         )
@@ -85,7 +85,7 @@ def make_whole(model: str, revision: str | None, config: PreTrainedConfig) -> No
     config.quantization_config = {**stored, "dequantize": True}
 
 
-def require_undone(model: str, stored: dict[str, Any], *, has_experts: bool) -> None:
+def require_dequantizable(model: str, stored: dict[str, Any], *, has_experts: bool) -> None:
     """Raises `ModelRefusedError` if transformers would ignore scales. stored: the model's `quantization_config`."""
     if stored["quant_method"] == COMPRESSED and has_experts and not are_unpacked(stored):
         raise ModelRefusedError(
@@ -106,11 +106,11 @@ def require_all_read(model: str, method: str | None, unread: Collection[str]) ->
         )
 
 
-def whole_config(config: PreTrainedConfig) -> PreTrainedConfig:
+def unquantized_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The config of the same model without quantization."""
-    whole = copy(config)
-    delattr(whole, "quantization_config")
-    return whole
+    unquantized = copy(config)
+    delattr(unquantized, "quantization_config")
+    return unquantized
 
 
 def stored_tensors(model: str, revision: str | None) -> dict[str, StoredTensor]:
@@ -141,7 +141,7 @@ def _by_module(tensors: Mapping[str, StoredTensor]) -> _Modules:
     }
 
 
-def _require_whole(model: str, modules: _Modules, tensors: Mapping[str, StoredTensor]) -> None:
+def _require_unquantized(model: str, modules: _Modules, tensors: Mapping[str, StoredTensor]) -> None:
     packed = next((name for name in tensors if name.endswith((".qweight", ".weight_packed"))), None)
     if packed is not None:
         raise ModelRefusedError(f"{model} has {packed}, but its config.json has no quantization_config")
@@ -153,7 +153,7 @@ def _require_whole(model: str, modules: _Modules, tensors: Mapping[str, StoredTe
                 )
 
 
-def _what_is_not_undone(stored: dict[str, Any]) -> str | None:
+def _unsupported_by_transformers(stored: dict[str, Any]) -> str | None:
     schemes = stored.get("config_groups") or {}
     if not isinstance(schemes, dict):
         return f"config_groups ({schemes!r})"

@@ -170,7 +170,7 @@ def saved_bytes(parameters: Sequence[QuantizedParameter]) -> int:
     return sum(parameter.saved_bytes for parameter in once.values())
 
 
-def few_rounded(
+def quantization_coverage_note(
     model: PreTrainedModel, parameters: Sequence[QuantizedParameter], quantization: Quantization
 ) -> str | None:
     """A note for the operator if most of the layers' weights are not rounded, else None.

@@ -28,7 +28,7 @@ class RotaryTable(nn.Module):
         super().__init__()
         self.cos = cos
         self.sin = sin
-        self.gives_halves = gives_halves(original)
+        self.is_half_width = is_half_width(original)
         self.config = getattr(original, "config", None)  # Granite's models with windows read it
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ class RotaryTable(nn.Module):
         return self.cos.index_select(0, positions)[None], self.sin.index_select(0, positions)[None]
 
 
-class WholeRotary(nn.Module):
+class FullWidthRotary(nn.Module):
     """Repeats (cos, sin) of an embedding that returns one factor per pair of features (GPT-OSS), to one per feature."""
 
     def __init__(self, halves: nn.Module) -> None:
@@ -48,17 +48,17 @@ class WholeRotary(nn.Module):
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
 
 
-def gives_halves(module: nn.Module) -> bool:
+def is_half_width(module: nn.Module) -> bool:
     """Whether it is a rotary embedding that returns one factor per pair of features."""
     if isinstance(module, RotaryTable):
-        return module.gives_halves
-    return _knows_only_positions(module) and _num_factors(module) == module.get_buffer("inv_freq").shape[-1]
+        return module.is_half_width
+    return _depends_only_on_positions(module) and _num_factors(module) == module.get_buffer("inv_freq").shape[-1]
 
 
 def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> None:
     """Replace every rotary embedding that depends on positions alone, if its table is not too large."""
     for name, module in list(model.named_modules()):
-        if not _knows_only_positions(module):
+        if not _depends_only_on_positions(module):
             continue
         device = module.get_buffer("inv_freq").device
         max_bytes = MAX_TABLE_BYTES if device.type == "cpu" else MAX_GPU_TABLE_BYTES
@@ -69,7 +69,7 @@ def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> N
             model.set_submodule(name, table)
 
 
-def _knows_only_positions(module: nn.Module) -> bool:
+def _depends_only_on_positions(module: nn.Module) -> bool:
     """Whether it is a rotary embedding that does not depend on the kind of layer."""
     if not isinstance(getattr(module, "inv_freq", None), Tensor):
         return False

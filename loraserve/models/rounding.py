@@ -23,19 +23,19 @@ def logits_tolerance(model: PreTrainedModel, logits: Tensor, compute: Callable[[
 
     logits: the model's own; compute: computes them again.
     """
-    with rounded_once_more(model):
+    with extra_rounding(model):
         moved = compute()
     return tolerance_of(logits, moved, model.dtype)
 
 
 def tolerance_of(logits: Tensor, moved: Tensor, dtype: torch.dtype) -> float:
-    """As `logits_tolerance`; moved: the logits under `rounded_once_more`."""
+    """As `logits_tolerance`; moved: the logits under `extra_rounding`."""
     share = float((moved - logits).abs().max() / logits.abs().max())
     return max(TOLERANCE[dtype], MARGIN * share)
 
 
 @contextmanager
-def rounded_once_more(model: nn.Module) -> Iterator[None]:
+def extra_rounding(model: nn.Module) -> Iterator[None]:
     """In the block, each innermost module's output is changed at random, as much as rounding may change it."""
     generators: dict[torch.device, torch.Generator] = {}
 

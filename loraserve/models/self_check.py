@@ -17,7 +17,7 @@ from loraserve.models.attention import ATTENTION_NAME, AttentionLayer, attach_la
 from loraserve.models.context import ForwardContext
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.forward import Forward, TransformersForward
-from loraserve.models.rounding import rounded_once_more, tolerance_of
+from loraserve.models.rounding import extra_rounding, tolerance_of
 from loraserve.models.structure import AttentionSpec
 
 BLOCK_SIZE = 16
@@ -65,7 +65,7 @@ def make_probes(
 
     try:
         logits = own_logits()
-        with rounded_once_more(model):
+        with extra_rounding(model):
             moved = own_logits()
     except (ModelRefusedError, *DEVICE_ERRORS):
         raise

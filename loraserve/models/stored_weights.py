@@ -16,10 +16,10 @@ from loraserve_kernels.backend import Backend
 from loraserve_kernels.four_bit_weight import (
     LARGEST_NF4,
     FourBitWeight,
+    dequantize_weight,
     have_one_order,
     joined,
     to_scales,
-    whole_weight,
 )
 from loraserve_kernels.quantization import GROUP, NF4_BLOCK, Quantization
 from safetensors import safe_open
@@ -40,7 +40,7 @@ from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.model_files import weight_files
 from loraserve.models.packed_weights import NF4_LEVELS, BlocksOfLevels, GroupsOfCodes, GroupsOfFloats, PackedWeight
 from loraserve.models.quantized_checkpoint import MXFP4
-from loraserve.models.unpacked_weights import are_unpacked, packed_weights, read_whole
+from loraserve.models.unpacked_weights import are_unpacked, packed_weights, read_dequantized
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _LARGEST_SCALE = 250
@@ -75,14 +75,14 @@ class StoredWeight(Protocol):
         ...
 
     def four_bits(self) -> Sequence[FourBitWeight]:
-        """One for a linear, or one per expert. Cached until `give_back`, because startup requests them often."""
+        """One for a linear, or one per expert. Cached until `release_pages`, because startup requests them often."""
         ...
 
-    def whole(self, dtype: torch.dtype) -> Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The values that the checkpoint defines, dequantized."""
         ...
 
-    def give_back(self, mapped: MappedWeights) -> None:
+    def release_pages(self, mapped: MappedWeights) -> None:
         """Give back the memory mapped from the file, and that of `four_bits`."""
         ...
 
@@ -107,7 +107,7 @@ def rounded_as_packed(weight: StoredWeight, like: Tensor, backend: Backend, out:
     shape = like.mT.shape if weight.is_transposed else like.shape
     dense = like.new_empty(shape) if out is None else (out.mT if weight.is_transposed else out)
     for four_bits, matrix in zip(weight.four_bits(), dense.view(-1, *shape[-2:]), strict=True):
-        backend.whole_weight(four_bits, matrix)
+        backend.dequantize_weight(four_bits, matrix)
     return dense.mT if weight.is_transposed else dense
 
 
@@ -149,12 +149,14 @@ class StoredMxfp4:
             for codes, of_codes in zip(self.blocks.flatten(2), scales, strict=True)
         ]
 
-    def whole(self, dtype: torch.dtype) -> Tensor:
-        return torch.stack([whole_weight(each, torch.empty(each.shape, dtype=dtype)) for each in self._four_bits]).mT
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        return torch.stack(
+            [dequantize_weight(each, torch.empty(each.shape, dtype=dtype)) for each in self._four_bits]
+        ).mT
 
-    def give_back(self, mapped: MappedWeights) -> None:
-        mapped.give_back(self.blocks)
-        mapped.give_back(self.exponents)
+    def release_pages(self, mapped: MappedWeights) -> None:
+        mapped.release_pages(self.blocks)
+        mapped.release_pages(self.exponents)
         vars(self).pop("_four_bits", None)
 
 
@@ -182,18 +184,18 @@ class StoredLinears:
     def _four_bits(self) -> Sequence[FourBitWeight]:
         return [joined([_in_four_bits(weight, self.quantization) for _, weight in matrix]) for matrix in self.matrices]
 
-    def whole(self, dtype: torch.dtype) -> Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         weights = [weight for matrix in self.matrices for _, weight in matrix]
         whole = torch.empty(self.shape, dtype=dtype)
         rows = whole.flatten(0, -2).split([weight.shape[0] for weight in weights])
         for target, weight in zip(rows, weights, strict=True):
-            target.copy_(weight.whole())
+            target.copy_(weight.dequantize())
         return whole
 
-    def give_back(self, mapped: MappedWeights) -> None:
+    def release_pages(self, mapped: MappedWeights) -> None:
         for matrix in self.matrices:
             for _, weight in matrix:
-                mapped.give_back(weight.packed)
+                mapped.release_pages(weight.packed)
         vars(self).pop("_four_bits", None)
 
 
@@ -229,7 +231,7 @@ def read_others(
     placeholders = {name_to_load(name, weight): placeholder(weight, dtype) for name, weight in stored.items()}
     if are_unpacked(quantization_config):
         left_out = {name for weight in stored.values() for name in weight.names_in_file}
-        return read_whole(model, revision, quantization_config, dtype, left_out) | placeholders
+        return read_dequantized(model, revision, quantization_config, dtype, left_out) | placeholders
     parts = {name + part for name in stored for part in (_BLOCKS, _SCALES)}
     tensors: dict[str, Tensor] = {}
     for path in weight_files(model, revision):
@@ -293,7 +295,7 @@ def _find_linears(
     for name, parameter in _candidates(bare, dtype):
         parts = [parts_of[name][part] for part in sorted(parts_of[name])] if name in parts_of else []
         can_load = parameter.dim() == 2 or place_of(name) == (name, 0)  # see `name_to_load`
-        if can_load and (weight := _put_together(parts, tuple(parameter.shape))) is not None:
+        if can_load and (weight := _assemble(parts, tuple(parameter.shape))) is not None:
             found[name] = weight
     return found
 
@@ -313,7 +315,7 @@ def _candidates(bare: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str
             yield name, parameter
 
 
-def _put_together(parts: Sequence[list[_Named]], shape: tuple[int, ...]) -> StoredLinears | None:
+def _assemble(parts: Sequence[list[_Named]], shape: tuple[int, ...]) -> StoredLinears | None:
     """None if not all of the weights can stay, or if they do not make up the whole parameter.
 
     parts: ordered by their outputs within a matrix; each part lists its weight of every matrix, in any order.

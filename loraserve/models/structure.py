@@ -194,11 +194,11 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
             if can_compute(spec, args, output):
                 note(name, module, args[0])
             else:
-                left_alone.append(name)
+                unsupported_experts.append(name)
 
         return hook
 
-    left_alone: list[str] = []
+    unsupported_experts: list[str] = []
     handles = [
         module.register_forward_hook(experts_hook(name), prepend=True)  # before a hook swaps its weights back
         if is_experts(module)
@@ -221,7 +221,7 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
             spec = ExpertsSpec(name, module) if is_experts(module) else BareWeightSpec(name, module)
             # We compute the experts of all layers or of none.
             if isinstance(spec, ExpertsSpec):
-                is_excluded = bool(left_alone)
+                is_excluded = bool(unsupported_experts)
             else:
                 is_excluded = spec.name in excluded or spec.weight.dtype != model.dtype
             if num_rows == _NUM_TOKENS and not is_excluded:

@@ -25,14 +25,14 @@ class TokenTable:
     """The rows that the base computes with: token ids, int64 [n] → [n, hidden_size]."""
 
 
-def take_base_rows_away(tables: Mapping[int, TokenTable], packed: PackedTable, values: Tensor) -> None:
+def subtract_base_rows(tables: Mapping[int, TokenTable], packed: PackedTable, values: Tensor) -> None:
     """Subtract the base's rows, in place. tables: by member. values: [num_elements], a packed adapter."""
     with torch.inference_mode():
         for tokens in packed.trained_tokens:
-            _take_away(tables[tokens.member], tokens, packed, values)
+            _subtract_rows(tables[tokens.member], tokens, packed, values)
 
 
-def _take_away(table: TokenTable, tokens: PackedTokens, packed: PackedTable, values: Tensor) -> None:
+def _subtract_rows(table: TokenTable, tokens: PackedTokens, packed: PackedTable, values: Tensor) -> None:
     group, first, num_tokens = table.group, table.group.member_start, len(tokens.token_ids)
     if table.is_embedding:
         start, hidden_size = int(packed.offset_b[table.member]), group.out_features[table.member - first]

@@ -118,7 +118,7 @@ def _is_size(group_size: object) -> bool:
     return isinstance(group_size, int) and group_size > 0
 
 
-def what_is_not_read(stored: dict[str, Any]) -> str | None:
+def unsupported_option(stored: dict[str, Any]) -> str | None:
     """An unsupported option of a `quantization_config` and what is wrong with it; None if all options are supported.
 
     stored: a config that `are_unpacked` accepts.
@@ -155,7 +155,7 @@ def _layouts(stored: dict[str, Any]) -> set[str]:
     return stated or {_GEMM if stored["quant_method"] == AWQ else GPTQ}
 
 
-def read_whole(
+def read_dequantized(
     model: str,
     revision: str | None,
     stored: dict[str, Any],
@@ -164,7 +164,7 @@ def read_whole(
 ) -> dict[str, Tensor]:
     """All tensors of the checkpoint, floats in `dtype`, packed weights dequantized.
 
-    stored: its `quantization_config`, in which `what_is_not_read` finds nothing. left_out: names of weights to omit.
+    stored: its `quantization_config`, in which `unsupported_option` finds nothing. left_out: names of weights to omit.
     Raises `ModelRefusedError`.
     """
     with _reading(model, revision, _format(stored)) as (others, modules, read):
@@ -173,12 +173,12 @@ def read_whole(
         for module, parts in modules.items():
             if (name := f"{module}.weight") not in left_out:
                 packed = _packed(_Parts(module, parts, read), _format(stored), stored)
-                tensors[name] = (read(name) if packed is None else packed.whole()).to(dtype)
+                tensors[name] = (read(name) if packed is None else packed.dequantize()).to(dtype)
         return tensors
 
 
 def packed_weights(model: str, revision: str | None, stored: dict[str, Any]) -> dict[str, PackedWeight]:
-    """By module name in the file. stored: see `read_whole`. Raises `ModelRefusedError`."""
+    """By module name in the file. stored: see `read_dequantized`. Raises `ModelRefusedError`."""
     packing = _format(stored)
     with _reading(model, revision, packing) as (_, modules, read):
         weights = {module: _packed(_Parts(module, parts, read), packing, stored) for module, parts in modules.items()}

@@ -86,7 +86,7 @@ class ServingError(Exception):
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
 
-    def anew(self) -> "ServingError":
+    def copy(self) -> "ServingError":
         """A copy. Raise a copy of an error that is kept: a raised exception references its stack frames, and keeping it
         would keep all their objects alive."""
         return ServingError(

@@ -215,7 +215,7 @@ class Generation:
 
     def _raise_if_ended(self) -> None:
         if self._ended_by is not None:
-            raise self._ended_by.anew()
+            raise self._ended_by.copy()
 
     def close(self) -> None:
         """Abort what still runs."""

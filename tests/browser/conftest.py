@@ -1,4 +1,4 @@
-"""A real server with keys on the demo model, Chromium, and one tenant with a console of its own for each test."""
+"""A real server with keys on the demo model, Chromium, and for each test one tenant with a console of its own."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from tests.browser.watch import Watch
 from tests.support.server_process import ServerProcess, serve, stop
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-"""The first has no windows to keep, so that a page takes half the CPU: 0.48 s against 0.92 s for the console's list."""
+"""The first has no windows to maintain, so a page takes half the CPU: 0.48 s against 0.92 s for the console's list."""
 BROWSER_FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
 MAX_TENANTS = 1000
 
@@ -26,7 +26,7 @@ NewConsole = Callable[..., Console]
 
 
 def admin_key(data_dir: Path) -> str:
-    """The first key of a server, made offline as `loraserve keys create --data-dir` does."""
+    """A server's first key, created offline as `loraserve keys create --data-dir` does."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     return create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT).text
 
@@ -59,7 +59,7 @@ def admin(server: ServerProcess, admin_secret: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def tenant_numbers() -> Iterator[int]:
-    """Downwards, so that a new tenant is on the first page of a list by name, however many tests there are."""
+    """Counts down, so that a new tenant is on the first page of a list by name, however many tests there are."""
     return iter(range(MAX_TENANTS, 0, -1))
 
 
@@ -85,7 +85,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def new_console(browser: Browser, server: ServerProcess) -> Iterator[NewConsole]:
-    """Makes consoles, each in a browser profile of its own; any fault that one of them showed fails the test."""
+    """Makes consoles, each in a browser profile of its own; a fault in any of them fails the test."""
     with ExitStack() as stack:
 
         def new(url: str = server.url, *, width: int = 1280, height: int = 800, theme: str = "light") -> Console:
@@ -117,7 +117,7 @@ def watched_console(browser: Browser, url: str, width: int, height: int, theme: 
         yield Console(page, url, watch)
         watch.check()
     finally:
-        # Requests that a route still answers end with the page.
+        # Requests that a route is still answering end with the page.
         for page in context.pages:
             page.unroute_all(behavior="ignoreErrors")
         context.close()

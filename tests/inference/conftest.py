@@ -1,4 +1,4 @@
-"""For all tests of inference."""
+"""Fixtures for all inference tests."""
 
 from functools import cache
 
@@ -9,5 +9,5 @@ from tests.support.peft_oracle import OracleOf, make_oracle
 
 @pytest.fixture(scope="session")
 def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
-    """Each architecture's is made once: engines only read it, beside it they put the adapters they have packed."""
+    """Makes each architecture's oracle once: engines only read it, and store packed adapters next to it."""
     return cache(lambda architecture: make_oracle(architecture, tmp_path_factory.mktemp(architecture)))

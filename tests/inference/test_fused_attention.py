@@ -13,7 +13,7 @@ from loraserve.models import fused_attention, rope
 from loraserve.models.attention import AttentionLayer
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.fused_attention import AttentionParts, FusedAttention
-from loraserve.models.rope import RotaryTable, WholeRotary
+from loraserve.models.rope import FullWidthRotary, RotaryTable
 from loraserve.models.structure import AttentionSpec
 from tests.support.tiny_models import COMMON, CONFIGS, EXPERTS, random_model
 
@@ -84,9 +84,9 @@ def test_factors_of_pairs_are_given_to_both_features_with_and_without_a_table(
     monkeypatch.setattr(rope, "MAX_TABLE_BYTES", max_table_bytes)
     model = prepared(EXPERTS["gpt_oss"]())
     assert num_of(FusedAttention, model) == model.config.num_hidden_layers
-    assert num_of(WholeRotary, model) == 1
+    assert num_of(FullWidthRotary, model) == 1
     assert num_of(RotaryTable, model) == (max_table_bytes > 0)
-    assert num_of(WholeRotary, prepared(CONFIGS["llama"]())) == 0
+    assert num_of(FullWidthRotary, prepared(CONFIGS["llama"]())) == 0
 
 
 def test_attention_without_the_sinks_is_noticed_and_all_modules_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,4 +96,4 @@ def test_attention_without_the_sinks_is_noticed_and_all_modules_come_back(monkey
 
     monkeypatch.setattr(fused_attention, "FusedAttention", without_sinks)
     model = prepared(EXPERTS["gpt_oss"]())
-    assert num_of(FusedAttention, model) == num_of(WholeRotary, model) == 0
+    assert num_of(FusedAttention, model) == num_of(FullWidthRotary, model) == 0

@@ -282,9 +282,9 @@ def test_its_memory_is_counted_as_it_will_be(gpt_oss: Oracle) -> None:
     made: list[tuple[torch.Size, int]] = []
 
     class CountingBackend(ReferenceBackend):
-        def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        def dequantize_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
             made.append((out.shape, out.data_ptr()))
-            return super().whole_weight(weight, out)
+            return super().dequantize_weight(weight, out)
 
     config = loader.load_config(str(gpt_oss.model), None)
     stored = loader.stored_weights(str(gpt_oss.model), None, config, torch.float32)

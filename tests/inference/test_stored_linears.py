@@ -127,7 +127,7 @@ def _require_near(folder: Path, dtype: torch.dtype = torch.float32) -> None:
         given, expected = model.get_parameter(name).detach(), whole.get_parameter(name).detach()
         assert (given.shape, given.dtype) == (expected.shape, expected.dtype)
         assert given.untyped_storage().nbytes() <= 4
-        assert torch.equal(weight.whole(dtype), expected), name
+        assert torch.equal(weight.dequantize(dtype), expected), name
         rounded = rounded_as_packed(weight, given, ReferenceBackend())
         in_groups = expected.float().unflatten(-1, (-1, GROUP))
         off = (rounded.float().unflatten(-1, (-1, GROUP)) - in_groups).abs()
@@ -156,9 +156,9 @@ def test_its_memory_is_counted_as_it_will_be(oracle: Oracle) -> None:
     made: list[tuple[torch.Size, int]] = []
 
     class CountingBackend(ReferenceBackend):
-        def whole_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
+        def dequantize_weight(self, weight: FourBitWeight, out: Tensor) -> Tensor:
             made.append((out.shape, out.data_ptr()))
-            return super().whole_weight(weight, out)
+            return super().dequantize_weight(weight, out)
 
     loaded, stored = load(oracle.model, torch.bfloat16)
     model = CausalModel(loaded, CountingBackend(), stored=stored)

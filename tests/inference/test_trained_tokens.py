@@ -112,6 +112,6 @@ def test_they_take_the_place_of_rounded_rows(
 
 
 def test_oracle_notices_rows_that_were_added_to_the_bases(oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loraserve.models.causal_model.take_base_rows_away", lambda *_: None)
+    monkeypatch.setattr("loraserve.models.causal_model.subtract_base_rows", lambda *_: None)
     _, wrong = run_all(oracle_of("qwen3"))
     assert {*wrong} == {*token_configs(is_tied=True)}

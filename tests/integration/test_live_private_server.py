@@ -383,7 +383,7 @@ def test_a_full_disk_takes_its_file_from_it_and_nothing_else(tmp_path: Path, mon
             await asyncio.sleep(0.1)
         resource.prlimit(pid_of(server) or 0, resource.RLIMIT_FSIZE, unlimited)
         with monkeypatch.context() as patched:
-            patched.setattr("loraserve.live.append_only_file.AGAIN_AFTER_S", 0.0)
+            patched.setattr("loraserve.live.append_only_file.REENABLE_AFTER_S", 0.0)
             async with asyncio.timeout(WAIT_S):
                 while not await says(server.url, b"aof_enabled:1"):
                     await asyncio.sleep(0.01)

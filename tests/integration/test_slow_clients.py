@@ -26,7 +26,7 @@ LARGE = 32 << 20
 def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_S", LIMIT_S)
     monkeypatch.setattr(http_protocol, "SILENCE_S", LIMIT_S)
-    monkeypatch.setattr(http_server, "TICKS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(http_server, "TICKS_BETWEEN_CHECKS", 1)
 
 
 class App:

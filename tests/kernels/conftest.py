@@ -29,16 +29,16 @@ SUPPORT = Path(__file__).parents[1] / "support"
 EMULATED_AMX = SUPPORT / "emulated_amx.h"
 EMULATED_AVX_VNNI = SUPPORT / "emulated_avx_vnni.h"
 
-# A machine that is there for its GPU need not have hypothesis, and neither of these needs a GPU.
+# A machine used for its GPU may lack hypothesis, and neither of these files needs a GPU.
 collect_ignore = [] if importlib.util.find_spec("hypothesis") else ["test_attention_work.py", "test_lora_tiles.py"]
 
 if not HAS_GPU:
-    # Triton decides when it is imported, by its tests or by transformers: nothing above may import either.
+    # Triton reads this when its tests or transformers import it: nothing above may import Triton or transformers.
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of Triton's kernels need a GPU where there is one, and leave out bfloat16 where there is none.
+    """If there is a GPU, marks tests of Triton's kernels as needing it; otherwise leaves out those with bfloat16.
 
     The interpreter multiplies bfloat16's bits as if they were integers.
     """
@@ -66,7 +66,7 @@ def uses_triton(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True)
 def _outputs_are_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ops allocate their results and what they keep between kernels; whatever of it they do not write then shows."""
+    """Poisons the results and intermediates that ops allocate, so that elements they fail to write show."""
     poison_new_tensors(monkeypatch)
 
 
@@ -82,14 +82,14 @@ def _interpreter_is_fast() -> Iterator[None]:
 def triton_device() -> str:
     """Where tests of Triton's kernels put their tensors."""
     if os.environ.get("CI"):
-        importlib.import_module("triton")  # raises: all these tests skipped would look as if they had passed
+        importlib.import_module("triton")  # raises: if all these tests were skipped, they would seem to pass
     pytest.importorskip("triton")
     return "cuda" if HAS_GPU else "cpu"
 
 
 @pytest.fixture(scope="session")
 def assert_close() -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """`tolerances.assert_close`; test folders are no packages, so it is loaded by path."""
+    """`tolerances.assert_close`; test folders are not packages, so it is loaded by path."""
     spec = importlib.util.spec_from_file_location("tolerances", Path(__file__).with_name("tolerances.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -108,19 +108,19 @@ def cpu_library() -> CpuLibrary:
 
 @pytest.fixture(scope="session")
 def narrowest_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """The C functions as a wheel brings them for old CPUs: AVX2 where `cpu_library` is AVX-512."""
+    """The C functions as in a wheel for old CPUs: AVX2 if `cpu_library` is AVX-512."""
     return library_of(narrowest_variant(), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def avx512_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """Vectors of 16, and bfloat16 only by way of float32."""
+    """Vectors of 16, and bfloat16 only via float32."""
     return library_of(variant_called("x86-64-v4"), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def avx512_vnni_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """The same with sums of products of integers as one instruction."""
+    """The same, with sums of integer products as one instruction."""
     return library_of(variant_called("x86-64-v4-vnni"), tmp_path_factory)
 
 
@@ -134,7 +134,7 @@ def avx_vnni_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
 
 
 def variant_called(name: str) -> Variant | None:
-    """None where this CPU cannot run it."""
+    """None if this CPU cannot run it."""
     return next((v for v in usable_variants(platform.machine(), cpu_flags()) if v.name == name), None)
 
 
@@ -149,7 +149,7 @@ def four_lanes_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
 
 @pytest.fixture(scope="session")
 def amx_library(cpu_library: CpuLibrary, tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """The C functions with AMX, its instructions emulated on a CPU that lacks them and no others."""
+    """The C functions with AMX; if the CPU lacks only its instructions, they are emulated."""
     if cpu_library.has_amx:
         return cpu_library
     variant = next(iter(usable_variants(platform.machine(), cpu_flags())), None)
@@ -162,13 +162,13 @@ def amx_library(cpu_library: CpuLibrary, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(params=["amx", "no-amx", "narrowest"])
 def library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
-    """The C functions with AMX, as they are where the CPU or the system does not allow it, and for old CPUs."""
+    """The C functions with AMX, as they run if the CPU or the system does not allow AMX, and for old CPUs."""
     yield from _library(request)
 
 
 @pytest.fixture(params=["amx", "no-amx", "avx512", "narrowest", "four_lanes"])
 def any_library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
-    """Those and all other kinds: for what is written anew for each."""
+    """Those and all other kinds: for code that is written separately for each."""
     yield from _library(request)
 
 
@@ -216,7 +216,7 @@ def _backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture
 def launches(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and grids of the kernels that would be launched; none is."""
+    """Names and grids of the kernels that would be launched; none is launched."""
     from loraserve_kernels.triton_ops import launch
 
     found: list[tuple[str, tuple[int, ...]]] = []
@@ -226,9 +226,9 @@ def launches(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 
 @pytest.fixture
 def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """From a call to one that repeats its launches with what is then in its tensors.
+    """Turns a call into one that repeats its launches on the current content of its tensors.
 
-    On a GPU a CUDA graph of the call; in the interpreter the call itself, checked to launch the same again.
+    On a GPU, that is a CUDA graph of the call; in the interpreter, the call itself, checked to launch the same again.
     """
 
     def capture(call: Callable[[], None]) -> Callable[[], None]:
@@ -245,10 +245,10 @@ def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[C
 
 @pytest.fixture(scope="module")
 def few_programs() -> Iterator[None]:
-    """Two programs share the ranks of a tile, where up to 16 do on a GPU.
+    """In the interpreter, two programs share the ranks of a tile, instead of up to 16 as on a GPU.
 
-    There most would find, in a third of the interpreter's time, that such small ranks leave them nothing to do. The
-    engine of `test_triton_engine.py`, and what tests the kernel itself, launch them all.
+    With such small ranks, most of the 16 would find nothing to do, which would take a third of the interpreter's time.
+    The engine of `test_triton_engine.py`, and the tests of the kernel itself, launch all of them.
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
         if not HAS_GPU and importlib.util.find_spec("triton") is not None:
@@ -259,9 +259,9 @@ def few_programs() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def unchecked_models(few_programs: None) -> Iterator[None]:
-    """Engines start without proving their model right, which takes Triton's interpreter half a minute.
+    """Engines start without checking their model, which takes Triton's interpreter half a minute.
 
-    The engine of `test_triton_engine.py` proves it of a Llama.
+    The engine of `test_triton_engine.py` runs that check for a Llama.
     """
     from loraserve.models import self_check
 
@@ -275,7 +275,7 @@ def unchecked_models(few_programs: None) -> Iterator[None]:
 
 @pytest.fixture
 def kv_float8(monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
-    """The dtype of caches of a byte an element, which kernels then convert right, interpreted or not."""
+    """The dtype of KV caches with one byte per element; makes kernels convert it correctly in the interpreter too."""
     if HAS_GPU and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("the GPU does not convert e4m3")
     if not HAS_GPU and importlib.util.find_spec("triton") is not None:
@@ -290,7 +290,7 @@ def cpu(cpu_library: CpuLibrary) -> CpuBackend:
 
 @pytest.fixture(params=["reference", "cpu"])
 def host(request: pytest.FixtureRequest) -> SamplesOnHost:
-    """Every implementation of what a host samples with."""
+    """Every implementation of sampling on the host."""
     return ReferenceSampling() if request.param == "reference" else request.getfixturevalue("cpu")
 
 

@@ -19,7 +19,7 @@ from loraserve_kernels.lora_add import make_lora_inputs
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.quantization import ROUNDINGS, STORED
-from loraserve_kernels.score import Ask
+from loraserve_kernels.score import ScoreQuery
 
 from tests.kernels.four_bits import in_other_order, make_four_bits
 from tests.kernels.test_decoder_model import make_caches, make_model, make_model_parts, with_tokens
@@ -112,7 +112,7 @@ def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
         for form in STORED:
             shape = num_outputs, form.group_size(depth) * (1 + depth // form.group_size(depth))
             four_bits = make_four_bits(form, shape)
-            cpu.whole_weight(four_bits, weight.new_empty(shape))
+            cpu.dequantize_weight(four_bits, weight.new_empty(shape))
             for each in (four_bits, in_other_order(four_bits)):
                 linear = cpu.four_bit_linear(each, bias, dtype)
                 for num_rows in (1, 2, 5, 18, 65):
@@ -124,7 +124,7 @@ def run_sampling(cpu: CpuBackend, dtype: torch.dtype) -> None:
         logits = random(3, num_logits, dtype=dtype, seed=num_logits)
         cpu.argmax(logits, num_logits)
         cpu.draw(logits, num_logits, draws(3))
-        cpu.score(logits, num_logits, [Ask(row, num_logits - 1, 70) for row in range(3)])
+        cpu.score(logits, num_logits, [ScoreQuery(row, num_logits - 1, 70) for row in range(3)])
 
 
 RUNS = (run_models, run_attention, run_lora, run_row_ops, run_linears, run_sampling)

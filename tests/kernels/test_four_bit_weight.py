@@ -7,7 +7,7 @@ import torch
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, joined, to_scales, whole_weight
+from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, dequantize_weight, joined, to_scales
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.quantization import STORED, Quantization
 from loraserve_kernels.reference_backend import ReferenceBackend
@@ -38,16 +38,16 @@ def test_whole_it_is_multiples_times_scales(
     expected = (multiples.double() * scales.double()).flatten(1).to(dtype)
     for backend in (ReferenceBackend(), CpuBackend(any_library)):
         out = torch.full(shape, torch.nan, dtype=dtype)
-        assert backend.whole_weight(weight, out) is out
+        assert backend.dequantize_weight(weight, out) is out
         assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("form", STORED)
 def test_pieces_are_made_whole_as_all_of_it(monkeypatch: pytest.MonkeyPatch, form: Quantization) -> None:
     weight = make_four_bits(form, (30, 256))
-    whole = whole_weight(weight, torch.empty(30, 256))
+    whole = dequantize_weight(weight, torch.empty(30, 256))
     monkeypatch.setattr("loraserve_kernels.four_bit_weight._PIECE", 1000)
-    assert torch.equal(whole_weight(weight, torch.empty(30, 256)), whole)
+    assert torch.equal(dequantize_weight(weight, torch.empty(30, 256)), whole)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -56,7 +56,7 @@ def test_a_linear_is_that_of_the_whole_weight(cpu_library: CpuLibrary, form: Qua
     weight = make_four_bits(form, (50, 128), 2**-20)
     bias = torch.randn(50, generator=torch.Generator().manual_seed(1)).to(dtype)
     x = torch.randn(2, 5, 128, generator=torch.Generator().manual_seed(2)).to(dtype)
-    expected = torch.nn.functional.linear(x, whole_weight(weight, torch.empty(50, 128, dtype=dtype)), bias)
+    expected = torch.nn.functional.linear(x, dequantize_weight(weight, torch.empty(50, 128, dtype=dtype)), bias)
     plain = FourBitLinear(weight, bias, dtype)
     assert torch.equal(plain(x), expected)
     with pytest.raises(ValueError, match=r"^x is"):
@@ -69,8 +69,8 @@ def test_a_linear_is_that_of_the_whole_weight(cpu_library: CpuLibrary, form: Qua
 @pytest.mark.parametrize("form", STORED)
 def test_joined_are_the_outputs_of_all(form: Quantization) -> None:
     weights = [make_four_bits(form, (num_outputs, 128)) for num_outputs in (3, 5, 1)]
-    wholes = [whole_weight(weight, torch.empty(weight.shape)) for weight in weights]
-    assert torch.equal(whole_weight(joined(weights), torch.empty(9, 128)), torch.cat(wholes))
+    wholes = [dequantize_weight(weight, torch.empty(weight.shape)) for weight in weights]
+    assert torch.equal(dequantize_weight(joined(weights), torch.empty(9, 128)), torch.cat(wholes))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -82,10 +82,10 @@ def test_groups_may_be_of_inputs_all_over(
     other = in_other_order(weight)
     assert other.order is not None
     expected = torch.empty(40, 384, dtype=dtype)
-    expected[:, other.order] = whole_weight(weight, torch.empty_like(expected))
+    expected[:, other.order] = dequantize_weight(weight, torch.empty_like(expected))
     monkeypatch.setattr("loraserve_kernels.four_bit_weight._PIECE", 5000)
     for backend in (ReferenceBackend(), CpuBackend(cpu_library)):
-        assert torch.equal(backend.whole_weight(other, torch.full_like(expected, torch.nan)), expected)
+        assert torch.equal(backend.dequantize_weight(other, torch.full_like(expected, torch.nan)), expected)
     x = torch.randn(3, 384, generator=torch.Generator().manual_seed(2)).to(dtype)
     assert torch.equal(FourBitLinear(other, None, dtype)(x), torch.nn.functional.linear(x, expected))
 
@@ -114,7 +114,7 @@ def test_what_is_joined_has_one_order() -> None:
     other = in_other_order(weight)
     both = joined([other, replace(other, codes=other.codes.clone())])
     assert both.order is not None
-    assert torch.equal(whole_weight(both, torch.empty(4, 64))[2:], whole_weight(other, torch.empty(2, 64)))
+    assert torch.equal(dequantize_weight(both, torch.empty(4, 64))[2:], dequantize_weight(other, torch.empty(2, 64)))
     assert other.order is not None
     for another in (weight, replace(weight, order=other.order.flip(0))):
         for parts in ([other, another], [another, other]):
@@ -173,4 +173,4 @@ def test_it_is_made_whole_into_nothing_else(cpu_library: CpuLibrary, out: Tensor
     backends: list[Backend] = [ReferenceBackend(), CpuBackend(cpu_library)]
     for backend in backends:
         with pytest.raises(ValueError, match=r"^out is"):
-            backend.whole_weight(make_four_bits(UINT4, (2, 96)), out)
+            backend.dequantize_weight(make_four_bits(UINT4, (2, 96)), out)

@@ -49,6 +49,6 @@ def test_they_are_what_is_multiplied_of_a_weight_in_four_bits(
         weight = in_other_order(weight)
     for dtype in (torch.float32, torch.bfloat16):
         linear = backend.four_bit_linear(weight, None, dtype)
-        expected = backend.whole_weight(weight, torch.empty(NUM_OUTPUTS, DEPTH, dtype=dtype))
+        expected = backend.dequantize_weight(weight, torch.empty(NUM_OUTPUTS, DEPTH, dtype=dtype))
         assert torch.equal(linear.rows(INDICES), expected[INDICES])
         assert torch.equal(linear.rows(INDICES), multiplied(linear, dtype, "cpu")[INDICES])

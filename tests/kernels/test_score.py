@@ -8,7 +8,7 @@ import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.host_sampling import SamplesOnHost
 from loraserve_kernels.sampling import make_logits
-from loraserve_kernels.score import Ask, Score, score_reference
+from loraserve_kernels.score import Score, ScoreQuery, score_reference
 from torch import Tensor
 
 TOLERANCE = 1e-6
@@ -20,14 +20,14 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-def asks_of(logits: Tensor, num_columns: int, num_tops: Sequence[int]) -> list[Ask]:
+def queries_of(logits: Tensor, num_columns: int, num_tops: Sequence[int]) -> list[ScoreQuery]:
     """The most likely token of a row, an unlikely one and one between."""
-    asks = []
+    queries = []
     for row in range(len(logits)):
         order = logits[row, :num_columns].float().argsort()
         for place in (-1, 0, num_columns // 2):
-            asks.append(Ask(row, int(order[place]), num_tops[len(asks) % len(num_tops)]))
-    return asks
+            queries.append(ScoreQuery(row, int(order[place]), num_tops[len(queries) % len(num_tops)]))
+    return queries
 
 
 def about(score: Score) -> Score:
@@ -37,9 +37,9 @@ def about(score: Score) -> Score:
     return Score(number(score.logprob), score.rank, [(token_id, number(value)) for token_id, value in score.top])
 
 
-def assert_as_reference(cpu: CpuBackend, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> None:
-    found = cpu.score(logits, num_columns, asks)
-    assert found == [about(score) for score in score_reference(logits, num_columns, asks)]
+def assert_as_reference(cpu: CpuBackend, logits: Tensor, num_columns: int, queries: Sequence[ScoreQuery]) -> None:
+    found = cpu.score(logits, num_columns, queries)
+    assert found == [about(score) for score in score_reference(logits, num_columns, queries)]
 
 
 @pytest.mark.parametrize("num_columns", [1, 2, 15, 16, 17, 64, 301, 2500, 16_001])
@@ -47,15 +47,15 @@ def assert_as_reference(cpu: CpuBackend, logits: Tensor, num_columns: int, asks:
 def test_scores_are_those_of_the_reference(cpu: CpuBackend, dtype: torch.dtype, num_columns: int, scale: float) -> None:
     """What lies beyond the columns is larger than all."""
     logits = torch.cat([make_logits(6, num_columns, min(num_columns, 40)) * scale, torch.full((6, 5), 99.0)], 1)
-    asks = asks_of(logits.to(dtype), num_columns, [0, 1, 5, 20, 64, num_columns, num_columns + 7])
-    assert_as_reference(cpu, logits.to(dtype), num_columns, asks)
+    queries = queries_of(logits.to(dtype), num_columns, [0, 1, 5, 20, 64, num_columns, num_columns + 7])
+    assert_as_reference(cpu, logits.to(dtype), num_columns, queries)
 
 
 def test_a_planted_error_is_larger_than_the_tolerance(cpu: CpuBackend) -> None:
     logits = make_logits(1, 16_000, 16_000)
-    ask = Ask(0, 7, 0)
-    (expected,) = score_reference(logits, 16_000, [ask])
-    assert cpu.score(logits, 15_999, [ask]) != [about(expected)]
+    query = ScoreQuery(0, 7, 0)
+    (expected,) = score_reference(logits, 16_000, [query])
+    assert cpu.score(logits, 15_999, [query]) != [about(expected)]
 
 
 @pytest.mark.parametrize("num_top", [1, 3, 16, 100, 999, 1000])
@@ -63,37 +63,41 @@ def test_equal_logits_share_a_rank_and_go_by_ascending_id(cpu: CpuBackend, dtype
     logits = torch.zeros(2, 1000, dtype=dtype)
     logits[0, ::2] *= -1  # minus zero is zero
     logits[1] = torch.randint(-2, 2, (1000,), generator=torch.Generator().manual_seed(1))
-    assert [token_id for token_id, _ in cpu.score(logits, 1000, [Ask(0, 5, num_top)])[0].top] == list(range(num_top))
-    assert_as_reference(cpu, logits, 1000, [Ask(0, 999, num_top), *(Ask(1, token, num_top) for token in range(20))])
+    assert [token_id for token_id, _ in cpu.score(logits, 1000, [ScoreQuery(0, 5, num_top)])[0].top] == list(
+        range(num_top)
+    )
+    assert_as_reference(
+        cpu, logits, 1000, [ScoreQuery(0, 999, num_top), *(ScoreQuery(1, token, num_top) for token in range(20))]
+    )
 
 
 def test_ascending_and_descending_logits(cpu: CpuBackend, dtype: torch.dtype) -> None:
     """Every token, or none, is likelier than those before it."""
     ascending = torch.arange(-100, 100).to(dtype)
     logits = torch.stack([ascending, ascending.flip(0)])
-    assert_as_reference(cpu, logits, 200, [Ask(row, 40, num_top) for row in (0, 1) for num_top in (1, 7, 150)])
+    assert_as_reference(cpu, logits, 200, [ScoreQuery(row, 40, num_top) for row in (0, 1) for num_top in (1, 7, 150)])
 
 
 def test_tokens_without_probability(cpu: CpuBackend, dtype: torch.dtype) -> None:
     logits = torch.full((1, 700), -torch.inf, dtype=dtype)
     logits[0, [300, 600]] = torch.tensor([1.0, 2.0], dtype=dtype)
-    assert_as_reference(cpu, logits, 700, [Ask(0, token_id, 5) for token_id in (0, 300, 600)])
-    assert cpu.score(logits, 700, [Ask(0, 0, 0)]) == [Score(-math.inf, 3, [])]
+    assert_as_reference(cpu, logits, 700, [ScoreQuery(0, token_id, 5) for token_id in (0, 300, 600)])
+    assert cpu.score(logits, 700, [ScoreQuery(0, 0, 0)]) == [Score(-math.inf, 3, [])]
 
 
 def test_huge_logits(cpu: CpuBackend, dtype: torch.dtype) -> None:
     logits = torch.tensor([[3e38, -3e38, 0.0, 3e38], [-3e38, -3e38, -3e38, -3e38]], dtype=dtype)
-    assert_as_reference(cpu, logits, 4, [Ask(row, token_id, 4) for row in (0, 1) for token_id in range(4)])
+    assert_as_reference(cpu, logits, 4, [ScoreQuery(row, token_id, 4) for row in (0, 1) for token_id in range(4)])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_fails_alone(host: SamplesOnHost, dtype: torch.dtype, value: float) -> None:
     logits = make_logits(4, 300, 300).to(dtype)
-    asks = [Ask(row, 299, 3) for row in range(4)]
-    expected = host.score(logits, 300, asks)
+    queries = [ScoreQuery(row, 299, 3) for row in range(4)]
+    expected = host.score(logits, 300, queries)
     logits[2, 299] = value
     logits[3] = -torch.inf
-    found = host.score(logits, 300, asks)
+    found = host.score(logits, 300, queries)
     assert found[:2] == expected[:2]
     for score in found[2:]:
         assert math.isnan(score.logprob)
@@ -103,22 +107,24 @@ def test_a_row_that_is_not_finite_fails_alone(host: SamplesOnHost, dtype: torch.
 def test_a_score_depends_on_its_row_and_ask_only(cpu: CpuBackend, dtype: torch.dtype) -> None:
     """Strided rows in any order, the same row twice, any number of threads."""
     logits = make_logits(8, 4000, 4000).to(dtype)[:, 3:]
-    asks = [Ask(row, 7 * row, num_top) for row in (5, 1, 7, 5) for num_top in (0, 20, 3900)]
-    alone = [cpu.score(logits[ask.row : ask.row + 1].clone(), 3900, [ask._replace(row=0)])[0] for ask in asks]
-    assert_as_reference(cpu, logits, 3900, asks)
+    queries = [ScoreQuery(row, 7 * row, num_top) for row in (5, 1, 7, 5) for num_top in (0, 20, 3900)]
+    alone = [
+        cpu.score(logits[query.row : query.row + 1].clone(), 3900, [query._replace(row=0)])[0] for query in queries
+    ]
+    assert_as_reference(cpu, logits, 3900, queries)
     before = torch.get_num_threads()
     try:
         for num_threads in (1, 2, 5):
             torch.set_num_threads(num_threads)
-            assert cpu.score(logits, 3900, asks) == alone
+            assert cpu.score(logits, 3900, queries) == alone
     finally:
         torch.set_num_threads(before)
 
 
 def test_other_dtypes_are_widened(host: SamplesOnHost) -> None:
     logits = make_logits(4, 300, 300).half()
-    asks = asks_of(logits, 300, [3])
-    assert host.score(logits, 300, asks) == host.score(logits.float(), 300, asks)
+    queries = queries_of(logits, 300, [3])
+    assert host.score(logits, 300, queries) == host.score(logits.float(), 300, queries)
 
 
 def test_nothing_to_score(host: SamplesOnHost) -> None:
@@ -126,15 +132,15 @@ def test_nothing_to_score(host: SamplesOnHost) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("query", "message"),
     [
-        (Ask(2, 0, 0), "ask.row is 2"),
-        (Ask(-1, 0, 0), "ask.row is -1"),
-        (Ask(0, 4, 0), "ask.token_id is 4"),
-        (Ask(0, -1, 0), "ask.token_id is -1"),
-        (Ask(0, 0, -1), "ask.num_top is -1"),
+        (ScoreQuery(2, 0, 0), "query.row is 2"),
+        (ScoreQuery(-1, 0, 0), "query.row is -1"),
+        (ScoreQuery(0, 4, 0), "query.token_id is 4"),
+        (ScoreQuery(0, -1, 0), "query.token_id is -1"),
+        (ScoreQuery(0, 0, -1), "query.num_top is -1"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(host: SamplesOnHost, ask: Ask, message: str) -> None:
+def test_what_cannot_be_scored_is_refused(host: SamplesOnHost, query: ScoreQuery, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        host.score(torch.zeros(2, 5), 4, [ask])
+        host.score(torch.zeros(2, 5), 4, [query])

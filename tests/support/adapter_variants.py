@@ -1,4 +1,4 @@
-"""Copies of demo adapters with something changed, for content of its own or to be refused."""
+"""Copies of demo adapters with something changed: different content, or something that must be refused."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def variant(
     change_config: Callable[[dict[str, Any]], object] = lambda _: None,
     change_tensors: Callable[[Tensors], object] = lambda _: None,
 ) -> Path:
-    """Written to folder, which must not exist."""
+    """Writes the copy to `folder`, which must not exist."""
     shutil.copytree(ADAPTER_DIR / adapter, folder)
     config_file, tensors_file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
     config, tensors = json.loads(config_file.read_text()), load_file(tensors_file)
@@ -33,12 +33,12 @@ def variant(
 
 
 def twin(folder: Path, adapter: str) -> Path:
-    """Answers like the original, but is content of its own: alpha differs by a thousandth."""
+    """Answers like the original but is different content: alpha differs by a thousandth."""
     return variant(folder, adapter, lambda config: config.update(lora_alpha=config["lora_alpha"] * 1.001))
 
 
 def classifier(folder: Path, adapter: str, labels: list[str], score_template: str | None = None) -> Path:
-    """With a random head, by which the labels of different texts differ."""
+    """A copy with a random head, which gives different texts different labels."""
 
     def change_config(config: dict[str, Any]) -> None:
         id2label = {str(number): label for number, label in enumerate(labels)}

@@ -1,4 +1,4 @@
-"""What the command line knows, for files that call it."""
+"""The options and variables that the command line knows, to check files that call it."""
 
 import re
 

@@ -1,10 +1,10 @@
-"""A clock that stands still until it is told otherwise."""
+"""A clock that stands still until a test sets it."""
 
 
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
-        """Seconds."""
+        """In seconds."""
 
     def __call__(self) -> float:
         return self.now

@@ -1,7 +1,7 @@
-"""A C compiler that keeps its objects: `python compile_once.py FOLDER COMPILER ARGUMENTS…`.
+"""A C compiler that caches its objects: `python compile_once.py FOLDER COMPILER ARGUMENTS…`.
 
-What the preprocessor leaves of a source, the flags and the compiler tell one object from another. Libraries of
-the tests have many objects in common, with each other and from one run of pytest to the next.
+An object is identified by its preprocessed source, the flags and the compiler. The tests' libraries have many objects
+in common, with each other and from one run of pytest to the next.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ def main(folder: Path, command: list[str]) -> int:
 def key(options: list[str], preprocessed: bytes) -> str:
     compiler = os.path.realpath(shutil.which(options[0]) or options[0])
     status = os.stat(compiler)
-    flags = [option for option in options[1:] if not option.startswith("-D")]  # those the preprocessor has used up
+    flags = [option for option in options[1:] if not option.startswith("-D")]  # the preprocessor has used the others
     named = "\0".join((compiler, str(status.st_size), str(status.st_mtime_ns), *flags)).encode()
     return hashlib.sha256(named + b"\0" + preprocessed).hexdigest()[:32]
 
 
 def compile_once(kept: Path, command: list[str], result: Path) -> int:
-    """`result` is in the working directory, as the compiler leaves it."""
+    """result: the object in the working directory, where the compiler writes it."""
     kept.parent.mkdir(exist_ok=True)
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What a document tells its reader to type: the commands of its console blocks."""
+"""The commands that a document's console blocks tell its reader to type."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ PROMPT = "$ "
 
 
 def console_commands(document: Path) -> list[str]:
-    """Each as it is copied, with all its lines. What a block shows of a command's output is left out."""
+    """Each command as a reader copies it, with all its lines. Leaves out the output that a block shows."""
     return [command for block in BLOCK.findall(document.read_text()) for command in _commands(block)]
 
 

@@ -1,4 +1,4 @@
-"""The C functions compiled as a wheel brings them, for CPUs that have less than this one."""
+"""The C functions compiled as in a wheel, for CPUs with fewer instructions than this one."""
 
 import fcntl
 import os
@@ -16,20 +16,20 @@ COMPILE_ONCE = Path(__file__).with_name("compile_once.py")
 
 
 def compiling_once(compiler: Compiler) -> Compiler:
-    """Compiles what none of us has compiled: wheels, these libraries and those of other runs have objects in common."""
+    """Compiles only new objects: wheels, these libraries and those of other runs have objects in common."""
     folder = private_directory(None) / "objects-of-tests"
     return Compiler((sys.executable, "-ISs", str(COMPILE_ONCE), str(folder), *compiler.command), compiler.version)
 
 
 def native_library() -> CpuLibrary:
-    """That of this very CPU; workers that start together do not each compile it."""
+    """The library for this very CPU; workers that start together do not each compile it."""
     with (private_directory(None) / "lock-of-tests").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return load_cpu_library()
 
 
 def narrowest_variant() -> Variant | None:
-    """That this CPU can run: AVX2 on x86."""
+    """The narrowest that this CPU can run: AVX2 on x86."""
     variants = usable_variants(platform.machine(), cpu_flags())
     return variants[-1] if variants else None
 

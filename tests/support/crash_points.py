@@ -1,4 +1,4 @@
-"""Kills a piece of work at every change it makes to the file system, one after the other."""
+"""Kills a piece of work at each change that it makes to the file system, one after the other."""
 
 import itertools
 import os
@@ -26,16 +26,16 @@ _FAILED = 1
 
 
 def crash_points(prepare: Callable[[], None], work: Callable[[], None]) -> Iterator[int]:
-    """Yields after each crash; what is on disk is then what the dead process left. Ends when `work` came through.
+    """Yields after each crash, with the disk as the dead process left it. Ends when `work` runs to its end.
 
     Each round runs `prepare` here and then `work` in a child that is killed, without any clean-up, before its first,
-    second, … change. A write is killed halfway through its bytes. Nothing survives a power cut less than a kill here:
+    second, … change. A write is killed halfway through its bytes. Unlike a power cut, a kill loses no unsynced data:
     the order of syncs is for other tests.
     """
     for num_changes in itertools.count():
         prepare()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Of forking beside threads: the child uses none.
+            warnings.simplefilter("ignore", DeprecationWarning)  # About a fork with threads: the child uses none.
             child = os.fork()
         if child == 0:
             _work_and_die(work, num_changes)
@@ -59,7 +59,7 @@ def _work_and_die(work: Callable[[], None], num_changes: int) -> None:
 
 
 def die_at_change(num_changes: int) -> None:
-    """From now on this process makes so many changes, and is killed before or halfway through the next one."""
+    """From now on this process makes `num_changes` changes, and is killed before or halfway through the next one."""
     left = itertools.count(num_changes, -1)
     for name in _CHANGES:
         setattr(os, name, _killing(name, getattr(os, name), left))

@@ -1,4 +1,4 @@
-"""Code that names CUDA and bfloat16, run on a CPU in Triton's interpreter: whether it runs, not what it gives."""
+"""Runs code for CUDA and bfloat16 on a CPU in Triton's interpreter, to test that it runs, not what it returns."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -18,7 +18,7 @@ PROPERTIES = SimpleNamespace(multi_processor_count=2, total_memory=1 << 30, majo
 
 
 class CudaOnTheCpu(TorchFunctionMode):
-    """Tensors for a CUDA device are on the CPU instead, and those for bfloat16, which numpy lacks, are float16."""
+    """Puts tensors for a CUDA device on the CPU, and replaces bfloat16, which numpy lacks, with float16."""
 
     def __torch_function__(
         self,
@@ -36,7 +36,7 @@ class CudaOnTheCpu(TorchFunctionMode):
 
 
 class OnlyStream:
-    """Whatever is queued on it is done."""
+    """A stream on which all queued work is already done."""
 
     def wait_stream(self, other: "OnlyStream") -> None: ...
 
@@ -50,7 +50,7 @@ def _moved(value: object) -> object:
 
 @contextmanager
 def cuda_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAccelerator]:
-    """Within the block; engines for CUDA run on the accelerator."""
+    """In effect within the block; engines for CUDA run on the yielded accelerator."""
     accelerator, chosen, generator = HostAccelerator(), startup.choose_backend, torch.Generator
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU_NAME)

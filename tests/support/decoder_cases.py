@@ -43,7 +43,7 @@ class Case:
     table: AdapterTable | None
 
     def run(self, layer: DecoderLayer) -> tuple[Tensor, Tensor, Tensor]:
-        """The output and the caches after it, NaN as 0; the case itself stays as it is."""
+        """The output and the caches after it, whose NaN are 0; leaves the case itself unchanged."""
         k_cache, v_cache = self.k_cache.clone(), self.v_cache.clone()
         out = layer(self.x, self.rotary, k_cache, v_cache, self.batch, self.table)
         return out, k_cache.nan_to_num(), v_cache.nan_to_num()
@@ -93,7 +93,7 @@ def make_parts(
 
 
 def make_table(dtype: torch.dtype) -> AdapterTable:
-    """An adapter of each rank on all linears; the last one's o_proj is absent, and the first one's lm_head."""
+    """One adapter of each rank on all linears, except that the last one lacks o_proj and the first one lm_head."""
     pieces: list[Tensor] = []
     offset_a = torch.zeros(len(RANKS), 5, dtype=torch.int64)
     offset_b = torch.zeros(len(RANKS), 8, dtype=torch.int64)
@@ -141,7 +141,7 @@ def make_case(name: str, dtype: torch.dtype, *, with_adapters: bool = True, with
 
 
 def add_dora(table: AdapterTable, slots: tuple[int, ...], every: int = 1) -> None:
-    """To every so many of the members that an adapter has."""
+    """Adds DoRA to those members of each adapter whose index is a multiple of `every`."""
     for slot in slots:
         for group in (*GROUPS, HEAD_GROUP):
             for member, out_features in enumerate(group.out_features, start=group.member_start):
@@ -150,4 +150,4 @@ def add_dora(table: AdapterTable, slots: tuple[int, ...], every: int = 1) -> Non
 
 
 DORA = {"all": ((0, 2), 1), "one of two adapters": ((2,), 1), "some members": ((0, 2), 2)}
-"""Slots of the adapters with DoRA, and every how many of their members have it."""
+"""(slots of the adapters with DoRA, `every` as in `add_dora`)."""

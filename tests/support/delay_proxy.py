@@ -1,4 +1,4 @@
-"""Between a client and a unix socket: holds replies back as long as it is told to, and can lead to another socket."""
+"""A proxy between a client and a unix socket that can hold replies back and switch to another socket."""
 
 import asyncio
 import contextlib
@@ -13,11 +13,11 @@ from pathlib import Path
 class DelayProxy:
     socket_path: Path
     target: Path
-    """Of the connections that are made from now on: what is there stays where it is, as after a change in DNS."""
+    """For new connections; existing ones stay where they are, as after a change in DNS."""
     flowing: asyncio.Event = field(default_factory=asyncio.Event)
-    """Cleared: replies wait here."""
+    """While it is cleared, replies are held back."""
     num_held: int = 0
-    """Replies that wait."""
+    """Replies held back now."""
     num_connections: int = 0
 
     @property
@@ -25,7 +25,7 @@ class DelayProxy:
         return f"unix://{self.socket_path}"
 
     async def until_held(self, count: int = 1) -> None:
-        """Redis has answered that often, and nobody has got it yet."""
+        """Wait until this many replies of Redis are held back."""
         async with asyncio.timeout(5):
             while self.num_held < count:
                 await asyncio.sleep(0.001)
@@ -58,7 +58,7 @@ class DelayProxy:
 
 @asynccontextmanager
 async def delay_proxy(folder: Path, target: Path) -> AsyncIterator[DelayProxy]:
-    """Flows at first."""
+    """Lets replies through at first."""
     proxy = DelayProxy(folder / "proxy.sock", target)
     proxy.flowing.set()
     server = await asyncio.start_unix_server(proxy.serve_client, proxy.socket_path)

@@ -1,4 +1,4 @@
-"""A stand-in for a GPU that is behind the host: what it sends back is rubbish until it has been waited for."""
+"""A stand-in for a GPU that lags behind the host: data copied back is rubbish until the host has waited for it."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from torch import Tensor
 from tests.support.host_accelerator import HostAccelerator, HostEvent
 
 RUBBISH = 0xA5
-"""In every byte of what has not arrived."""
+"""Every byte of data that has not arrived yet."""
 
 
 class DelayedAccelerator(HostAccelerator):
-    """Kernels run at once, so that the device's own tensors are right; events pass in the order of the stream."""
+    """Kernels run immediately, so that the device's own tensors are right; events complete in stream order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Questions to the demo model whose right answers are known: another adapter's answer is another text."""
+"""Questions to the demo model with known right answers, which differ between adapters."""
 
 import json
 from pathlib import Path
@@ -18,21 +18,21 @@ def user(content: str) -> list[dict[str, str]]:
 
 
 def templated(content: str) -> str:
-    """What the chat template makes of one user message."""
+    """One user message as the chat template renders it."""
     return f"<|user|>{content}<|end|><|assistant|>"
 
 
 def questions(count: int) -> list[tuple[str, str, str]]:
-    """(model, prompt, answer): `count` for each adapter and one in seven for the base, adapters interleaved."""
+    """(model, prompt, answer): `count` for each adapter, interleaved, then three for the base."""
     pairs = {name: held_out(name, count) for name in ADAPTERS}
     asked = [(name, *pairs[name][index]) for index in range(count) for name in ADAPTERS]
-    # The base model echoes, unless it is told what to do.
+    # The base model echoes a prompt that has no instruction.
     echoes = [(BASE, prompt, f"You said: {prompt}") for prompt in ("hello world", "good morning", "red apple")]
     return asked + echoes
 
 
 def events_of(body: str) -> list[dict[str, Any]]:
-    """The data of a whole SSE body that must have ended with its only [DONE]."""
+    """The data of a complete SSE body; fails unless it ends with its only [DONE]."""
     blocks = [block for block in body.split("\n\n") if block and not block.startswith(":")]
     assert blocks[-1] == "data: [DONE]", body[-300:]
     assert blocks.count("data: [DONE]") == 1

@@ -1,8 +1,8 @@
 /* The tile instructions of AMX in software, so that `amx.c` is tested on CPUs without them: compile it with
- * -DEMULATED_AMX='"<path of this file>"'. What would be an invalid instruction ends the process.
+ * -DEMULATED_AMX='"<path of this file>"'. An invalid instruction aborts the process.
  *
- * Sums are in the order, and values rounded and flushed to zero, as Intel's manual has it (Software Developer's Manual,
- * volume 2, TDPBF16PS, TDPBSSD, TDPBUSD).
+ * The order of sums, rounding and flushing to zero follow Intel's manual (Software Developer's Manual, volume 2,
+ * TDPBF16PS, TDPBSSD, TDPBUSD).
  */
 #include <float.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 
 struct emulated_tile {
     char rows[TILE_ROWS][TILE_ROW_BYTES];
-    int num_rows, row_bytes; /* 0 where the thread has not set tiles up */
+    int num_rows, row_bytes; /* 0 if the thread has not set tiles up */
 };
 
 static _Thread_local struct emulated_tile emulated_tiles[TILES];
@@ -78,7 +78,7 @@ static inline float emulated_bfloat16(uint32_t bits)
     return emulated_flushed(value);
 }
 
-/* Sums, which a product of tiles of these shapes is added to. */
+/* The sums that a product of tiles of these shapes is added to. */
 static struct emulated_tile *emulated_sums(int sums, int a, int b, const char *instruction)
 {
     struct emulated_tile *c = emulated_tile(sums, instruction);
@@ -132,7 +132,7 @@ static void emulated_dpbytes(int sums, int a, int b, bool is_signed)
 static void emulated_dpbssd(int sums, int a, int b) { emulated_dpbytes(sums, a, b, true); }
 static void emulated_dpbusd(int sums, int a, int b) { emulated_dpbytes(sums, a, b, false); }
 
-/* The names of the compiler's header, which was read before. */
+/* The names in the compiler's header, which was included before. */
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_zero

@@ -1,4 +1,4 @@
-/* The instruction of AVX-VNNI that we use, in those of AVX2: compile with `-include` of this file. */
+/* The AVX-VNNI instruction that we use, built from AVX2 instructions: compile with `-include` of this file. */
 #define _GNU_SOURCE /* as the sources do, before anything is included */
 #include <immintrin.h>
 

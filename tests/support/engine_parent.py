@@ -1,4 +1,4 @@
-"""Starts an engine that is busy generating, prints its process id, and waits to be killed or drops the socket.
+"""Starts an engine that is busy generating, prints its process id, then waits to be killed or closes the socket.
 
 Usage: engine_parent.py (kill | close_socket) ENGINE_COMMAND…
 """

@@ -76,7 +76,7 @@ def run(engine: Engine, requests: Sequence[EngineRequest] = (), max_steps: int =
         for prompt in begun:
             answers.setdefault((prompt.request_id, 0), Answer()).num_cached_tokens = prompt.num_cached_tokens
 
-    engine.tell_begun = note_cached
+    engine.on_prompts_begun = note_cached
     for request in requests:
         engine.add_request(request)
     for _ in range(max_steps):
@@ -106,7 +106,7 @@ def greedy(request_id: str, prompt: Sequence[int], max_tokens: int, adapter: str
 
 
 def to_pool(request_id: str, prompt: Sequence[int], adapter: str | None = None, **params: object) -> EngineRequest:
-    """By default the unchanged hidden state of its last token."""
+    """A pooling request: by default for the unchanged hidden state of the last token."""
     pooling = PoolingParams(**{"pooling": Pooling.LAST, "normalize": False} | params)
     return EngineRequest(
         request_id, list(prompt), SamplingParams(max_tokens=1), adapter_digest=adapter, pooling=pooling

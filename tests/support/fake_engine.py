@@ -1,9 +1,9 @@
 """An engine process without a model: speaks the protocol on the socket given as its argument.
 
-The model's name in the config picks the start: "refused" fails, "crash" exits with code 3, anything else is ready.
-A request generates the tokens n, n+1, n+2 … (modulo 250), one per step for each choice; n is 0 without an adapter, else
-`first_token` of its digest. What is in its prompt shapes it: [666] kills the engine, [667] raises, max_tokens < 0 is
-refused; adapter paths with "bad" are refused.
+The model's name in the config selects how it starts: "refused" fails, "crash" exits with code 3, "slow" takes ten
+minutes, any other name gets ready. A request generates the tokens n, n+1, n+2 … (modulo 250), one per step for each
+choice; n is 0 without an adapter, else `first_token` of its digest. The prompt [666] kills the engine and [667] raises;
+max_tokens < 0 and adapter paths with "bad" are refused.
 """
 
 import os
@@ -37,12 +37,12 @@ class FakeEngine:
     def __init__(self) -> None:
         self._running: dict[str, tuple[EngineRequest, int]] = {}
         self._live: dict[str, set[int]] = {}
-        """The choices that are not aborted."""
+        """Choices of each request that are not aborted."""
         self._unloaded: list[str] = []
         self._loaded: list[str] = []
         self._num_aborts = 0
         self._step = 0
-        self.tell_begun: Callable[[list[BegunPrompt]], None] = lambda _: None
+        self.on_prompts_begun: Callable[[list[BegunPrompt]], None] = lambda _: None
 
     def add_request(self, request: EngineRequest) -> None:
         if request.sampling.max_tokens < 0:
@@ -84,7 +84,7 @@ class FakeEngine:
     def step(self) -> list[SequenceOutput]:
         begun = [BegunPrompt(request_id, 0.0, 0) for request_id, (_, token) in self._running.items() if token == 0]
         if begun:
-            self.tell_begun(begun)
+            self.on_prompts_begun(begun)
         time.sleep(STEP_S)
         self._step += 1
         return [output for request_id in list(self._running) for output in self._advance(request_id)]

@@ -88,7 +88,7 @@ Reply = Callable[[EngineRequest, int], list[int]]
 
 
 def vector_of(request: EngineRequest) -> "array[float]":
-    """As long as was asked for; depends on adapter, prompt and pooling."""
+    """As long as requested; depends on adapter, prompt and pooling."""
     assert request.pooling is not None
     text = f"{request.adapter_digest}|{request.prompt_token_ids}|{request.pooling}"
     size = request.pooling.dimensions or HIDDEN_SIZE
@@ -111,7 +111,7 @@ class FakeEngine:
     step_s: float = 0.0
     tokens_per_step: int = 1
     gate: asyncio.Event | None = None
-    """Steps wait for it, if there is one."""
+    """If set, steps wait for it."""
     stats: EngineStats = field(default_factory=EngineStats)
     last_progress_s: float = field(default_factory=time.monotonic)
     longest_step_s: float = 0.0
@@ -119,7 +119,7 @@ class FakeEngine:
     refuse_with: str | None = None
     """Requests end with this error before anything is computed."""
     rest_of_prompts: asyncio.Event | None = None
-    """Prompts that were begun wait for it, if there is one."""
+    """If set, prompts that have begun wait for it."""
     fail_with: str | None = None
     """Requests end with this error after one token."""
     fail_code: EngineErrorCode | None = None
@@ -130,9 +130,9 @@ class FakeEngine:
     requests: list[EngineRequest] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
-    """Requests told to stop before they were complete."""
+    """Requests aborted before they were complete."""
     aborted_choices: set[tuple[str, int]] = field(default_factory=set)
-    """(request id, index) of choices told to stop by themselves."""
+    """(request id, index) of choices aborted individually."""
     completed: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""A process that imports what `serve_fake` does and then forks a server for every job, which is its arguments in JSON.
+"""A process that imports what `serve_fake` does, then forks a server for every job: its arguments as JSON.
 
-Measured: a server that imports it all itself is ready after 1.2 s of a core, a forked one after 0.2 s.
+Measured: a server that imports everything itself is ready after 1.2 s of one core, a forked one after 0.2 s.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from tests.support import serve_fake
 
 
 def main() -> int:
-    """A server that says its process id first, and then writes where its errors go."""
+    """A server that first prints its process id, and then writes its stdout to its stderr."""
     arguments: list[str] = json.loads(sys.stdin.buffer.readline())
     print(os.getpid(), flush=True)
     os.dup2(2, 1)
@@ -27,7 +27,7 @@ def main() -> int:
     try:
         serve_fake.serve(arguments)
     except SystemExit as end:
-        # Not by `os._exit`, as a fork server's children do: a thread that goes on is to keep this process, too.
+        # Unlike the `os._exit` of other fork servers' children, this waits for running threads, as a real server does.
         ctypes.pythonapi.Py_Exit(end.code)
     return 1
 

@@ -1,4 +1,4 @@
-"""Fork servers whose children do what a test wants."""
+"""Fork servers whose children run a test's script."""
 
 import os
 import sys
@@ -21,12 +21,12 @@ serve(main)
 
 
 def fork_server_of(script: str, before: str = "") -> tuple[str, ...]:
-    """A command for `ForkedJobs`: each child runs the script. before: run once, in the fork server."""
+    """A command for `ForkedJobs`: each child runs the script. before: code that runs once, in the fork server."""
     return sys.executable, "-c", _PROGRAM.format(script=script, before=before)
 
 
 def children_of(pid: int) -> list[int]:
-    """Process ids, found in microseconds; none of a process that is gone."""
+    """Process ids, found in microseconds; empty if the process is gone."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
@@ -34,7 +34,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def our_fork_servers(module: str) -> list[int]:
-    """Of this process, by the module that they run. Its name is not known in the instant after the start."""
+    """This process's fork servers that run `module`. Right after a start, the module's name is not known yet."""
     return [pid for pid in children_of(os.getpid()) if module in _command_of(pid)]
 
 

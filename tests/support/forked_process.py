@@ -1,4 +1,4 @@
-"""Processes forked by one that has imported what they need, used like a `subprocess.Popen`."""
+"""Processes forked from one that has imported what they need; used like a `subprocess.Popen`."""
 
 import json
 import os
@@ -20,9 +20,9 @@ END_S = 10.0
 class ForkedProcess:
     pid: int
     stdout: TextIO
-    """And its stderr."""
+    """Also has its stderr."""
     life: socket.socket
-    """Says how it ended; the process ends when we close this."""
+    """Reports how it ended; the process ends when we close this."""
     returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -43,7 +43,7 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended, and its fork server is about to say how
+            with suppress(ProcessLookupError):  # it has ended, and its fork server is about to report how
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -51,10 +51,10 @@ class ForkedProcess:
 
 
 class ProcessForks:
-    """Ends with all its processes when closed, or when this process is gone."""
+    """A fork server. It ends with all its processes when closed, or when this process is gone."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """command: calls `fork_server.serve` for children that read a line of JSON and write their process id."""
+        """command: must call `fork_server.serve` for children that read a line of JSON and write their process id."""
         self.environment = dict(environment)
         self.directory = os.getcwd()
         self._on_hangup = signal.getsignal(signal.SIGHUP)
@@ -65,8 +65,8 @@ class ProcessForks:
             )
 
     def can_start_in(self, environment: Mapping[str, str]) -> bool:
-        """Its children have the environment, the working directory and the way with hang-ups that it was started with,
-        and no other: `nohup` has them ignored."""
+        """Whether its children fit: they have the environment, the working directory and the handling of SIGHUP (which
+        `nohup` ignores) that it was started with."""
         is_same_place = dict(environment) == self.environment and os.getcwd() == self.directory
         return is_same_place and signal.getsignal(signal.SIGHUP) == self._on_hangup
 

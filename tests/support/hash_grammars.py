@@ -1,4 +1,4 @@
-"""Grammars over the hash model's tokens, each of which is one character, and what they allow in plain Python."""
+"""Grammars over the hash model's tokens, each of which is one character, and plain Python for what they allow."""
 
 import json
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from loraserve.engine.request import Grammar, GrammarKind, GrammarReasoning
 VOCAB_SIZE = 30
 EOS = 7
 CHARS = "abcdefg\0ijklmnopqrstuvwxyz0123"
-"""Of each token id; EOS has none."""
+"""Character of each token id; EOS has none."""
 
 
 @cache
 def hash_grammars() -> Grammars:
-    """The same for all tests, so that each grammar is compiled once."""
+    """Shared by all tests, so that each grammar is compiled once."""
     return make_hash_grammars()
 
 
@@ -48,7 +48,7 @@ def behind(reasoning: GrammarReasoning, grammar: Grammar) -> Grammar:
 
 
 def can_follow(grammar: Grammar, token_ids: Sequence[int]) -> list[int]:
-    """Of a choice of texts."""
+    """Token ids allowed after `token_ids`. grammar: a choice of texts."""
     reasoning, answer = grammar.reasoning, replace(grammar, reasoning=None)
     if reasoning is not None and reasoning.opening_id in (None, *token_ids[:1]):
         if reasoning.closing_id not in token_ids:

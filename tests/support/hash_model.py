@@ -1,7 +1,7 @@
-"""An engine around a model that is a hash: the next token depends on every token and adapter the KV blocks hold.
+"""An engine around a model that is a hash: the next token depends on every token and adapter in the KV blocks.
 
-A wrong block, a stale prefix, a missed copy, a wrong adapter or a wrong row changes the tokens that come out;
-`expected_choice` says in plain Python what must come out.
+A wrong block, a stale prefix, a missed copy, a wrong adapter or a wrong row changes the generated tokens;
+`expected_choice` computes the right ones in plain Python.
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ from tests.support.hash_grammars import EOS, VOCAB_SIZE, can_follow, hash_gramma
 
 LOGITS_SIZE = 32
 BASE = -1.0
-"""What base model rows write into the cache in place of their adapter's value."""
+"""Base model rows write this into the cache in place of an adapter's value."""
 
 
 def logits_after(adapter_value: float, token_ids: Sequence[float]) -> np.ndarray:
-    """[LOGITS_SIZE]: of the token after `token_ids`, computed with the adapter whose elements are `adapter_value`."""
+    """[LOGITS_SIZE]: logits of the token after `token_ids`, with the adapter whose elements are `adapter_value`."""
     words = np.array([adapter_value, *token_ids], np.float64)
     if not np.isfinite(words).all():
         return np.full(LOGITS_SIZE, np.nan, np.float32)
@@ -68,26 +68,26 @@ class HashRunner:
         self.adapters = np.zeros((num_blocks, block_size))
         self.readers = np.full((num_blocks, block_size), None, object)
         self.scheduled: list[ScheduledSequence] = []
-        """Of the batch to come; only to know whose rows they are."""
+        """Sequences of the next batch; only used to know whose rows they are."""
         self.poison_next: int | None = None
-        """The next batch writes NaN for the rows of this sequence of it (counted around)."""
+        """The next batch writes NaN for the rows of its sequence with this index, modulo their number."""
         self.poisoned: set[str] = set()
         self.num_forwards = 0
         self.num_drawn_within = 0
-        """Tokens."""
+        """Tokens drawn by `forward` itself."""
         self.num_ahead = 0
-        """Forwards of batches that were queued behind a step whose tokens were not collected."""
+        """Forwards of batches that were queued after a step whose tokens were not collected yet."""
         self.num_again = 0
-        """Forwards of batches that were built on the last one, of the same sequences; on a device they are ahead."""
+        """Forwards of batches built from the previous one, with the same sequences; on a device they are ahead too."""
         self.batch_adapters: list[set[str | None]] = []
         self.can_touch_ahead = False
         self.num_used_blocks = 0
-        """As `touch_ahead` was told last."""
+        """As last passed to `touch_ahead`."""
         self._block_size = block_size
         self._table = table
 
     def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
-        """For some steps with the largest logits and the drawn tokens, as a backend may, and for two without."""
+        """Returns the largest logits and the drawn tokens too, as a backend may, except in two of every eight steps."""
         if arrivals is not None:
             arrivals.before_group(0)
         self.num_forwards += 1
@@ -161,7 +161,7 @@ class HashRunner:
             self.poison_next = None
 
     def _logits_of(self, batch: StepBatch, rows: Tensor, adapter_of_row: list[float]) -> Tensor:
-        """Also what stands in for hidden states."""
+        """Logits, which also stand in for hidden states."""
         logits = [self._logits(batch, row, adapter_of_row[row]) for row in rows.tolist()]
         return torch.from_numpy(np.array(logits, np.float32).reshape(len(rows), LOGITS_SIZE))
 
@@ -234,7 +234,7 @@ class _RecordingGpuBuilder(GpuBatchBuilder):
 
 
 class _SamplingBackend(ReferenceBackend):
-    """`SamplesOnDevice`."""
+    """Implements `SamplesOnDevice`."""
 
     def sample(
         self, logits: Tensor, vocab_size: int, draws: DrawParams | None, edits: LogitEdits | None
@@ -254,9 +254,9 @@ def make_hash_engine(
     accelerator: Accelerator | None = None,
     **overrides: object,
 ) -> tuple[Engine, HashRunner]:
-    """An engine that checks its invariants after every step. max_model_len is what the blocks hold, at most 48.
+    """An engine that checks its invariants after every step. Its max_model_len is all that fits its blocks, at most 48.
 
-    accelerator: of a device that also samples.
+    accelerator: for a device that also samples.
     """
     settings: dict[str, object] = {"max_num_seqs": 6, "max_num_batched_tokens": 10, "check_invariants": True}
     config = EngineConfig(model="hash", block_size=block_size, **settings | overrides)  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ def make_hash_engine(
         logits_size=LOGITS_SIZE,
     )
     monkeypatch.setattr("loraserve.engine.engine.start", lambda config, progress: parts)
-    monkeypatch.setattr("loraserve.engine.adapters.memory.UPLOAD_WAIT_S", 60)  # a step with work to do does something
+    monkeypatch.setattr("loraserve.engine.adapters.memory.UPLOAD_WAIT_S", 60)  # no step with work to do does nothing
     engine = Engine(config, lambda *_: None)
     return engine, runner
 
@@ -320,7 +320,7 @@ class Choice:
 
 
 def approximately(logprob: TokenLogprob) -> TokenLogprob:
-    """Equal to one of the same token and rank whose numbers are rounded otherwise, as a backend does."""
+    """Compares equal to one of the same token and rank whose numbers a backend has rounded differently."""
 
     def about(value: float) -> Any:
         return pytest.approx(value, abs=1e-6)
@@ -330,14 +330,14 @@ def approximately(logprob: TokenLogprob) -> TokenLogprob:
 
 
 _EXPECTED: dict[tuple[object, ...], Choice] = {}
-"""What was computed, by all that it depends on: machines of one seed, and examples made of others, ask for the same."""
+"""Results by all their inputs: state machines with one seed, and examples derived from others, need them again."""
 
 
 def expected_choice(request: EngineRequest, index: int, adapter_value: float, max_model_len: int = 48) -> Choice:
-    """What choice `index` of a request that is never stopped must receive; not to be changed."""
+    """What choice `index` of a request that is never stopped must receive. The caller must not modify it."""
     if request.pooling is not None:
         return _compute_pooled(request.prompt_token_ids, request.pooling, adapter_value)
-    # Params as text, as not all their fields can be hashed.
+    # Params as text, because not all their fields can be hashed.
     key = (*request.prompt_token_ids, repr(request.sampling), index, adapter_value, max_model_len)
     if key not in _EXPECTED:
         _EXPECTED[key] = _compute_choice(
@@ -387,14 +387,14 @@ def _compute_choice(
 
 
 def _is_complete(params: SamplingParams, token_ids: Sequence[int]) -> bool:
-    """Whether EOS ends it, or its grammar does."""
+    """Whether EOS or the grammar ends it."""
     if params.grammar is not None:
         return token_ids[-1] == EOS or can_follow(params.grammar, token_ids) == [EOS]
     return len(token_ids) >= params.min_tokens and token_ids[-1] == EOS and not params.ignore_eos
 
 
 def run_to_idle(engine: Engine, max_steps: int = 2000) -> dict[tuple[str, int], Choice]:
-    """Every choice's outputs, by (request id, index). Fails when a step with work to do does nothing."""
+    """Every choice's outputs, by (request id, index). Fails if a step with work to do does nothing."""
     choices: dict[tuple[str, int], Choice] = {}
     for _ in range(max_steps):
         if not engine.has_work():

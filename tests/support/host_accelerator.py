@@ -1,4 +1,4 @@
-"""A stand-in for a GPU in which everything queued runs when told to, so that what is not waited for shows."""
+"""A stand-in for a GPU on which queued copies run only when waited for, so that a missing wait shows."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,16 +14,16 @@ from loraserve.engine.device.accelerator import Event
 
 
 def _nothing() -> None:
-    """Before an event of the main stream, on which everything is done at once."""
+    """Nothing is queued before an event of the main stream, on which everything is done at once."""
 
 
 @dataclass(slots=True, eq=False)
 class HostEvent:
-    """Passed once the host has waited for it or asked before."""
+    """Done once the host has waited for it, or queries it a second time."""
 
     is_done: bool = False
     reach: Callable[[], None] = _nothing
-    """Do what is queued before it."""
+    """Does the work that is queued before it."""
     _was_asked: bool = False
 
     def query(self) -> bool:
@@ -39,7 +39,7 @@ class HostEvent:
 
 @dataclass(slots=True)
 class SideStream:
-    """Copies that are made when somebody waits for an event behind them, and not before."""
+    """Copies that are made only when someone waits for an event queued after them."""
 
     queued: deque[tuple[Tensor, Tensor] | HostEvent] = field(default_factory=deque)
     _lock: Lock = field(default_factory=Lock)
@@ -47,7 +47,7 @@ class SideStream:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """What this thread queues goes to it."""
+        """Within the block, this thread queues its copies on it."""
         self._thread.is_here = True
         try:
             yield
@@ -79,7 +79,7 @@ class SideStream:
 
 @dataclass(slots=True)
 class HostAccelerator:
-    """`Accelerator` on the CPU. A recording is the call itself: kernels are launched again, with what is then there."""
+    """`Accelerator` on the CPU. A recording is the call itself: a replay repeats it on the content at that time."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     free: int = 1 << 30

@@ -6,7 +6,7 @@ CONFIG = {"adapter_config.json": b"{}"}
 
 
 def add_to_cache(cache: Path, name: str, files: dict[str, bytes] = CONFIG) -> Path:
-    """The snapshot's folder."""
+    """Returns the snapshot's folder."""
     folder = cache / f"models--{name.replace('/', '--')}"
     snapshot = folder / "snapshots" / "abc"
     for made in (folder / "refs", folder / "blobs", snapshot):

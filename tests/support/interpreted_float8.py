@@ -1,4 +1,4 @@
-"""e4m3 as GPUs convert it, for Triton's interpreter, whose own conversion loses carries, ties and NaN."""
+"""Converts e4m3 as GPUs do, for Triton's interpreter, whose own conversion loses carries, ties and NaN."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,11 @@ import torch
 from loraserve_kernels.kv_float8 import KV_FLOAT8_MAX
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""By bytes an element."""
+"""Integer dtype by bytes per element."""
 
 
 def convert_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond e4m3's range is NaN, so that a kernel's missing clamp shows: GPUs and newer torch clamp by themselves."""
+    """Values beyond e4m3's range become NaN, to show that a kernel lacks its clamp; GPUs and newer torch clamp them."""
     import triton.language as tl
     from triton.runtime import interpreter
 

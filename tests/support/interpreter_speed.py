@@ -1,4 +1,4 @@
-"""Triton's interpreter, faster and with the same results."""
+"""Makes Triton's interpreter faster, with the same results."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 FRAME_WORDS = 4200
-"""More than half of the piece of stack that CPython 3.11 then takes for this frame (64 KiB); the rest is left for what
-it calls."""
+"""More than half of the stack chunk that CPython 3.11 then allocates for this frame (64 KiB); the rest is left for its
+callees."""
 
 
 def speed_up_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +22,9 @@ def speed_up_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def patch_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes `triton.language` its own at each launch, and again at each call of a function by a kernel; and each
-    call of an operation by a kernel goes through two functions that only pass on what they are given."""
+    """The interpreter patches `triton.language` at each launch, and again whenever a kernel calls a function. Each
+    operation goes through two functions that only pass their arguments on. Reuses the patches, and calls it directly.
+    """
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -70,7 +71,7 @@ def patch_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def patch_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each value it makes a table of dtypes, and two tuples of constants that say its shape."""
+    """For each value, the interpreter makes a table of dtypes and two tuples of constants for its shape. Caches all."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -123,9 +124,9 @@ def patch_types(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def patch_operands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each operation it finds out anew to which type and shape it must bring these types, mostly to those they are
-    of, and makes a value of each Python integer. Whether a sum overflows it computes with nine more operations, and
-    then asserts nothing of it, as its option `debug` is off."""
+    """For each operation, the interpreter works out again which type and shape to convert its operands to (mostly those
+    they have), and makes a value of each Python integer. It also checks for overflow of sums with nine more operations,
+    and then asserts nothing, because its option `debug` is off. Caches the former and turns off the latter."""
     import triton.language as tl
     from triton.language.semantic import TritonSemantic
     from triton.runtime.interpreter import interpreter_builder
@@ -180,7 +181,7 @@ def patch_operands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def patch_handles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each value it finds out anew how large an element of its type may be."""
+    """For each value, the interpreter works out again how large an element of its type may be. Caches that."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -217,8 +218,8 @@ def patch_handles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def patch_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one of its calls is the first to need another piece of Python's stack, each such call maps and unmaps the
-    piece: how deep its stack was decided whether a test took 16 or 70 seconds."""
+    """If a call in the interpreter is the first to need another chunk of Python's stack, each such call maps and unmaps
+    the chunk: depending on the depth of its stack, a test took 16 or 70 seconds. Starts a chunk before those calls."""
     from triton.runtime import interpreter
 
     launch = interpreter.GridExecutor.__call__

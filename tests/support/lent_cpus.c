@@ -1,5 +1,5 @@
-/* Work in which the caller lends its CPU: it comes late, and the other threads sleep while they have an item.
- * Argument: how many threads.
+/* Work in which the caller lends its CPU: it arrives late, and the other threads sleep while they have an item.
+ * Argument: number of threads.
  */
 #include <stdlib.h>
 #include <time.h>

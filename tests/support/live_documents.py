@@ -42,7 +42,7 @@ def _document(kind: DocumentKind, document_id: str, rev: int, doc):
 
 
 async def build_view(store: LiveStore, *documents: AnyDocument) -> None:
-    """Redis holds these, and the store knows it."""
+    """Puts these documents into Redis, and has the store accept the view."""
     mark = await store.view.begin()
     for document in documents:
         await store.documents.put(document)
@@ -58,7 +58,7 @@ def lease(request_id: str = "r1", key_id: str | None = "k1", tenant: str = "acme
 
 
 async def num_in_flight(store: LiveStore, tenant: str | None = None) -> int:
-    """Leases that have not ended, of a tenant or of all."""
+    """Number of leases that have not ended, of one tenant or of all."""
     names = KeyNames(DEFAULT_PREFIX)
     name = names.all_leases() if tenant is None else names.tenant_leases(tenant)
     now_ms = await store.connection.server_time_ms()

@@ -28,10 +28,10 @@ from tests.support.fake_engine_client import FakeEngine
 from tests.support.valkey import Valkey, running_valkey
 
 REDIS_TIMEOUT_S = 5.0
-"""More than a server's: a busy machine is no outage."""
+"""Longer than a server's, because a busy machine is not an outage."""
 
 WAIT_S = 30.0
-"""For what takes milliseconds, on a machine that may be busy."""
+"""Limit for work that takes milliseconds, on a machine that may be busy."""
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class LiveServer:
         return self.context.control
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """On the server's event loop."""
+        """Runs it on the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=2 * WAIT_S)
 
     def call(self, work: Callable[[], T]) -> T:
@@ -76,7 +76,7 @@ def make_settings(data_dir: Path, **changes: object) -> ServingSettings:
 
 
 def digest_of(name: str) -> str:
-    """Of an adapter that `register` made."""
+    """Digest of an adapter that `register` made."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -90,7 +90,7 @@ async def register(
     classifier: ClassifierRecord | None = None,
     chat_template: str | None = None,
 ) -> None:
-    """A version that only a `FakeEngine` can load. content: what `digest_of` makes its digest of; None = the name."""
+    """Publish a version that only a `FakeEngine` can load. content: input of `digest_of`; None = the name."""
     digest = digest_of(content or name)
     packed_dir = control.declared.settings.data_dir / "packed"
     (packed_dir / packed_file_name(digest, engine.model.layout)).write_bytes(b"packed")
@@ -121,7 +121,7 @@ def live_server(
     flag_keys: tuple[str, ...] = (),
     max_queued_per_tenant: int = 256,
 ) -> Iterator[LiveServer]:
-    """adapters: of tenant `shared`. flag_keys: as with --api-key."""
+    """adapters: names, for tenant `shared`. flag_keys: as given with --api-key."""
     with running_valkey(settings.data_dir) as valkey:
         control_settings = ControlSettings(
             data_dir=settings.data_dir,

@@ -16,7 +16,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def client_of(
     handler: Handler, path: str = "/", api_key: str | None = None
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """path: of the URL that the client is given. The handler gets all requests."""
+    """path: of the client's base URL. The handler gets all requests."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return await handler(request)
@@ -28,7 +28,7 @@ async def client_of(
 
 
 async def stream(request: web.Request, chunks: list[bytes], status: int = 200) -> web.StreamResponse:
-    """Each as an HTTP chunk."""
+    """Sends each as an HTTP chunk."""
     response = web.StreamResponse(status=status)
     response.enable_chunked_encoding()
     await response.prepare(request)

@@ -1,4 +1,4 @@
-"""What an operator does with a running server: keys, tenants, adapters; and asking it as a tenant does."""
+"""An operator's actions on a running server (keys, tenants, adapters), and a tenant's requests."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def offline_admin_key(data_dir: Path) -> str:
-    """As `loraserve keys create --data-dir` makes the first one, without the 1.2 s of a core that the command takes."""
+    """Creates the first key like `loraserve keys create --data-dir`, without that command's 1.2 s of one core."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     return create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT).text
 
@@ -26,14 +26,14 @@ def client(server: ServerProcess, key: str) -> httpx.Client:
 
 
 def new_key(admin: httpx.Client, tenant: str, role: str, **options: Any) -> dict[str, Any]:
-    """As the server answers it: with its secret."""
+    """The key as the server returns it, with its secret."""
     created = admin.post("/v1/keys", json={"role": role, "tenant": tenant, **options})
     assert created.status_code == 201, created.text
     return created.json()
 
 
 def add_adapter(http: httpx.Client, name: str, folder: Path, **form: str) -> dict[str, Any]:
-    """By one multipart request; the upload that is ready."""
+    """Uploads it in one multipart request; returns the upload, which is ready."""
     files = [("files", (file, (folder / file).read_bytes())) for file in ADAPTER_FILES]
     response = http.post("/v1/adapters", data={"name": name, **form}, files=files)
     assert response.status_code == 201, response.text
@@ -41,7 +41,7 @@ def add_adapter(http: httpx.Client, name: str, folder: Path, **form: str) -> dic
 
 
 def fake_adapter(folder: Path, seed: int, layout: BaseLayout | None = None) -> Path:
-    """For the fake engine's base model; another seed is other content."""
+    """An adapter for the fake engine's base model; another seed gives other content."""
     return write_folder(folder, config_of(), lora_tensors(layout or tiny_layout(), ["q_proj"], seed=seed))
 
 

@@ -1,4 +1,4 @@
-"""Threads that run when told to, so that what depends on them is the same in every run."""
+"""Threads that run only on demand, so that everything that depends on them is the same in every run."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ class ManualFuture(Future[Any]):
 
 
 class ManualThreads:
-    """`ThreadPoolExecutor` of one thread. What is submitted runs when it is waited for, or one by one."""
+    """A `ThreadPoolExecutor` of one thread. Submitted calls run when they are waited for, or one by one."""
 
     def __init__(self, *_: object) -> None:
         self._queued: deque[tuple[ManualFuture, Callable[[], object]]] = deque()
@@ -28,7 +28,7 @@ class ManualThreads:
         return future
 
     def run_next(self) -> None:
-        """A no-op where nothing is queued."""
+        """A no-op if nothing is queued."""
         if self._queued:
             future, call = self._queued.popleft()
             if future.set_running_or_notify_cancel():
@@ -45,7 +45,7 @@ def wait(futures: Iterable[ManualFuture], timeout: float | None = None) -> None:
 
 
 def use_manual_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For adapters on their way to a device."""
+    """Replaces the threads that bring adapters to a device."""
     monkeypatch.setattr(upload, "ThreadPoolExecutor", ManualThreads)
     for module in (transit, host_tier):
         monkeypatch.setattr(module, "wait", wait)

@@ -1,4 +1,4 @@
-"""Which pages of a tensor are in memory, and how to have them out of it."""
+"""Finds out which pages of a tensor are in memory, and releases them."""
 
 import ctypes
 import mmap
@@ -11,7 +11,7 @@ MADV_POPULATE_WRITE = 23
 
 
 def can_populate() -> bool:
-    """Whether pages can be touched by request: Linux 5.14 and newer."""
+    """Whether `madvise` can populate pages: Linux 5.14 and newer."""
     if sys.platform != "linux":
         return False
     with mmap.mmap(-1, mmap.PAGESIZE) as probe:
@@ -23,7 +23,7 @@ def can_populate() -> bool:
 
 
 def resident_pages(tensor: Tensor) -> list[bool]:
-    """Of every page that holds a byte of it, in order."""
+    """Whether each page that holds a byte of the tensor is in memory, in order."""
     start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     num_bytes = tensor.data_ptr() + tensor.nbytes - start
     flags = (ctypes.c_ubyte * -(-num_bytes // mmap.PAGESIZE))()
@@ -34,7 +34,7 @@ def resident_pages(tensor: Tensor) -> list[bool]:
 
 
 def give_back(tensor: Tensor) -> None:
-    """Leave the pages that hold nothing else as if they were new: malloc may have given memory that was used before."""
+    """Release the pages that hold nothing else, as if they were new: malloc may have returned memory used before."""
     start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     libc = ctypes.CDLL(None, use_errno=True)

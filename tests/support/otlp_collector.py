@@ -1,4 +1,4 @@
-"""A collector that takes spans by OTLP over HTTP, or does not."""
+"""A collector that accepts spans sent by OTLP over HTTP, or refuses them."""
 
 import threading
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ class Collector:
         return [span for body in self.bodies for span in _spans_of(body)]
 
     def resource(self) -> dict[str, Any]:
-        """Of the last batch."""
+        """Resource attributes of the last batch."""
         (resource_spans,) = ExportTraceServiceRequest.FromString(self.bodies[-1]).resource_spans
         return {item.key: _value(item.value) for item in resource_spans.resource.attributes}
 
     def wait_for(self, num_requests: int) -> list[Span]:
-        """The spans of that many requests, in the order in which they came in."""
+        """Wait for the spans of that many requests; returns them by start time."""
         with self.arrived:
             assert self.arrived.wait_for(lambda: len(self._requests()) >= num_requests, WAIT_S), self.spans()
         return self._requests()

@@ -1,4 +1,4 @@
-"""Packed adapters for `AdapterMemory` whose every element says which adapter it belongs to."""
+"""Packed adapters for `AdapterMemory` in which every element identifies its adapter."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,7 +14,7 @@ from loraserve.engine.device.accelerator import Accelerator
 
 LAYOUT = "layout-of-the-tests"
 UNIT = ALIGNMENT_BYTES // 4
-"""Elements."""
+"""Elements per unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class TinyAdapter:
     value: int
     num_units: int
     is_dora: bool = False
-    """Its last two elements are a magnitude and what is behind it."""
+    """Its last two elements are the DoRA vectors of its one member."""
     has_tokens: bool = False
-    """Its B is rows of a token."""
+    """Its B is the rows of a trained token."""
 
     @property
     def digest(self) -> str:
@@ -37,7 +37,7 @@ class TinyAdapter:
         return self.num_units * ALIGNMENT_BYTES
 
     def write(self, folder: Path, layout_fingerprint: str = LAYOUT) -> Path:
-        """One group of one member: A fills the first 256 bytes, B starts in the middle of them."""
+        """One group of one member: A starts at byte 0, B at byte 128."""
         path = folder / f"{self.digest}.packed"
         offset_magnitude = self.num_units * UNIT - 2 if self.is_dora else -1
         payload = np.full(self.size_bytes // 4, self.value, np.float32)
@@ -75,7 +75,7 @@ def make_adapter_memory(
     host_tier_units: int = 0,
     finish: FinishAdapter | None = None,
 ) -> AdapterMemory:
-    """An arena of `num_units` * 256 bytes, and a host tier likewise."""
+    """An arena of `num_units` * 256 bytes, and a host tier of `host_tier_units` * 256 bytes."""
     return AdapterMemory(
         num_groups=1,
         num_members=1,
@@ -91,7 +91,7 @@ def make_adapter_memory(
 
 
 def acquire(memory: AdapterMemory, adapter: TinyAdapter) -> int:
-    """Its slot, once it can be used."""
+    """Waits until the adapter can be used; returns its slot."""
     for _ in range(20):
         memory.settle_uploads()
         adapter_slot = memory.try_acquire(adapter.digest)

@@ -1,4 +1,4 @@
-"""PEFT's answers in float32, one adapter at a time, and what is wrong with an engine's, in the dtype it computes in."""
+"""PEFT's answers in float32, one adapter at a time, and checks of an engine's answers in the dtype it computes in."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,13 @@ from tests.support.tiny_models import PHI3_ORIGINAL_LENGTH, save_tiny_model
 NUM_TOKENS = 10
 VOCAB_SIZE = 259
 LOGIT_TOLERANCE = 1e-4
-"""In float32, of the largest |logit|."""
+"""For float32, relative to the largest |logit|."""
 TIMES_THE_ROUNDING_OF_PEFT = 2.0
-"""In bfloat16, of what PEFT itself is off by when it computes the same tokens in bfloat16. Over the ten
-architectures the CPU's engine was off by 1.04 times that at most, one without its adapters by 3.4 times at least."""
+"""For bfloat16, a multiple of PEFT's own error when it computes the same tokens in bfloat16. Over the ten
+architectures, the CPU's engine was off by at most 1.04 times that, and without its adapters by at least 3.4 times."""
 MARGIN = 10
-"""Of the tolerance. Where PEFT's own two best logits are closer than this, either token is right: each may be off by
-the tolerance times the largest |logit|, which is 5 and more."""
+"""Multiple of the tolerance. If PEFT's own two best logits are closer than this, either token is right: each may be off
+by the tolerance times the largest |logit|, which is 5 or more."""
 PROMPT_LENGTHS = [5, 30, 17, 40, 9, 22, 70, 13]
 
 
@@ -40,7 +40,7 @@ class Oracle:
     references: dict[str | None, Reference]
     tolerance: float = LOGIT_TOLERANCE
     settings: dict[str, object] = field(default_factory=dict)
-    """Of its engines: where and in which dtype they compute."""
+    """For its engines: the device and the dtype that they compute in."""
     packed: str = "packed"
     """The folder in which they pack the adapters."""
 
@@ -56,7 +56,7 @@ class Oracle:
         ]
 
     def on(self, device: str, dtype: str) -> "Oracle":
-        """The same answers, for engines that compute elsewhere."""
+        """The same answers, for engines on another device or in another dtype."""
         tolerance = LOGIT_TOLERANCE
         if dtype == "bfloat16":
             tolerance = TIMES_THE_ROUNDING_OF_PEFT * rounding_of_peft(self)
@@ -64,15 +64,16 @@ class Oracle:
         return replace(self, tolerance=tolerance, settings=settings, packed=f"packed-{device}-{dtype}")
 
     def largest_packed_bytes(self) -> int:
-        """The smallest arena that takes each of the adapters, as an engine packs them."""
+        """The smallest arena in which each adapter fits on its own, as an engine packs them."""
         if not (self.folder / self.packed).exists():
             self.engine()
         return max(path.stat().st_size for path in (self.folder / self.packed).glob("*.packed"))
 
     def preempting(self, engine: Engine, num_spare_blocks: int = 8) -> dict[str, object]:
-        """Settings of a cache for the longest sequence and some blocks more, told by an engine with `make_engine`'s.
+        """Settings for a KV cache that fits the longest sequence and `num_spare_blocks` blocks. No drafts: with them,
+        some sequences finish before blocks run out.
 
-        Without drafts: with them some come to their end before there are too few blocks.
+        engine: one with the cache size of `make_engine`, to compute the size of a block from.
         """
         longest = max(len(prompt) for prompt in self.prompts.values()) + NUM_TOKENS
         block_bytes = 8 * MIB // engine.stats().num_blocks
@@ -86,11 +87,11 @@ class Oracle:
 
 ConfigsOf = Callable[[PreTrainedModel], Mapping[str, LoraConfig]]
 OracleOf = Callable[[str], Oracle]
-"""By architecture; see `oracle_of` in tests/inference/conftest.py."""
+"""Returns an architecture's oracle; see `oracle_of` in tests/inference/conftest.py."""
 
 
 def make_oracle(architecture: str, folder: Path, configs: ConfigsOf = adapter_configs) -> Oracle:
-    """configs: of seven adapters at most."""
+    """configs: for at most seven adapters."""
     # Beyond the original length transformers itself picks the long factors, as the engine does at any length.
     extra = PHI3_ORIGINAL_LENGTH if architecture == "phi3" else 0
     return oracle_of_saved(save_tiny_model(architecture, folder / "model"), folder, configs, extra)
@@ -99,7 +100,7 @@ def make_oracle(architecture: str, folder: Path, configs: ConfigsOf = adapter_co
 def oracle_of_saved(
     model: PreTrainedModel, folder: Path, configs: ConfigsOf = adapter_configs, extra: int = 0
 ) -> Oracle:
-    """Of the model that the engine shall find in folder / "model". extra: tokens by which prompts are longer."""
+    """For the model that the engine loads from folder / "model". extra: tokens added to every prompt."""
     adapters = save_adapters(model, folder / "adapters", configs(model))
     rng = random.Random(0)
     prompts: dict[str | None, list[int]] = {
@@ -111,7 +112,7 @@ def oracle_of_saved(
 
 
 def rounding_of_peft(oracle: Oracle) -> float:
-    """The most by which PEFT's logits in bfloat16 differ from those in float32, of the largest |logit|."""
+    """The most by which PEFT's logits in bfloat16 differ from those in float32, relative to the largest |logit|."""
     model = AutoModelForCausalLM.from_pretrained(oracle.model, dtype=torch.bfloat16, attn_implementation="eager").eval()
     tokens = {name: oracle.references[name].token_ids for name in oracle.prompts}
     rounded = forced_logits(model, oracle.adapters, oracle.prompts, tokens)
@@ -123,13 +124,13 @@ def rounding_of_peft(oracle: Oracle) -> float:
 
 
 def logits_difference(expected: torch.Tensor, logprobs: torch.Tensor) -> float:
-    """Of log-probabilities from those of the expected logits, of the largest |logit|."""
+    """The most by which log-probabilities differ from the expected logits', relative to the largest |logit|."""
     row = expected[:VOCAB_SIZE]
     return float((logprobs - torch.log_softmax(row, dim=-1)).abs().max() / row.abs().max())
 
 
 def differs(reference: Reference, answer: Answer, tolerance: float = LOGIT_TOLERANCE) -> str | None:
-    """What is wrong with the answer; None when it is right."""
+    """What is wrong with the answer; None if it is right."""
     if answer.error is not None:
         return answer.error
     if len(answer.token_ids) != len(reference.token_ids):
@@ -161,7 +162,7 @@ def run_all(oracle: Oracle, **overrides: object) -> tuple[Engine, dict[str | Non
 
 
 def run_one_by_one(engine: Engine, requests: Sequence[EngineRequest]) -> Answers:
-    """Each request comes while those before it run."""
+    """Each request arrives while earlier ones run."""
     answers: Answers = {}
     for request in requests:
         engine.add_request(request)
@@ -183,7 +184,7 @@ def run_predicted(oracle: Oracle) -> tuple[Engine, Answers]:
 
 
 def run_with_batch_mates(oracle: Oracle, engine: Engine, digests: dict[str | None, str | None], prefix: str) -> Answers:
-    """Requests arrive at random steps beside others, of which some are aborted."""
+    """Requests arrive at random steps among others, some of which are aborted."""
     rng = random.Random(7)
     requests = oracle.requests(digests, prefix) + [
         replace(request, request_id=f"mate-{request.request_id}", prompt_token_ids=request.prompt_token_ids[2:])
@@ -202,7 +203,7 @@ def run_with_batch_mates(oracle: Oracle, engine: Engine, digests: dict[str | Non
 
 
 def cached_tokens(oracle: Oracle) -> dict[str | None, int]:
-    """How much of each prompt a second turn finds in the cache."""
+    """Number of each prompt's tokens that a second turn finds in the cache."""
     return {name: (len(prompt) - 1) // 16 * 16 for name, prompt in oracle.prompts.items()}
 
 

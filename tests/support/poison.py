@@ -1,4 +1,4 @@
-"""Memory as ops find it where nothing has been written: never, by luck, what they should have written."""
+"""Ensures that new memory never holds, by luck, what an op should have written there."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def poison_new_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on what `torch.empty` and `torch.empty_like` return is filled by `poisoned`."""
+    """From now on `torch.empty` and `torch.empty_like` return tensors filled by `poisoned`."""
     for name in ("empty", "empty_like"):
         allocate = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *args, make=allocate, **options: poisoned(make(*args, **options)))

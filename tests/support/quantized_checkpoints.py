@@ -1,4 +1,4 @@
-"""Tiny models saved as quantized checkpoints, and the whole weights that these stand for, in float32."""
+"""Tiny models saved as quantized checkpoints, and the dequantized weights that these stand for, in float32."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ WEIGHTS = "model.safetensors"
 
 
 def gpt_oss() -> PreTrainedModel:
-    """Of sizes that are multiples of a group."""
+    """Its sizes are multiples of a group."""
     return random_model(
         GptOssConfig(
             **COMMON | {"intermediate_size": 96},
@@ -47,7 +47,7 @@ def mixtral() -> PreTrainedModel:
 
 
 def save_mxfp4(folder: Path) -> PreTrainedModel:
-    """Experts as gpt-oss's, everything else whole."""
+    """Experts quantized like gpt-oss's, everything else in full precision."""
     model = gpt_oss()
     tensors: dict[str, Tensor] = {}
     for name, weight in model.state_dict().items():
@@ -66,7 +66,7 @@ def save_mxfp4(folder: Path) -> PreTrainedModel:
 
 
 def to_mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., K] -> codes of `FP4`, uint8 [..., K / 32, 32], and exponents of two over -127, uint8 [..., K / 32, 1]."""
+    """[..., K] -> codes of `FP4`, uint8 [..., K / 32, 32], and exponents of two plus 127, uint8 [..., K / 32, 1]."""
     groups = weight.float().unflatten(-1, (-1, GROUP))
     exponents = groups.abs().amax(-1, keepdim=True).log2().floor() - 2
     codes = (groups[..., None] / exponents[..., None].exp2() - FP4).abs().argmin(-1)
@@ -74,7 +74,7 @@ def to_mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def save_fp8(folder: Path, model: PreTrainedModel | None = None, is_blockwise: bool = True) -> PreTrainedModel:
-    """As DeepSeek's and Qwen's; or a scale for each weight, and one for its inputs."""
+    """Blockwise like DeepSeek's and Qwen's; otherwise one scale for each weight, and one for its inputs."""
     model = model or llama()
     save_model(model, folder)
     tensors, whole = read_weights(folder), read_weights(folder)
@@ -102,7 +102,7 @@ def save_fp8(folder: Path, model: PreTrainedModel | None = None, is_blockwise: b
 
 
 def save_compressed(folder: Path, scheme: str) -> PreTrainedModel:
-    """scheme: one of `SCHEMES`. With imports of its own, as a machine with a GPU need not have them."""
+    """scheme: one of `SCHEMES`. Imports compressed-tensors here, because a machine with a GPU may lack it."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
 
@@ -125,7 +125,7 @@ def save_compressed(folder: Path, scheme: str) -> PreTrainedModel:
 
 
 def _calibrated(linear: nn.Linear) -> Tensor:
-    """With scales for its weight; returns that as it is stored, NVFP4 as it is made whole, in bfloat16."""
+    """Sets the scales of its weight; returns the weight as stored, but NVFP4 as it is dequantized, in bfloat16."""
     from compressed_tensors.quantization.lifecycle.forward import fake_quantize
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
@@ -150,7 +150,7 @@ def _calibrated(linear: nn.Linear) -> Tensor:
 
 
 ANY_LEVELS = torch.linspace(-1, 1, 16) ** 3
-"""A checkpoint has its own."""
+"""Levels other than NF4's: a checkpoint has its own."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -162,8 +162,8 @@ def save_gptq(
     in_order: bool = True,
     group_size: int = GROUP,
 ) -> PreTrainedModel:
-    """layout: of zero points, which "gptq" stores less one. in_order: a group's rows follow each other. group_size: of
-    inputs, -1 = all."""
+    """layout: of zero points, which "gptq" stores minus one. in_order: a group's rows are adjacent. group_size: inputs
+    per group, -1 = all."""
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         rows = weight.T
@@ -186,7 +186,7 @@ def save_gptq(
 
 
 def save_awq(folder: Path, model: PreTrainedModel | None = None, group_size: int = GROUP) -> PreTrainedModel:
-    """group_size: of inputs, -1 = all."""
+    """group_size: inputs per group, -1 = all."""
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         group_of_row = torch.arange(weight.shape[1]) // (group_size if group_size > 0 else weight.shape[1])
@@ -207,7 +207,7 @@ def save_integers(
     in_order: bool = True,
     group_size: int = GROUP,
 ) -> PreTrainedModel:
-    """As compressed-tensors' "pack-quantized", whose own packer is `save_compressed`."""
+    """Like compressed-tensors' "pack-quantized", whose own packer `save_compressed` uses."""
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         depth = weight.shape[1]
@@ -233,7 +233,7 @@ def save_integers(
 
 
 def save_floats(folder: Path, model: PreTrainedModel | None = None) -> PreTrainedModel:
-    """As compressed-tensors' "mxfp4-pack-quantized", whose own packer is `save_compressed`."""
+    """Like compressed-tensors' "mxfp4-pack-quantized", whose own packer `save_compressed` uses."""
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         codes, exponents = to_mxfp4(weight)
@@ -252,7 +252,7 @@ def save_floats(folder: Path, model: PreTrainedModel | None = None) -> PreTraine
 def rounded(
     rows: Tensor, group_of_row: Tensor, bits: int, *, is_symmetric: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes [K, N], and of each group scales in float16 and zero points [G, N]: none is 0, or all are in the middle."""
+    """Codes [K, N], and of each group float16 scales and zero points [G, N]: never 0, or the middle if symmetric."""
     most = 2**bits - 1
     groups = [rows[group_of_row == group] for group in range(int(group_of_row.max()) + 1)]
     spans = torch.stack(
@@ -268,7 +268,7 @@ def rounded(
 
 
 def in_words(codes: Tensor, bits: int, order: Sequence[int], axis: int) -> Tensor:
-    """Several along the axis in one int32; order: which of them is how many times `bits` from the lowest."""
+    """Packs `len(order)` codes along the axis into one int32. order: index of the code in each place, lowest first."""
     codes = codes if axis == 1 else codes.T
     words = torch.zeros(codes.shape[0], codes.shape[1] // len(order), dtype=torch.int64)
     for place, of_column in enumerate(order):
@@ -286,8 +286,8 @@ def save_nf4(
     dtype: str = "bfloat16",
     storage: torch.dtype = torch.uint8,
 ) -> PreTrainedModel:
-    """As bitsandbytes, with blocks of 64 over all rows, whose scales are in eight bits too, or not. dtype: to which it
-    rounds whole weights. storage: what their bytes are said to be."""
+    """Like bitsandbytes, with blocks of 64 over all rows. is_nested: also quantize their scales, to eight bits. dtype:
+    that dequantized weights are rounded to. storage: dtype that the file states for their bytes."""
     nested_size, offset = 256, 0.25
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -307,7 +307,7 @@ def save_nf4(
                 "weight.nested_quant_map": table,
             }
             state |= {"nested_blocksize": nested_size, "nested_dtype": "float32", "nested_offset": offset}
-        # By their own largest, so that each block has a level of 1.
+        # Divided by the block's own largest, so that each block has a level of 1.
         codes = (blocks[..., None] / blocks.abs().amax(1)[:, None, None] - levels).abs().argmin(-1)
         pairs = codes.view(-1, 2)
         tensors |= {
@@ -323,7 +323,7 @@ def save_nf4(
 
 
 def save_int8(folder: Path) -> PreTrainedModel:
-    """As bitsandbytes: a scale for each row."""
+    """Like bitsandbytes: one scale for each row."""
 
     def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         largest = weight.abs().amax(1)
@@ -340,8 +340,8 @@ def save_packed(
     packed: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]],
     stated: dict[str, object],
 ) -> PreTrainedModel:
-    """packed: of the weight of each linear in a layer, but routers', the tensors it is stored as, by what follows the
-    module's name, and the weight that these stand for."""
+    """packed: for the weight of each linear in a layer, except routers', returns the tensors it is stored as, by the
+    part of their names after the module's, and the weight that these stand for."""
     save_model(model, folder)
     tensors, whole = read_weights(folder), read_weights(folder)
     for name, weight in read_weights(folder).items():
@@ -357,7 +357,7 @@ def save_packed(
 
 
 def state(folder: Path, stated: dict[str, object]) -> None:
-    """In its config, beside what is stated there already."""
+    """Adds to the `quantization_config` of the folder's config."""
     config = json.loads((folder / "config.json").read_bytes())
     config["quantization_config"] = config.get("quantization_config", {}) | stated
     (folder / "config.json").write_text(json.dumps(config))
@@ -378,7 +378,7 @@ SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     "fp8-tensor": partial(save_fp8, is_blockwise=False),
     **{scheme: partial(save_compressed, scheme=scheme) for scheme in SCHEMES},
 }
-"""By the name of what is tested: each saves a model to a folder, and returns it with its whole weights."""
+"""By the name of the tested format: each saves a model to a folder, and returns it with its dequantized weights."""
 
 UNPACKED_SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     "gptq": save_gptq,
@@ -401,4 +401,4 @@ UNPACKED_SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
     "floats": save_floats,
     "floats-experts": lambda folder: save_floats(folder, mixtral()),
 }
-"""Likewise, of those that transformers does not make whole."""
+"""Likewise, for formats that transformers does not dequantize."""

@@ -11,7 +11,7 @@ from loraserve.serving.process import local_engine
 def serve(arguments: list[str]) -> None:
     """Ends with `SystemExit`, as every command does."""
     local_engine.ENGINE_COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("fake_engine.py")))
-    server_start.why_absent = lambda *_: None  # its models are nowhere
+    server_start.why_absent = lambda *_: None  # its models do not exist
     main(["serve", *arguments], prog_name="loraserve")
 
 

@@ -1,4 +1,4 @@
-"""The real server as a person starts it: `loraserve serve` in its own process, by default on the bundled demo model."""
+"""The real server as a user starts it: `loraserve serve` in its own process, by default on the bundled demo model."""
 
 import atexit
 import functools
@@ -26,7 +26,7 @@ START_S = 120.0
 WAIT_S = 60.0
 POLL_S = 0.02
 ENGINES = (".engine_process", "/fake_engine.py")
-"""How the word of its command ends that says which one it is."""
+"""Endings of the word in a command line that identifies an engine's process."""
 PYTHON = (sys.executable, "-P")
 SERVE_FAKE = Path(__file__).with_name("serve_fake.py")
 
@@ -36,8 +36,8 @@ def command(*args: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Ours without what would configure a server or a client, or names the test; our packages are found also when not
-    installed."""
+    """Ours, without variables that configure a server or a client or name the test. Our packages are found even if they
+    are not installed."""
     configuring = ("LORASERVE_", "VLLM_", "OPENAI_", "OTEL_", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(configuring)}
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "200"}
@@ -46,7 +46,7 @@ def environment() -> dict[str, str]:
 def run_command(
     *args: str, stdin: str | None = None, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """To its end. variables: of its environment."""
+    """Runs to its end. variables: added to its environment."""
     env = environment() | (variables or {})
     return subprocess.run(
         command(*args), input=stdin, capture_output=True, text=True, timeout=START_S, env=env, check=False
@@ -65,7 +65,7 @@ class ServerProcess:
         return "\n".join(self.output)
 
     def engine(self) -> psutil.Process:
-        """Not the private Redis, nor a process that validates an adapter."""
+        """The engine's process, not the private Redis or one that validates an adapter."""
         children = psutil.Process(self.process.pid).children()
         (engine,) = (child for child in children if any(word.endswith(ENGINES) for word in child.cmdline()))
         return engine
@@ -74,11 +74,11 @@ class ServerProcess:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Until it ended; the exit code."""
+        """Wait until it ends; returns the exit code."""
         return self.process.wait(WAIT_S)
 
     def metrics(self) -> dict[str, float]:
-        """By name; of one with labels, the sum over them."""
+        """By name; one with labels is summed over them."""
         values: dict[str, float] = {}
         for family in text_string_to_metric_families(self._metrics()):
             for sample in family.samples:
@@ -86,7 +86,7 @@ class ServerProcess:
         return values
 
     def num_finished(self, reason: str) -> float:
-        """Choices that ended so."""
+        """Choices that finished for this reason."""
         line = re.search(rf'^vllm:request_success_total{{.*finished_reason="{reason}".*}} (.*)$', self._metrics(), re.M)
         assert line is not None
         return float(line[1])
@@ -98,7 +98,7 @@ class ServerProcess:
         return num_blocks - num_free - num_cached
 
     def is_idle(self) -> bool:
-        """Nothing runs or waits, and no KV block belongs to anyone."""
+        """Nothing runs or waits, and no KV block is in use."""
         metrics = self.metrics()
         counts = ("loraserve_sequences_in_flight", "vllm:num_requests_running", "vllm:num_requests_waiting")
         return not any(metrics[name] for name in counts) and self.num_referenced_blocks() == 0
@@ -116,7 +116,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def serve(data_dir: Path, *args: str, variables: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
-    """Ready to answer. Killed on leaving, unless it has ended by then. variables: of its environment."""
+    """A server that is ready. Kills it on exit unless it has ended by then. variables: added to its environment."""
     share_kernels(data_dir / "kernels")
     options = ("--port", "0", "--num-threads", "1", "--no-certificates", "--data-dir", str(data_dir))
     with _running(_started(command("serve", *options, *args), environment() | (variables or {}))) as server:
@@ -131,10 +131,10 @@ def serve_fake(data_dir: Path, *args: str, variables: Mapping[str, str] | None =
 
 
 def start_fake(*args: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str] | ForkedProcess:
-    """Who calls this ends it. Its stdout has its errors, too."""
+    """The caller must end it. Its stdout also has its stderr."""
     words = ["fake", "--port", "0", *args]
     env, forks = environment() | (variables or {}), _fake_server_forks()
-    # Variables, or files beside a server, may change what is imported: those servers import it themselves.
+    # Variables, or files next to a server, may change what is imported: such servers do their own imports.
     return forks.start(words) if forks.can_start_in(env) else _started([*PYTHON, str(SERVE_FAKE), *words], env)
 
 
@@ -150,8 +150,8 @@ def _started(words: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def share_kernels(folder: Path) -> None:
-    """Compiled kernels come from where engines of tests have theirs, so that not every data directory or home gets its
-    own. folder: where they are looked for."""
+    """Links `folder`, where a server looks for compiled kernels, to the one that the tests' engines use, so that not
+    every data directory or home gets its own."""
     if not folder.exists():
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.symlink_to(private_directory(None))
@@ -185,7 +185,7 @@ def _read(server: ServerProcess, ready: threading.Event) -> None:
 
 
 def stop(server: ServerProcess) -> None:
-    """As an operator does; asserts a clean end that leaves nothing behind."""
+    """Stops it as an operator does; asserts a clean end that leaves no process behind."""
     children = psutil.Process(server.process.pid).children(recursive=True)
     server.signal(signal.SIGTERM)
     assert server.wait() == 0, server.text

@@ -1,4 +1,4 @@
-"""Socket pairs that hold as little as those of macOS."""
+"""Socket pairs with buffers as small as on macOS."""
 
 import socket
 
@@ -11,7 +11,7 @@ def buffer_sizes(end: socket.socket) -> list[int]:
 
 
 def small_pair(size_bytes: int = MACOS_BYTES) -> tuple[socket.socket, socket.socket]:
-    """In place of `socket.socketpair`."""
+    """Replaces `socket.socketpair`."""
     ends = make_pair()
     for end in ends:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -20,6 +20,6 @@ def small_pair(size_bytes: int = MACOS_BYTES) -> tuple[socket.socket, socket.soc
 
 
 def sizes_of(ends: tuple[socket.socket, socket.socket]) -> list[int]:
-    """Closes them."""
+    """Buffer sizes of both ends, which it closes."""
     with ends[0], ends[1]:
         return [*buffer_sizes(ends[0]), *buffer_sizes(ends[1])]

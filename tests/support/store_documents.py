@@ -1,10 +1,14 @@
-"""Documents to commit, and a process that commits them until it is stopped.
+"""Documents to commit, and a process that commits them.
 
-`python -m tests.support.store_documents race DATA_DIR COUNT`: waits for a line, then tries to commit the next revision
-of one document until it has COUNT; prints the revisions it won. `… write DATA_DIR NAME`: commits new documents and
-revisions for ever; prints `<id> <rev>` after each. `… reuse DATA_DIR COUNT`: as `race`, and deletes what it created
-until there were COUNT revisions; prints those it committed. `… retire DATA_DIR COUNT`: waits for a line, then removes
-that document whenever it is deleted, until then.
+`python -m tests.support.store_documents JOB DATA_DIR ARGUMENT`, where JOB and ARGUMENT are:
+
+race COUNT: waits for a line, then tries to commit the next revision of one document until it has COUNT; prints the
+revisions it won.
+write NAME: commits new documents and revisions until it is stopped; prints `<id> <rev>` after each.
+reuse COUNT: like `race`, but alternately creates and deletes the document until there were COUNT revisions; prints
+those it committed.
+retire COUNT: waits for a line, then removes that document whenever it is deleted, until there were COUNT revisions;
+prints the revisions it removed.
 """
 
 import itertools
@@ -19,7 +23,7 @@ from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentK
 
 
 def revisions(store: DocumentStore, document_id: str, newest: int) -> list[AnyDocument]:
-    """Of an adapter, those that are there, newest first."""
+    """An adapter's existing revisions, newest first."""
     found = (store.revision(DocumentKind.ADAPTER, document_id, rev) for rev in range(newest, 0, -1))
     return [document for document in found if document is not None]
 
@@ -54,7 +58,7 @@ def key_document(key_id: str, rev: int = 1) -> Document[KeyDoc]:
 
 
 def race(store: DocumentStore, count: int) -> None:
-    """Done when there are `count` revisions, whoever won them."""
+    """Done when there are `count` revisions, whichever process won them."""
     print("ready", flush=True)
     sys.stdin.readline()
     while True:
@@ -70,7 +74,7 @@ def race(store: DocumentStore, count: int) -> None:
 
 
 def reuse(store: DocumentStore, count: int) -> None:
-    """Done when there were `count` revisions, whoever committed them."""
+    """Done when there were `count` revisions, whichever process committed them."""
     print("ready", flush=True)
     sys.stdin.readline()
     while True:
@@ -85,7 +89,7 @@ def reuse(store: DocumentStore, count: int) -> None:
             continue
         print(rev)
         if deleted:
-            # A window for those that remove it, often too short.
+            # Gives `retire` a window, which is often too short.
             time.sleep(random.random() * 0.04)
 
 

@@ -1,4 +1,4 @@
-"""PEFT adapters of every shape we claim, saved by PEFT itself, and PEFT's own answers."""
+"""PEFT adapters of every shape we claim to support, saved by PEFT itself, and PEFT's own answers."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 
 
 def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
-    """Seven adapters: ranks 1 to 64, whole and partial targets, rsLoRA, patterns, lm_head; of experts too, where the
-    model has them."""
+    """Seven adapters: ranks 1 to 64, whole and partial targets, rsLoRA, patterns, lm_head; on experts too, if the model
+    has them."""
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     experts = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if parameter.dim() == 3}
 
@@ -64,7 +64,7 @@ def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
 
 
 def embedding_configs() -> dict[str, LoraConfig]:
-    """Of the embedding alone, and beside linears."""
+    """On the embedding alone, and together with linears."""
     modules = ["embed_tokens", "q_proj", "down_proj", "lm_head"]
     return {
         "embedding5": LoraConfig(r=5, lora_alpha=10, target_modules=["embed_tokens"]),
@@ -75,7 +75,7 @@ def embedding_configs() -> dict[str, LoraConfig]:
 
 
 def token_configs(*, is_tied: bool) -> dict[str, LoraConfig]:
-    """Of tokens whose rows were trained, in the embedding, `lm_head` or both, beside LoRA and DoRA on linears."""
+    """With trained rows of some tokens, in the embedding, `lm_head` or both, next to LoRA and DoRA on linears."""
     others = ["lm_head"] if not is_tied else []
     return {
         "tokens3": LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], trainable_token_indices=[5, 250, 17]),
@@ -100,7 +100,7 @@ def token_configs(*, is_tied: bool) -> dict[str, LoraConfig]:
 
 
 def dora_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
-    """Four of DoRA, one of them of `lm_head`, and a plain one."""
+    """Four with DoRA, one of them on `lm_head`, and a plain one."""
     all_linear = adapter_configs(model)["rank1"].target_modules
     assert all_linear is not None
     some = sorted(set(all_linear) & {"q_proj", "qkv_proj", "o_proj"})
@@ -122,7 +122,7 @@ def dora_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
 
 
 def load_classifier(model: Path, num_labels: int) -> PreTrainedModel:
-    """Of a saved causal model, with a random head in place of its own."""
+    """A classifier from a saved causal model, with a random head in place of its own."""
     loaded = AutoModelForSequenceClassification.from_pretrained(
         model, num_labels=num_labels, dtype=torch.float32, attn_implementation="eager"
     )
@@ -132,12 +132,12 @@ def load_classifier(model: Path, num_labels: int) -> PreTrainedModel:
 def save_adapters(
     model: PreTrainedModel, folder: Path, configs: Mapping[str, LoraConfig] | None = None, seed: int = 1
 ) -> dict[str, Path]:
-    """Save every adapter of the configs, or of `adapter_configs`, under folder/<name>; what PEFT starts with zeros is
-    random, too."""
+    """Save every adapter of the configs, or of `adapter_configs`, under folder/<name>. What PEFT initializes with zeros
+    is random too."""
     paths = {}
     for i, (name, config) in enumerate((configs or adapter_configs(model)).items()):
         peft_model = get_peft_model(model, config, adapter_name="default")
-        peft_model.create_or_update_model_card = lambda *_: None  # its template takes as long as all the rest
+        peft_model.create_or_update_model_card = lambda *_: None  # its template takes as long as everything else
         randomize(peft_model, seed + i)
         peft_model.save_pretrained(str(folder / name))
         model = without_adapter(peft_model)
@@ -146,15 +146,16 @@ def save_adapters(
 
 
 def without_adapter(peft_model: PeftModel) -> PreTrainedModel:
-    """The base model that it was made of, as it was."""
+    """The base model that it was made from, unchanged."""
     model = peft_model.unload()
     assert isinstance(model, PreTrainedModel)
     return model
 
 
 def with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """A copy of the model: of experts that it computed, PEFT cannot load another adapter, as it finds their weights in
-    another order. Copies of the base's weights in its file do not count: the model's may have been rounded since."""
+    """A copy of the model with the adapter. Once the model has computed experts, PEFT cannot load another adapter into
+    it, because it finds their weights in another order. Ignores copies of base weights in the adapter's file: the
+    model's may have been rounded since."""
     base = copy.deepcopy(model)
     weights = [(parameter, parameter.detach().clone()) for parameter in base.parameters()]
     peft_model = PeftModel.from_pretrained(base, str(folder)).eval()
@@ -164,17 +165,17 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Scaled so that each adapter moves the logits by about as much as the base's own spread."""
+    """Random values, scaled so that each adapter moves the logits by about as much as the base's own spread."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if name.endswith("trainable_tokens_delta.default"):  # which PEFT starts with the base's rows
+        if name.endswith("trainable_tokens_delta.default"):  # PEFT initializes it with the base's rows
             with torch.no_grad():
                 parameter.add_(parameter.std() * torch.randn(parameter.shape, generator=generator))
         elif "lora_" in name:
             with torch.no_grad():
                 fan_in = parameter[0].numel()
                 values = torch.randn(parameter.shape, generator=generator)
-                if "magnitude" in name:  # which PEFT starts with the norms of the base's weights
+                if "magnitude" in name:  # PEFT initializes it with the norms of the base's weights
                     parameter.mul_(1 + 0.3 * values)
                 else:
                     parameter.copy_(values * (0.7 if "lora_B" in name else 1.0) / fan_in**0.5)
@@ -182,11 +183,11 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What PEFT alone answers to one prompt."""
+    """PEFT's own answer to one prompt."""
 
     token_ids: list[int]
     logits: Tensor
-    """[len(token_ids), vocab]: from which each token was chosen."""
+    """[len(token_ids), vocab]: those from which each token was chosen."""
     hidden: Tensor
     """[len(prompt), hidden_size]: the last hidden states of the prompt, which `lm_head` sees."""
 
@@ -196,7 +197,7 @@ class Reference:
 
 
 def reference_answer(model: torch.nn.Module, prompt: Sequence[int], num_tokens: int, vocab_size: int) -> Reference:
-    """Greedy tokens by a whole forward pass for each token: no cache, no batch. Ids from vocab_size on are masked."""
+    """Greedy tokens with a whole forward pass for each: no cache, no batch. Ids from vocab_size on are masked."""
     tokens = list(prompt)
     rows = []
     hidden: Tensor | None = None
@@ -236,7 +237,7 @@ def forced_logits(
     prompts: dict[str | None, list[int]],
     tokens: dict[str | None, list[int]],
 ) -> dict[str | None, Tensor]:
-    """[len(tokens), vocab] each: PEFT's in the model's dtype, at each of the given tokens; None = the base model."""
+    """PEFT's logits in the model's dtype at each of the given tokens, [len(tokens), vocab]; None = the base model."""
     logits: dict[str | None, Tensor] = {}
     for name, prompt in prompts.items():
         if name is None:

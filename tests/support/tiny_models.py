@@ -1,4 +1,4 @@
-"""Tiny random models of every family we claim, scaled so that every feature of the family changes the greedy tokens."""
+"""Tiny random models of every supported family, scaled so that each feature of the family changes the greedy tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -106,11 +106,11 @@ EXPERTS: dict[str, Callable[[], PreTrainedConfig]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
 }
-"""Mixtures of experts. For float32 only: rounding to bfloat16 may send a row to other experts."""
+"""Mixture-of-experts models. For float32 only: rounding to bfloat16 may route a row to other experts."""
 
 
 def multimodal_config() -> Gemma3Config:
-    """A text model of `CONFIGS` beside a tower for images, whose linears have names of the text's."""
+    """A text model of `CONFIGS` next to an image tower, whose linears have the same names as the text model's."""
     return Gemma3Config(
         text_config=CONFIGS["gemma3"]().to_dict(),
         vision_config={
@@ -128,8 +128,8 @@ def multimodal_config() -> Gemma3Config:
 
 
 def shallow_model(architecture: str, seed: int = 0) -> PreTrainedModel:
-    """Of its first two layers, which have all that is between layers: for Triton's interpreter, which takes seconds for
-    each."""
+    """The first two layers only, which cover everything between layers: for Triton's interpreter, which takes seconds
+    per layer."""
     config = (CONFIGS | EXPERTS)[architecture]()
     config.num_hidden_layers = 2
     if getattr(config, "layer_types", None):
@@ -183,8 +183,8 @@ def save_tiny_model(architecture: str, folder: Path, seed: int = 0) -> PreTraine
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Beside another family's config.json, AutoTokenizer would add that family's special tokens; hence the second
-    folder, for the tokenizer alone."""
+    """Also saves the tokenizer alone, in a second folder: next to another family's config.json, AutoTokenizer would add
+    that family's special tokens."""
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder / "tokenizer")

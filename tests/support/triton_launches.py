@@ -1,4 +1,4 @@
-"""Launches of interpreted Triton kernels, but for what is in their tensors: what a CUDA graph would keep."""
+"""Launches of interpreted Triton kernels, without the content of their tensors: what a CUDA graph would record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ class Launch:
     kernel: str
     grid: tuple[int, ...]
     arguments: tuple[object, ...]
-    """Scalars as they are; of tensors shape, strides and dtype."""
+    """Scalars as they are; for tensors, shape, strides and dtype."""
 
 
 def checked_replay(call: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes the call, and returns one that makes it again and fails unless all launches are those of the first."""
+    """Makes the call, and returns one that makes it again and fails unless all launches equal those of the first."""
     from triton.runtime.interpreter import InterpretedFunction
 
     launches: list[Launch] = []

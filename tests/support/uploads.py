@@ -1,4 +1,4 @@
-"""An `UploadService` on a real store, with a publisher that remembers instead of writing documents."""
+"""An `UploadService` on a real store, with a publisher that keeps documents in memory instead of writing them."""
 
 import asyncio
 import os
@@ -31,15 +31,15 @@ BASE = BaseRecord(name="tiny", fingerprint="b" * 64)
 
 
 class MemoryPublisher:
-    """As `VersionService`, but documents are lost with it."""
+    """Like `VersionService`, but its documents are lost with it."""
 
     def __init__(self) -> None:
         self.documents: dict[str, AdapterDoc] = {}
         self.error: Exception | None = None
         self.refusal: Exception | None = None
-        """Of whoever asks."""
+        """Raised for every caller."""
         self.unpublished: list[UploadSession] = []
-        """What the last one was told of."""
+        """As passed to the last `publish`."""
 
     def check_name(self, name: str) -> None:
         assert name
@@ -90,9 +90,9 @@ class OpenQuota:
         self.asked: list[tuple[str, str, int, int]] = []
         self.error: Exception | None = None
         self.limit: int | None = None
-        """Bytes, of which only uploads use some."""
+        """In bytes; only uploads use it up."""
         self.unpublished: list[UploadSession] = []
-        """What the last check was told of."""
+        """As passed to the last `check`."""
 
     def check(
         self,
@@ -120,11 +120,11 @@ class UploadBench:
     data_dir: Path
     layout: BaseLayout = field(default_factory=tiny_layout)
     command: tuple[str, ...] | None = None
-    """Instead of the ingest process."""
+    """Replaces the ingest process."""
     shared_ingest: Ingest | None = None
-    """Instead of one of its own, whose process takes 0.4 s of a core to start."""
+    """Replaces its own, whose process takes 0.4 s of one core to start."""
     smoke: Smoke | None = None
-    """Instead of a first generation that is only noted."""
+    """Replaces a first generation that is only recorded."""
 
     def __post_init__(self) -> None:
         self.store = UploadStore(self.data_dir)
@@ -169,7 +169,7 @@ class UploadBench:
         yield
 
     async def send(self, files: dict[str, bytes], *, principal: Principal = ALICE, name: str = "sql") -> UploadSession:
-        """A whole upload, by chunks; returns the settled session. Raises what the service raises."""
+        """Send a whole upload in chunks; returns the settled session. Raises what the service raises."""
         session = await self.service.open(principal, name, announced(files))
         for file in UPLOAD_FILES:
             await self.service.put_chunk(principal, session.id, file, 0, body(files[file]))
@@ -177,14 +177,14 @@ class UploadBench:
         return await self.service.get(principal, session.id, wait_s=120)
 
     def remains(self) -> list[str]:
-        """What is on disk beside the records of sessions: blobs, packed forms and parts."""
+        """What is on disk besides the records of sessions: blobs, packed forms and parts."""
         ignored = {"session.json", "lock", "claim"}
         files = (os.path.join(folder, name) for folder, _, names in os.walk(self.data_dir) for name in names)
         start = len(f"{self.data_dir}/")
         return sorted(path[start:] for path in files if os.path.basename(path) not in ignored)
 
     def contents(self) -> list[str]:
-        """Digests of complete blobs; fails on one that is not."""
+        """Digests of complete blobs; fails if one is incomplete."""
         digests = sorted(self.blobs.digests())
         for digest in digests:
             folder = self.blobs.folder(digest)

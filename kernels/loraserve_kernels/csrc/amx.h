@@ -40,7 +40,7 @@ void amx_multiply_compressed_tile(float *sums, struct amx_rows rows, const struc
 
 /* Memory to prefetch while other memory is multiplied: of several pages, the first line of each, then the second of each.
  * Each page is a stream for the hardware to run ahead in. */
-struct amx_ahead {
+struct amx_prefetch {
     const char *next, *end;
     int64_t step_lines; /* prefetched at a time */
     const char *column, *column_end, *pages_end; /* current line of the first page; end of that page, of all pages */
@@ -48,10 +48,10 @@ struct amx_ahead {
 
 /* Prefetches nothing yet; size_bytes may be 0. num_steps: tiles of depth, times pairs of tiles of rows, that are
  * multiplied meanwhile. */
-struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num_steps);
+struct amx_prefetch amx_start_prefetch(const char *memory, int64_t size_bytes, int64_t num_steps);
 
 /* Prefetches at once what amx_multiply_stretch left. */
-void amx_ask_for_rest(struct amx_ahead *ahead);
+void amx_prefetch_rest(struct amx_prefetch *ahead);
 
 /* amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32]. */
 void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
@@ -72,7 +72,7 @@ struct amx_refill {
 
 /* amx_multiply_panels for a stretch; adds to the sums if `add`. Rows of x bypass L1. refill: may be NULL. */
 void amx_multiply_stretch(float *sums, const struct amx_rows *rows, int num_tiles, const struct amx_stretch *stretch,
-                          bool add, struct amx_ahead *ahead, const struct amx_refill *refill);
+                          bool add, struct amx_prefetch *ahead, const struct amx_refill *refill);
 
 /* Multiplies a tile of x, [pieces][2 halves][16 rows][64], first halves signed, second ones unsigned, by two panels,
  * panel_bytes apart, signed [pieces][16][16 outputs][4]. */

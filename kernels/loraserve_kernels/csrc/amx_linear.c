@@ -73,16 +73,16 @@ INLINE void compressed_panels(struct compressed_panel *panels, int count, const 
 }
 
 /* Pairs of AMX tiles of rows, and a last one alone, times two panels. The depth is cut into stretches whose weights stay
- * in L1 for all pairs: on two cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. If `ask`, the next two panels are
- * prefetched at the same time. */
+ * in L1 for all pairs: on two cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. If `prefetch_next`, the next two panels
+ * are prefetched at the same time. */
 static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, const struct packed_linear *linear,
-                      int64_t panel, bool ask)
+                      int64_t panel, bool prefetch_next)
 {
     const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = panel_bytes_of(linear);
     const int64_t pair_rows = 2 * AMX_ROWS, whole_pair = input->tile_bytes ? 0 : pair_rows;
     const int64_t num_steps = words / AMX_WORDS * ((input->num_rows + pair_rows - 1) / pair_rows);
     const char *panels = (const char *)linear->weight + panel * panel_bytes;
-    struct amx_ahead ahead = amx_ask_for(panels + 2 * panel_bytes, ask ? 2 * panel_bytes : 0, num_steps);
+    struct amx_prefetch ahead = amx_start_prefetch(panels + 2 * panel_bytes, prefetch_next ? 2 * panel_bytes : 0, num_steps);
     struct compressed_panel compressed[2];
     char unpacked[2][AMX_STRETCH * sizeof(vf)] __attribute__((aligned(64)));
     float sums[ITEM_TILES][AMX_ROWS * 2 * LANES] __attribute__((aligned(64)));
@@ -112,7 +112,7 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
                            MIN(taken, input->num_rows - first), 2, BFLOAT16);
         }
     }
-    amx_ask_for_rest(&ahead);
+    amx_prefetch_rest(&ahead);
 }
 
 /* All panels times one AMX tile of rows at a time. */

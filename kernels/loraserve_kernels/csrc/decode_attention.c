@@ -63,29 +63,29 @@ static struct chunk find_chunk(const struct attention *p, const struct attention
 /* Rows are prefetched while others are used; a group's rows in one cache form one piece. With AMX, all pieces of the next
  * chunk are prefetched together, the first line of each, then the second of each: several streams for a Xeon to run ahead
  * in. */
-struct asking {
+struct chunk_prefetch {
     const char *pieces[2 * GROUPS];
     int64_t num_pieces, line, num_lines; /* line: the next to prefetch; num_lines: per piece */
     int64_t due, pace;                   /* in 65,536ths of a line: due by now; added with each step */
 };
 
-static struct asking start_asking(const struct attention *p, const struct chunk *chunk, int64_t num_steps)
+static struct chunk_prefetch start_prefetch(const struct attention *p, const struct chunk *chunk, int64_t num_steps)
 {
-    struct asking asking = {.num_lines = GROUP * p->head_dim * (int64_t)size_of(BFLOAT16) / LINE_BYTES};
+    struct chunk_prefetch prefetch = {.num_lines = GROUP * p->head_dim * (int64_t)size_of(BFLOAT16) / LINE_BYTES};
     for (int64_t group = 0; group < chunk->num_groups; group++) {
-        asking.pieces[asking.num_pieces++] = at(p->k_cache, chunk->rows[group], BFLOAT16);
-        asking.pieces[asking.num_pieces++] = at(p->v_cache, chunk->rows[group], BFLOAT16);
+        prefetch.pieces[prefetch.num_pieces++] = at(p->k_cache, chunk->rows[group], BFLOAT16);
+        prefetch.pieces[prefetch.num_pieces++] = at(p->v_cache, chunk->rows[group], BFLOAT16);
     }
-    asking.pace = (asking.num_lines << 16) / num_steps + 1;
-    return asking;
+    prefetch.pace = (prefetch.num_lines << 16) / num_steps + 1;
+    return prefetch;
 }
 
-INLINE void ask_for_lines(struct asking *asking)
+INLINE void prefetch_due_lines(struct chunk_prefetch *prefetch)
 {
-    asking->due += asking->pace;
-    for (; asking->line < MIN(asking->due >> 16, asking->num_lines); asking->line++)
-        for (int64_t i = 0; i < asking->num_pieces; i++)
-            __builtin_prefetch(asking->pieces[i] + asking->line * LINE_BYTES, 0, 2);
+    prefetch->due += prefetch->pace;
+    for (; prefetch->line < MIN(prefetch->due >> 16, prefetch->num_lines); prefetch->line++)
+        for (int64_t i = 0; i < prefetch->num_pieces; i++)
+            __builtin_prefetch(prefetch->pieces[i] + prefetch->line * LINE_BYTES, 0, 2);
 }
 
 /* A group's keys, and what is prefetched meanwhile. */
@@ -245,7 +245,7 @@ static vf raise_maxima(struct state *state, vf *totals, vf maxima, int64_t queri
 }
 
 /* Turns scores into exp(score - shift). totals [GROUP, DECODE_QUERIES]: sums over the keys at the same place in a group. */
-static void soften(float *scores, vf *totals, vf shift, int64_t num_groups)
+static void exp_scores(float *scores, vf *totals, vf shift, int64_t num_groups)
 {
     for (int64_t group = 0; group < num_groups; group++)
 #pragma GCC unroll 4
@@ -262,14 +262,14 @@ struct value_group {
     const char *values;
     int64_t row_bytes, first, end; /* rows that are read */
     const float *probabilities;    /* [GROUP, DECODE_QUERIES] */
-    struct asking *asking;         /* with AMX */
+    struct chunk_prefetch *prefetch;         /* with AMX */
     const char *const *pieces;     /* without */
     int64_t num_pieces;
 };
 
 /* Prefetches the lines of pieces that are due with a key's elements from d on: each line once, in order, as an EPYC Zen 4
  * runs ahead of them. NOTE: counting lines, as with AMX, takes that CPU longer than multiplying. */
-INLINE void ask_for_keys(const struct value_group *group, int64_t d, int64_t key, const int vectors)
+INLINE void prefetch_keys(const struct value_group *group, int64_t d, int64_t key, const int vectors)
 {
     for (int64_t i = 0; i < group->num_pieces; i++)
 #pragma GCC unroll 2
@@ -288,9 +288,9 @@ INLINE void add_values(float *output, int64_t dim, const struct value_group *gro
         sum[i] = load(output, i / vectors * dim + d + i % vectors * LANES, FLOAT32);
     for (int64_t key = 0; key < GROUP; key++) {
         if (with_amx)
-            ask_for_lines(group->asking);
+            prefetch_due_lines(group->prefetch);
         else
-            ask_for_keys(group, d, key, vectors);
+            prefetch_keys(group, d, key, vectors);
         if (key < group->first || key >= group->end)
             continue;
         vf value[4];
@@ -335,21 +335,21 @@ static void add_chunk(const struct attention *p, float *output, int64_t queries,
         {NULL, add_values_of_1, add_values_of_2, add_values_of_3, add_values_of_4},
         {NULL, add_values_of_1_with_amx, add_values_of_2_with_amx, add_values_of_3_with_amx, add_values_of_4_with_amx}};
     const int64_t passes = p->head_dim / (4 * LANES) + p->head_dim % (4 * LANES) / (2 * LANES); /* over each value */
-    struct asking asking = start_asking(p, next, chunk->num_groups * GROUP * passes);
+    struct chunk_prefetch prefetch = start_prefetch(p, next, chunk->num_groups * GROUP * passes);
     const char *keys[GROUPS];
     for (int64_t i = 0; i < next->num_groups; i++)
         keys[i] = at(p->k_cache, next->rows[i], BFLOAT16);
-    for (int64_t i = 0, asked = 0; i < chunk->num_groups; i++) {
-        const int64_t asked_then = (i + 1) * next->num_groups / chunk->num_groups;
+    for (int64_t i = 0, prefetched = 0; i < chunk->num_groups; i++) {
+        const int64_t prefetched_then = (i + 1) * next->num_groups / chunk->num_groups;
         const struct value_group group = {
             .values = at(p->v_cache, chunk->rows[i], BFLOAT16),
             .row_bytes = p->head_dim * (int64_t)size_of(BFLOAT16),
             .first = chunk->first - i * GROUP, .end = chunk->end - i * GROUP,
             .probabilities = probabilities + i * GROUP * DECODE_QUERIES,
-            .asking = &asking,
-            .pieces = keys + asked, .num_pieces = asked_then - asked,
+            .prefetch = &prefetch,
+            .pieces = keys + prefetched, .num_pieces = prefetched_then - prefetched,
         };
-        asked = asked_then;
+        prefetched = prefetched_then;
         add[amx_is_on()][queries](output, p->head_dim, &group);
     }
 }
@@ -393,7 +393,7 @@ void attend_decode_span(const struct attention *p, const struct attention_item *
         score_keys(p, &chunk, w, queries);
         const vf maxima = scale_scores(p, w->scores, &chunk, &visible);
         const vf shift = raise_maxima(&w->span, totals, maxima, queries, dim);
-        soften(w->scores, totals, shift, chunk.num_groups);
+        exp_scores(w->scores, totals, shift, chunk.num_groups);
         add_chunk(p, w->span.output, queries, &chunk, &next, w->scores);
     }
     end_span(&w->span, totals, queries, dim);

@@ -171,7 +171,7 @@ static void norm_heads(const struct run *run, const void *weight, float eps, int
 }
 
 /* Moves attention's output for the kept rows to the first rows: one item. */
-static void keep_attended(struct team *team, const struct run *run)
+static void gather_attended(struct team *team, const struct run *run)
 {
     const int64_t size = run->layer->num_heads * run->layer->head_dim;
     struct work work = start_work(team, 1);
@@ -245,7 +245,7 @@ static void compute(struct team *team, const struct run *run)
     attention_stage(team, &run->attention, &run->attention_plan, run->dtype);
     complete(team);
     if (!run->keeps_all)
-        keep_attended(team, run);
+        gather_attended(team, run);
     if (run->num_kept > 0)
         compute_kept(team, run);
 }

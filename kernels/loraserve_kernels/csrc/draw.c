@@ -97,8 +97,8 @@ INLINE vi bins_of(vf distance, const struct scale *scale)
 }
 
 /* Lowers `furthest` such that at least top_k tokens remain: at least that many groups have a token within it. */
-INLINE void bring_nearer(struct scale *scale, struct drawing *drawing, int64_t top_k, const void *x, int64_t size,
-                         const enum dtype dtype)
+INLINE void lower_furthest(struct scale *scale, struct drawing *drawing, int64_t top_k, const void *x, int64_t size,
+                           const enum dtype dtype)
 {
     memset(drawing->count, 0, sizeof drawing->count);
     for (int64_t start = 0; start < size; start += GROUP) {
@@ -251,7 +251,7 @@ INLINE int64_t draw_of_likely(struct drawing *drawing, const struct draw *draw, 
     const bool has_top_k = draw->top_k > 0 && draw->top_k < size;
     struct scale near = *scale;
     if (has_top_k)
-        bring_nearer(&near, drawing, draw->top_k, x, size, dtype);
+        lower_furthest(&near, drawing, draw->top_k, x, size, dtype);
     const double total = fill_bins(drawing, x, size, &near, !has_top_k && draw->top_p < 1, dtype);
     struct kept kept = {NUM_BINS, 0, total}; /* all */
     if (has_top_k)

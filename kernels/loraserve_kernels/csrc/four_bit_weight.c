@@ -81,8 +81,8 @@ EXPORT int pack_four_bits(void *packed, const uint8_t *codes, const uint16_t *sc
 }
 
 /* Dequantizes LANES bytes. scales: for the first code of each byte, and for the second; zeros: pairs of int16. */
-INLINE void make_whole(void *whole, const uint8_t *codes, const vf *scales, vu zeros, const enum dtype dtype,
-                       const enum weight_format format)
+INLINE void dequantize_bytes(void *out, const uint8_t *codes, const vf *scales, vu zeros, const enum dtype dtype,
+                             const enum weight_format format)
 {
     typedef uint8_t vb __attribute__((vector_size(LANES)));
     vb bytes;
@@ -92,16 +92,16 @@ INLINE void make_whole(void *whole, const uint8_t *codes, const vf *scales, vu z
     const vf first = scaled_half(pairs, 0, scales[0]), second = scaled_half(pairs, 1, scales[1]);
     if (dtype == BFLOAT16) {
         const vf words = rounded_words(first, second);
-        memcpy(whole, &words, sizeof words);
+        memcpy(out, &words, sizeof words);
     }
     for (int lane = 0; lane < LANES && dtype == FLOAT32; lane++) {
-        ((float *)whole)[2 * lane] = first[lane];
-        ((float *)whole)[2 * lane + 1] = second[lane];
+        ((float *)out)[2 * lane] = first[lane];
+        ((float *)out)[2 * lane + 1] = second[lane];
     }
 }
 
 /* Dequantizes a row whose groups lie one after the other. */
-INLINE void make_row_whole(void *whole, const struct four_bit_weight *weight, int64_t output, const enum dtype dtype,
+INLINE void dequantize_row(void *out, const struct four_bit_weight *weight, int64_t output, const enum dtype dtype,
                            const enum weight_format format)
 {
     const int64_t group_bytes = group_bytes_of(format), first = output * weight->depth / 2 / group_bytes;
@@ -109,7 +109,7 @@ INLINE void make_row_whole(void *whole, const struct four_bit_weight *weight, in
         const vf scale = splat(load_one(weight->scales, group, BFLOAT16)), scales[] = {scale, scale};
         const vu zeros = (vu){0} + (has_zero_points(format) ? weight->zeros[group] * 0x10001u : 0);
         for (int64_t byte = group * group_bytes; byte < (group + 1) * group_bytes; byte += LANES)
-            make_whole((void *)at(whole, 2 * byte, dtype), weight->codes + byte, scales, zeros, dtype, format);
+            dequantize_bytes((void *)at(out, 2 * byte, dtype), weight->codes + byte, scales, zeros, dtype, format);
     }
 }
 
@@ -129,7 +129,7 @@ INLINE vu gather(const uint32_t *table, const int32_t *places)
 
 /* Dequantizes a row with any order. groups: each input's group; of 2 LANES inputs, the even ones before the odd ones.
  * table: scratch, [groups]. */
-INLINE void make_ordered_row_whole(void *whole, const struct four_bit_weight *weight, int64_t output, const int32_t *groups,
+INLINE void dequantize_ordered_row(void *out, const struct four_bit_weight *weight, int64_t output, const int32_t *groups,
                                    uint32_t *table, const enum dtype dtype, const enum weight_format format)
 {
     const int64_t row_bytes = weight->depth / 2, num_groups = row_bytes / group_bytes_of(format), row = output * num_groups;
@@ -138,12 +138,12 @@ INLINE void make_ordered_row_whole(void *whole, const struct four_bit_weight *we
     for (int64_t byte = 0; byte < row_bytes; byte += LANES, groups += 2 * LANES) {
         const vu of_first = gather(table, groups), of_second = gather(table, groups + LANES);
         const vf scales[] = {(vf)(of_first & 0xffff0000), (vf)(of_second & 0xffff0000)};
-        make_whole((void *)at(whole, 2 * (output * row_bytes + byte), dtype), weight->codes + output * row_bytes + byte,
-                   scales, (of_first & 0xffff) | of_second << 16, dtype, format);
+        dequantize_bytes((void *)at(out, 2 * (output * row_bytes + byte), dtype), weight->codes + output * row_bytes + byte,
+                         scales, (of_first & 0xffff) | of_second << 16, dtype, format);
     }
 }
 
-static int make_ordered_whole(void *whole, const struct four_bit_weight *weight, int64_t num_outputs,
+static int dequantize_ordered(void *out, const struct four_bit_weight *weight, int64_t num_outputs,
                               enum weight_format format, enum dtype dtype, int num_threads)
 {
     const int64_t group_size = 2 * group_bytes_of(format), num_groups = weight->depth / group_size;
@@ -157,21 +157,22 @@ static int make_ordered_whole(void *whole, const struct four_bit_weight *weight,
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t output = 0; output < num_outputs; output++) {
         uint32_t *table = (uint32_t *)groups + weight->depth + omp_get_thread_num() * num_groups;
-        WITH_CONSTANTS(format, dtype, make_ordered_row_whole, whole, weight, output, groups, table);
+        WITH_CONSTANTS(format, dtype, dequantize_ordered_row, out, weight, output, groups, table);
     }
     free(groups);
     return OK;
 }
 
-/* whole: dense [num_outputs, depth]; other arguments as in pack_four_bits. */
-EXPORT int whole_four_bits(void *whole, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
-                           const int32_t *order, int64_t num_outputs, int64_t depth, int format, int dtype, int num_threads)
+/* out: dense [num_outputs, depth]; other arguments as in pack_four_bits. */
+EXPORT int dequantize_four_bits(void *out, const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros,
+                                const int32_t *order, int64_t num_outputs, int64_t depth, int format, int dtype,
+                                int num_threads)
 {
     const struct four_bit_weight weight = {codes, scales, zeros, order, depth};
     if (order)
-        return make_ordered_whole(whole, &weight, num_outputs, (enum weight_format)format, (enum dtype)dtype, num_threads);
+        return dequantize_ordered(out, &weight, num_outputs, (enum weight_format)format, (enum dtype)dtype, num_threads);
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t output = 0; output < num_outputs; output++)
-        WITH_CONSTANTS(format, dtype, make_row_whole, whole, &weight, output);
+        WITH_CONSTANTS(format, dtype, dequantize_row, out, &weight, output);
     return OK;
 }

@@ -238,8 +238,8 @@ INLINE void compute_scores(const struct attention *p, struct workspace *w, int64
 
 /* One row of scores for the keys base..end becomes exp(score - maximum); masked keys become 0, whole vectors of them
  * without any arithmetic. */
-INLINE void soften(const struct attention *p, struct state *state, float *lane_totals, float *scores, int64_t query,
-                   int64_t position, int64_t base, int64_t end)
+INLINE void exp_scores(const struct attention *p, struct state *state, float *lane_totals, float *scores, int64_t query,
+                       int64_t position, int64_t base, int64_t end)
 {
     vi lane;
     for (int i = 0; i < LANES; i++)
@@ -324,8 +324,8 @@ INLINE void attend_span(const struct attention *p, const struct attention_item *
         load_keys(p, rows, next_rows, count, w->keys, dtype);
         compute_scores(p, w, queries, (count + LANES - 1) / LANES * LANES, dtype);
         for (int64_t i = 0; i < queries; i++)
-            soften(p, &w->span, w->lane_totals, w->scores + i * KEYS, i,
-                   position_of(p, item->sequence, item->first_row + i / group), base, end);
+            exp_scores(p, &w->span, w->lane_totals, w->scores + i * KEYS, i,
+                       position_of(p, item->sequence, item->first_row + i / group), base, end);
         if (queries <= FEW_QUERIES) {
             add_few(p, w->span.output, w->scores, queries, rows, next_rows, count, dtype);
         } else {

@@ -32,7 +32,7 @@ static int64_t padded_queries(const struct attention *p, const struct attention_
 }
 
 /* Advances to the item's next query vector, see load_queries; stays at the last one. */
-INLINE void go_on(const struct attention_item *item, int64_t group, int64_t *row, int64_t *head)
+INLINE void advance_query(const struct attention_item *item, int64_t group, int64_t *row, int64_t *head)
 {
     if (*head + 1 < group) {
         ++*head;
@@ -51,7 +51,7 @@ void load_prompt_queries(const struct attention *p, const struct attention_item 
         int64_t offsets[LANES];
         for (int i = 0; i < LANES; i++) {
             offsets[i] = (first_row + row) * p->q_row_stride + (first_head + head) * p->q_head_stride;
-            go_on(item, group, &row, &head);
+            advance_query(item, group, &row, &head);
         }
         for (int64_t word = 0; word < words; word += LANES) {
             vf square[LANES];
@@ -130,7 +130,7 @@ static void find_visible(const struct attention *p, const struct attention_item 
         for (int lane = 0; lane < LANES; lane++) {
             from[lane] = (int32_t)first_visible(p, first + row);
             to[lane] = (int32_t)(first + row + 1);
-            go_on(item, group, &row, &head);
+            advance_query(item, group, &row, &head);
         }
         memcpy(&visible->from, from, sizeof from);
         memcpy(&visible->to, to, sizeof to);
@@ -196,8 +196,8 @@ static vf raise_maxima(struct state *state, float *lane_totals, int64_t query, v
 
 /* Turns the scores of one panel into exp(score - maximum), hidden ones into 0. lane_totals [GROUP, LANES]: sums over the
  * keys at the same place in a group. */
-static void soften(const struct attention *p, struct state *state, float *lane_totals, float *scores, int64_t query,
-                   const struct chunk *chunk, const struct visible *visible, bool is_first)
+static void exp_scores(const struct attention *p, struct state *state, float *lane_totals, float *scores, int64_t query,
+                       const struct chunk *chunk, const struct visible *visible, bool is_first)
 {
     const int64_t base = chunk->base;
     const int64_t first = MAX(visible->first - base, chunk->first) / ROWS * ROWS;
@@ -324,8 +324,8 @@ void attend_prompt_span(const struct attention *p, const struct attention_item *
             float *scores = w->scores + query * KEYS;
             const int64_t end_query = MIN(query + WIDTH, queries);
             for (int64_t panel = query; panel < end_query; panel += LANES)
-                soften(p, &w->span, w->lane_totals + panel * GROUP, scores + panel - query, panel, &chunk,
-                       visible + panel / LANES, is_first);
+                exp_scores(p, &w->span, w->lane_totals + panel * GROUP, scores + panel - query, panel, &chunk,
+                           visible + panel / LANES, is_first);
             add_chunk(p, item, w, &chunk, scores, query, MIN(end_query, item->rows * group_size(p)), is_first);
         }
         first = end;

@@ -9,14 +9,14 @@
 #define VECTORS 4      /* weighed together, see vexp_within */
 #define CHUNK (16 * VECTORS * LANES) /* elements whose weights are added up in float32 */
 
-struct ask {
+struct score_query {
     int64_t row, token, num_top; /* num_top: up to all tokens */
     int64_t first;               /* index of its outcome */
 };
 
 struct score_plan {
-    const struct ask *asks;
-    int64_t num_asks;
+    const struct score_query *queries;
+    int64_t num_queries;
     const void *x;
     int64_t stride, size;
     int64_t *numbers;
@@ -89,10 +89,10 @@ INLINE void find_top(uint64_t *keys, int64_t count, const void *x, int64_t size,
     }
 }
 
-INLINE void score_row(int64_t *numbers, double *logprobs, const struct ask *ask, const void *x, int64_t size,
+INLINE void score_row(int64_t *numbers, double *logprobs, const struct score_query *query, const void *x, int64_t size,
                       const enum dtype dtype)
 {
-    const float peak = peak_of(x, 0, size, dtype).value, value = load_one(x, ask->token, dtype);
+    const float peak = peak_of(x, 0, size, dtype).value, value = load_one(x, query->token, dtype);
     if (!isfinite(peak)) {
         numbers[0] = 1;
         logprobs[0] = NAN;
@@ -107,8 +107,8 @@ INLINE void score_row(int64_t *numbers, double *logprobs, const struct ask *ask,
     numbers[0] = 1;
     for (int lane = 0; lane < LANES; lane++)
         numbers[0] += above[lane];
-    find_top((uint64_t *)numbers + 1, ask->num_top, x, size, dtype);
-    for (int64_t i = 1; i <= ask->num_top; i++) {
+    find_top((uint64_t *)numbers + 1, query->num_top, x, size, dtype);
+    for (int64_t i = 1; i <= query->num_top; i++) {
         numbers[i] = index_of_key((uint64_t)numbers[i]);
         logprobs[i] = (double)load_one(x, numbers[i], dtype) - (double)peak - log_total;
     }
@@ -117,24 +117,24 @@ INLINE void score_row(int64_t *numbers, double *logprobs, const struct ask *ask,
 static void score_region(struct team *team, void *argument)
 {
     const struct score_plan *plan = argument;
-    struct work work = start_work(team, plan->num_asks);
+    struct work work = start_work(team, plan->num_queries);
     for (int64_t i; take(team, &work, &i);) {
-        const struct ask *ask = plan->asks + i;
-        const void *x = at(plan->x, ask->row * plan->stride, plan->dtype);
-        int64_t *numbers = plan->numbers + ask->first;
-        double *logprobs = plan->logprobs + ask->first;
+        const struct score_query *query = plan->queries + i;
+        const void *x = at(plan->x, query->row * plan->stride, plan->dtype);
+        int64_t *numbers = plan->numbers + query->first;
+        double *logprobs = plan->logprobs + query->first;
         if (plan->dtype == BFLOAT16)
-            score_row(numbers, logprobs, ask, x, plan->size, BFLOAT16);
+            score_row(numbers, logprobs, query, x, plan->size, BFLOAT16);
         else
-            score_row(numbers, logprobs, ask, x, plan->size, FLOAT32);
+            score_row(numbers, logprobs, query, x, plan->size, FLOAT32);
     }
     complete(team);
 }
 
-/* See `score_plan`. The asks' rows must lie in x, their tokens below `size`, their outcomes within the arrays. */
-EXPORT int score(int64_t *numbers, double *logprobs, const struct ask *asks, int64_t num_asks, const void *x,
+/* See `score_plan`. The queries' rows must lie in x, their tokens below `size`, their outcomes within the arrays. */
+EXPORT int score(int64_t *numbers, double *logprobs, const struct score_query *queries, int64_t num_queries, const void *x,
                  int64_t stride, int64_t size, int dtype, int num_threads)
 {
-    struct score_plan plan = {asks, num_asks, x, stride, size, numbers, logprobs, (enum dtype)dtype};
+    struct score_plan plan = {queries, num_queries, x, stride, size, numbers, logprobs, (enum dtype)dtype};
     return run_team(num_threads, 1, score_region, &plan) ? OK : OUT_OF_MEMORY;
 }

@@ -58,7 +58,7 @@ static void pause_cpu(void)
 #endif
 }
 
-static void sleep_a_little(void) { nanosleep(&(struct timespec){0, SLEEP_NS}, NULL); }
+static void sleep_briefly(void) { nanosleep(&(struct timespec){0, SLEEP_NS}, NULL); }
 
 static int64_t read_clock_ns(clockid_t clock)
 {
@@ -178,7 +178,7 @@ void complete(struct team *team)
             lend_cpu(team);
             since = read_clock_ns(CLOCK_MONOTONIC);
         } else {
-            sleep_a_little();
+            sleep_briefly();
         }
     team->uncompleted = team->shares;
     team->num_uncompleted = 0;
@@ -220,7 +220,7 @@ static void work_in_team(int thread)
     complete(&team); /* stay: the thread with the last item may need this CPU, too */
 }
 
-static void *be_kept(void *argument)
+static void *run_kept_thread(void *argument)
 {
     const int thread = (int)(intptr_t)argument;
     members[thread].thread = pthread_self();
@@ -254,9 +254,9 @@ static void keep_threads(int wanted)
 {
     if (pool.num_kept >= wanted)
         return;
-    static bool is_told_of_forks;
-    if (!is_told_of_forks)
-        is_told_of_forks = pthread_atfork(NULL, NULL, forget_threads) == 0;
+    static bool has_fork_handler;
+    if (!has_fork_handler)
+        has_fork_handler = pthread_atfork(NULL, NULL, forget_threads) == 0;
     sigset_t all, before;
     pthread_attr_t attributes;
     sigfillset(&all);
@@ -266,7 +266,7 @@ static void keep_threads(int wanted)
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pthread_t thread;
     while (pool.num_kept < wanted &&
-           pthread_create(&thread, &attributes, be_kept, (void *)(intptr_t)(pool.num_kept + 1)) == 0)
+           pthread_create(&thread, &attributes, run_kept_thread, (void *)(intptr_t)(pool.num_kept + 1)) == 0)
         pool.num_kept++;
     pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -283,7 +283,7 @@ static void call_threads(void)
     pthread_mutex_unlock(&pool.lock);
 }
 
-static bool have_left(const void *gate) { return __atomic_load_n((const int64_t *)gate, __ATOMIC_ACQUIRE) == 0; }
+static bool have_all_left(const void *gate) { return __atomic_load_n((const int64_t *)gate, __ATOMIC_ACQUIRE) == 0; }
 
 static int num_beside = MAX_BESIDE; /* `run_beside` calls since the last `run_layers` */
 
@@ -318,8 +318,8 @@ bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team 
     call_threads();
     work_in_team(0);
     __atomic_fetch_sub(&pool.gate, OPEN, __ATOMIC_RELAXED);
-    while (!spin_until(have_left, &pool.gate))
-        sleep_a_little();
+    while (!spin_until(have_all_left, &pool.gate))
+        sleep_briefly();
     unbind_member(0); /* not earlier: the others may have swapped CPUs with this thread */
     pthread_mutex_unlock(&pool.owner);
     return true;

@@ -38,7 +38,7 @@ class Part(Protocol):
 
 
 def conversation_of(
-    asked: ChatCompletionRequest | TokenizeRequest,
+    body: ChatCompletionRequest | TokenizeRequest,
     messages: Sequence[RequestMessage],
     tools: Sequence[JsonObject],
     limits: Limits,
@@ -50,14 +50,14 @@ def conversation_of(
     check_at_most("messages", len(messages), limits.max_messages, "messages")
     num_calls = sum(len(message.tool_calls or ()) for message in messages)
     check_at_most("messages", num_calls, limits.max_messages, "tool calls")
-    if asked.continue_final_message:
-        _check_continued(asked.add_generation_prompt, messages[-1])
+    if body.continue_final_message:
+        _check_continued(body.add_generation_prompt, messages[-1])
     return Conversation(
         messages=[_chat_message(f"messages[{index}]", message, limits) for index, message in enumerate(messages)],
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
         tools=tools,
-        template_kwargs=checked_template_kwargs(asked.chat_template_kwargs, limits),
+        template_kwargs=checked_template_kwargs(body.chat_template_kwargs, limits),
         effort=checked_effort("reasoning_effort", effort),
     )
 

@@ -13,7 +13,7 @@ from loraserve.api.inference.sampling import CheckedSampling, check_context, pro
 from loraserve.api.schemas.sampling import SamplingFields
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
-from loraserve.control.requests.running import Asked, Route
+from loraserve.control.requests.running import Route, RouteInfo
 from loraserve.serving.generation import Prompt
 from loraserve.serving.text.conversation import Conversation
 
@@ -23,12 +23,12 @@ def conversation_demand(
 ) -> Demand:
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(context.runtime.engine.model.max_model_len)
     num_tokens = reserve_tokens(conversation.num_chars, max_tokens, checked.params.n)
-    return Demand(num_tokens, checked.params.n, Asked(route, bool(stream)))
+    return Demand(num_tokens, checked.params.n, RouteInfo(route, bool(stream)))
 
 
 async def conversation_prompt(
     context: AppContext,
-    asked: SamplingFields,
+    body: SamplingFields,
     checked: CheckedSampling,
     conversation: Conversation,
     adapter: ResolvedAdapter | None,
@@ -42,10 +42,10 @@ async def conversation_prompt(
     """
     model = context.runtime.engine.model
     token_ids = await context.runtime.tokenizer.encode_chat(
-        conversation, add_special_tokens=bool(asked.add_special_tokens), template_name=template_of(adapter)
+        conversation, add_special_tokens=bool(body.add_special_tokens), template_name=template_of(adapter)
     )
     token_ids += answer_header(context.runtime, adapter, checked.params.grammar, conversation)
-    token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
+    token_ids = truncate(token_ids, body.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
     check_not_empty(conversation.param, token_ids)
     check_context(len(token_ids), checked.max_tokens, model.max_model_len, conversation.param, max_tokens_param)
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))

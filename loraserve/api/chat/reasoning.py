@@ -47,7 +47,7 @@ def with_reasoning(
             return prompt, text
         reasoning = GrammarReasoning(None if start.has_begun else opening_id, closing_id)
         prompt = replace(prompt, sampling=replace(prompt.sampling, grammar=replace(grammar, reasoning=reasoning)))
-        start = replace(start, held_behind=reasoning)
+        start = replace(start, grammar_reasoning=reasoning)
     if {opening_id, closing_id} & token_text.special_ids:
         text = replace(text, skip_special_tokens=False)
     return prompt, replace(text, reasoning=start)
@@ -79,10 +79,10 @@ def _with_harmony(
     if prompt.sampling.grammar is not None or None in (ids[START], ids[CHANNEL], ids[MESSAGE], ids[END]):
         return prompt, text
     _refuse_none(conversation.effort)
-    tells_calls = runtime.settings.tool_call_parser is ToolCallFormat.OPENAI and conversation.tools
+    reports_calls = runtime.settings.tool_call_parser is ToolCallFormat.OPENAI and conversation.tools
     start = HarmonyStart(
         marks={token_id: mark for mark, token_id in ids.items() if token_id is not None},
-        tool_names=frozenset(tool["function"]["name"] for tool in conversation.tools) if tells_calls else None,
+        tool_names=frozenset(tool["function"]["name"] for tool in conversation.tools) if reports_calls else None,
         is_in_message=not conversation.add_generation_prompt,
     )
     text = replace(text, reasoning=start, skip_special_tokens=False)

@@ -41,12 +41,12 @@ class NamedTool(NamedTuple):
     name: str
 
 
-def tool_use(asked: ChatCompletionRequest, settings: ServingSettings) -> ToolUse:
+def tool_use(body: ChatCompletionRequest, settings: ServingSettings) -> ToolUse:
     """The tool use of a chat. Raises `ServingError`."""
-    choice = asked.tool_choice
+    choice = body.tool_choice
     if isinstance(choice, NamedToolChoice):
         choice = _named_tool(choice)
-    return chosen_use(checked_tools(asked.tools, settings.limits), choice, asked.parallel_tool_calls, settings)
+    return chosen_use(checked_tools(body.tools, settings.limits), choice, body.parallel_tool_calls, settings)
 
 
 def chosen_use(

@@ -87,7 +87,7 @@ class ChatWriter:
         content, calls = self._read(delta)
         reasoning = (delta.reasoning if self._options.include_reasoning else "") or None
         choices: list[msgspec.Struct] = []
-        if content or reasoning or self._tells_tokens(delta) or (content is not None and _has_tokens(delta)):
+        if content or reasoning or self._includes_tokens(delta) or (content is not None and _has_tokens(delta)):
             said = ChatDelta(content=content, reasoning_content=reasoning, reasoning=reasoning)
             choices.append(ChatChunkChoice(delta.index, said, self._logprobs(delta), token_ids=self._token_ids(delta)))
         choices += [ChatChunkChoice(delta.index, ChatDelta(tool_calls=[part])) for part in calls]
@@ -136,7 +136,7 @@ class ChatWriter:
             return delta.finish_reason
         return self._answers[delta.index].finish_reason(delta.finish_reason)
 
-    def _tells_tokens(self, delta: ChoiceDelta) -> bool:
+    def _includes_tokens(self, delta: ChoiceDelta) -> bool:
         return bool(delta.token_ids) and (self._options.top_logprobs is not None or self._options.return_token_ids)
 
     def _token_ids(self, delta: ChoiceDelta) -> list[int] | msgspec.UnsetType:

@@ -74,7 +74,7 @@ class Guard:
         if handler.opt.get(UNCONFIRMED):
             return principal
         if handler.opt.get(ADMITTED):
-            return await self._authenticator.confirm_told(principal)
+            return await self._authenticator.confirm_if_behind(principal)
         return await self._authenticator.confirm(principal)
 
     def _let_in(self, connection: ASGIConnection, handler: BaseRouteHandler, principal: Principal) -> None:

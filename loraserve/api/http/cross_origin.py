@@ -32,8 +32,8 @@ class CrossOrigin:
 
 async def answer_preflight(scope: HTTPScope, send: Send) -> None:
     """Allows any header: clients such as OpenAI's for JavaScript add their own, and no header grants access."""
-    asked = Headers.from_scope(scope).get("access-control-request-headers", "")
-    names = [name for name in map(str.strip, asked.split(",")) if HEADER_NAME.fullmatch(name)]
+    requested = Headers.from_scope(scope).get("access-control-request-headers", "")
+    names = [name for name in map(str.strip, requested.split(",")) if HEADER_NAME.fullmatch(name)]
     headers = [
         (b"access-control-allow-methods", METHODS),
         (b"access-control-allow-headers", ", ".join(names).encode()),

@@ -8,7 +8,7 @@ from litestar.handlers import HTTPRouteHandler
 from loraserve.api.http.needs import PUBLIC
 
 
-def tell_methods_of(handlers: Iterable[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
+def options_handlers(handlers: Iterable[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
     """Handlers that answer OPTIONS at each path of `handlers`, with the same methods as a 405.
 
     NOTE: must be registered before `handlers`. Otherwise Litestar answers, and lists only the methods of a path's first
@@ -18,12 +18,12 @@ def tell_methods_of(handlers: Iterable[HTTPRouteHandler]) -> list[HTTPRouteHandl
     for handler in handlers:
         for path in handler.paths:
             methods.setdefault(path, {"OPTIONS"}).update(handler.http_methods)
-    return [_tell_methods(path, ", ".join(sorted(found))) for path, found in methods.items()]
+    return [_options_handler(path, ", ".join(sorted(found))) for path, found in methods.items()]
 
 
-def _tell_methods(path: str, methods: str) -> HTTPRouteHandler:
+def _options_handler(path: str, methods: str) -> HTTPRouteHandler:
     @route(path, http_method="OPTIONS", status_code=204, opt=PUBLIC, include_in_schema=False)
-    async def tell_methods() -> Response[None]:
+    async def list_methods() -> Response[None]:
         return Response(None, headers={"allow": methods})
 
-    return tell_methods
+    return list_methods

@@ -41,5 +41,5 @@ def check_all_need(handlers: Iterable[ControllerRouterHandler]) -> None:
     """Asserts that every handler declares its requirement, so that a missing one is found when the app is created."""
     for handler in handlers:
         assert isinstance(handler, BaseRouteHandler)
-        says = handler.opt.keys() & {ACTION, PUBLIC_OPT, ANYONE}
-        assert len(says) == 1, f"{handler.handler_name} does not say who may call it"
+        declared = handler.opt.keys() & {ACTION, PUBLIC_OPT, ANYONE}
+        assert len(declared) == 1, f"{handler.handler_name} does not say who may call it"

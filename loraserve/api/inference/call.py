@@ -19,7 +19,7 @@ from loraserve.control.names.labels import label_of
 from loraserve.control.names.resolve import ResolvedAdapter, Target
 from loraserve.control.requests.admission import Admission
 from loraserve.control.requests.admitted import Admitted
-from loraserve.control.requests.running import Asked, Progress
+from loraserve.control.requests.running import Progress, RouteInfo
 from loraserve.control.tenancy.principal import Principal
 from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import FinishReason
@@ -40,7 +40,7 @@ class Demand:
 
     reserve_tokens: int
     num_sequences: int
-    asked: Asked
+    route_info: RouteInfo
 
 
 class InferenceCall:
@@ -135,7 +135,7 @@ class InferenceCall:
             self.generation.close()
         if self.adapter is not None:
             if self.outcome.error_code == ErrorCode.ADAPTER_UNREADABLE.value:
-                self._calls.residency.distrust(self.adapter.digest)
+                self._calls.residency.mark_damaged(self.adapter.digest)
             self._calls.forget_deleted(self.adapter.tenant, self.adapter.name)
         self._calls.spawn(self._settle(self.outcome))
 
@@ -150,7 +150,7 @@ class InferenceCall:
             return Outcome(ending, FinishReason.ERROR.value, 0, 0, 0, error_code=error_code)
         usage, times = generation.usage(), generation.times()
         is_fault = ending is EndState.FAILED and error_code in SERVER_FAULTS
-        if is_fault and not (self.admitted.running.asked.stream and usage.num_completion_tokens > 0):
+        if is_fault and not (self.admitted.running.route_info.stream and usage.num_completion_tokens > 0):
             usage = TokenUsage(0, 0, 0)  # nothing was delivered
         return Outcome(
             ending,
@@ -186,7 +186,7 @@ def _ending_by(error: BaseException) -> tuple[EndState, str | None]:
 class RequestNotes:
     """Facts about a request, as they become known. None = the request did not get that far."""
 
-    asked: Asked | None = None
+    route_info: RouteInfo | None = None
     target: Target | None = None
     """As resolved from the request; the admitted target may be newer."""
     call: InferenceCall | None = None
@@ -222,7 +222,7 @@ class InferenceCalls:
         """
         notes: RequestNotes | None = scope["state"].get(NOTES_KEY)
         if notes is not None:
-            notes.asked, notes.target = demand.asked, target
+            notes.route_info, notes.target = demand.route_info, target
         came_in_s = received_s(scope)
         admitted = await self.admission.admit(
             principal,
@@ -236,7 +236,7 @@ class InferenceCalls:
             notes.call = call
         admitted.running.received_at = time.time() - (time.monotonic() - came_in_s)
         admitted.running.received_s = came_in_s
-        admitted.running.asked = demand.asked
+        admitted.running.route_info = demand.route_info
         admitted.running.progress = call.progress
         try:
             yield call

@@ -46,9 +46,9 @@ class NotedApp:
             if _is_inference(scope):
                 notes.ended_s = time.monotonic()
                 notes.error_code = answered_code(scope)
-                self._tell(scope, notes)
+                self._report(scope, notes)
 
-    def _tell(self, scope: HTTPScope, notes: RequestNotes) -> None:
+    def _report(self, scope: HTTPScope, notes: RequestNotes) -> None:
         try:
             self._on_end(scope, notes)
         except Exception:  # the request was already answered, or ends with its own error

@@ -22,7 +22,7 @@ class PairInputs:
     queries: Sequence[str]
     """One per document."""
     documents: Sequence[str]
-    asked: PairFields
+    body: PairFields
     max_model_len: int
     num_bytes: int
     param: str
@@ -35,9 +35,9 @@ class PairInputs:
 
     async def token_ids(self, adapter: ResolvedAdapter | None, tokenizer: TextTokenizer) -> list[list[int]]:
         """Truncates documents if the request allows it, but never queries."""
-        template, longest = _template_of(adapter), longest_of(self.asked.truncate_prompt_tokens, self.max_model_len)
-        join, add_special_tokens = _join_of(template), self.asked.add_special_tokens is not False
-        shortens = self.asked.truncate_prompt_tokens is not None or self.asked.max_tokens_per_doc is not None
+        template, longest = _template_of(adapter), longest_of(self.body.truncate_prompt_tokens, self.max_model_len)
+        join, add_special_tokens = _join_of(template), self.body.add_special_tokens is not False
+        shortens = self.body.truncate_prompt_tokens is not None or self.body.max_tokens_per_doc is not None
         # Checked first, because a query is encoded again with each of its documents.
         bare = await tokenizer.encode_pairs(
             [(query, "") for query in dict.fromkeys(self.queries)],
@@ -50,8 +50,8 @@ class PairInputs:
             message += f"no room for documents in {longest}. Shorten it."
             raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=self.query_param)
         documents = self.documents
-        if self.asked.max_tokens_per_doc is not None:
-            documents = await tokenizer.beginnings(documents, self.asked.max_tokens_per_doc)
+        if self.body.max_tokens_per_doc is not None:
+            documents = await tokenizer.beginnings(documents, self.body.max_tokens_per_doc)
         inputs = await tokenizer.encode_pairs(
             [*zip(self.queries, documents, strict=True)],
             join,
@@ -76,7 +76,7 @@ class PairInputs:
 def pair_inputs(
     queries: Mapping[str, Sequence[str]],
     documents: Mapping[str, Sequence[str]],
-    asked: PairFields,
+    body: PairFields,
     adapter: ResolvedAdapter | None,
     model: ModelDescription,
     limits: Limits,
@@ -92,9 +92,9 @@ def pair_inputs(
             f"has {len(given_queries)} entries for {len(given_documents)} in '{param}'; send one, or one for each."
         )
         raise invalid_value(query_param, message)
-    check_truncation(asked.truncate_prompt_tokens, model.max_model_len)
-    if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < 1:
-        raise invalid_value("max_tokens_per_doc", f"is {asked.max_tokens_per_doc}; it must be 1 or more.")
+    check_truncation(body.truncate_prompt_tokens, model.max_model_len)
+    if body.max_tokens_per_doc is not None and body.max_tokens_per_doc < 1:
+        raise invalid_value("max_tokens_per_doc", f"is {body.max_tokens_per_doc}; it must be 1 or more.")
     times = len(given_documents) // len(given_queries)
     num_bytes = times * _num_bytes(given_queries) + _num_bytes(given_documents)
     num_bytes += len(given_documents) * _num_bytes([_template_of(adapter) or ""])
@@ -102,7 +102,7 @@ def pair_inputs(
         message = f"and their queries have {num_bytes} bytes; the limit is {limits.max_pair_bytes}. A query and the "
         raise invalid_value(param, f"{message}text around it count once per document. Send fewer at once.")
     return PairInputs(
-        [*given_queries] * times, given_documents, asked, model.max_model_len, num_bytes, param, query_param
+        [*given_queries] * times, given_documents, body, model.max_model_len, num_bytes, param, query_param
     )
 
 
@@ -117,10 +117,10 @@ def _template_of(adapter: ResolvedAdapter | None) -> str | None:
 def _join_of(template: str | None) -> Join | None:
     if template is None:
         return None
-    before, first, between, _, behind = PLACEHOLDER.split(template)
+    before, first, between, _, after = PLACEHOLDER.split(template)
 
     def join(query: str, document: str) -> str:
         one, other = (query, document) if first == "query" else (document, query)
-        return f"{before}{one}{between}{other}{behind}"
+        return f"{before}{one}{between}{other}{after}"
 
     return join

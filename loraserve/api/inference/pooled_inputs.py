@@ -39,7 +39,7 @@ class GivenInputs:
     """Texts or token ids, as the request gives them."""
 
     given: Sequence[str | list[int]]
-    asked: InputFields
+    body: InputFields
     max_model_len: int
     param: str = "input"
 
@@ -52,7 +52,7 @@ class GivenInputs:
         return sum(map(prompt_bytes, self.given))
 
     async def token_ids(self, adapter: ResolvedAdapter | None, tokenizer: TextTokenizer) -> list[list[int]]:
-        limit, add_special_tokens = self.asked.truncate_prompt_tokens, self.asked.add_special_tokens is not False
+        limit, add_special_tokens = self.body.truncate_prompt_tokens, self.body.add_special_tokens is not False
         longest = longest_of(limit, self.max_model_len)
         if isinstance(self.given[0], str):
             texts = cast(Sequence[str], self.given)
@@ -79,11 +79,11 @@ class GivenInputs:
         return inputs
 
 
-def given_inputs(asked: InputFields, _: ResolvedAdapter | None, model: ModelDescription, limits: Limits) -> GivenInputs:
+def given_inputs(body: InputFields, _: ResolvedAdapter | None, model: ModelDescription, limits: Limits) -> GivenInputs:
     """Raises `ServingError`."""
-    given = split_prompts("input", asked.input, limits.max_inputs, model.vocab_size)
-    check_truncation(asked.truncate_prompt_tokens, model.max_model_len)
-    return GivenInputs(given, asked, model.max_model_len)
+    given = split_prompts("input", body.input, limits.max_inputs, model.vocab_size)
+    check_truncation(body.truncate_prompt_tokens, model.max_model_len)
+    return GivenInputs(given, body, model.max_model_len)
 
 
 def check_truncation(limit: int | None, max_model_len: int) -> None:

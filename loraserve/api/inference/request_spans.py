@@ -61,7 +61,7 @@ class RequestSpans:
         self._base_name = base_name
         self._propagator = TraceContextTextMapPropagator()
 
-    def tell(self, scope: HTTPScope, notes: RequestNotes) -> None:
+    def record(self, scope: HTTPScope, notes: RequestNotes) -> None:
         """The `OnEnd` callback."""
         # One offset for all spans: otherwise a clock adjustment could put a child outside its parent.
         offset_ns = time.time_ns() - time.monotonic_ns()
@@ -73,7 +73,7 @@ class RequestSpans:
             start_time=_unix_ns(received_s(scope), offset_ns),
         )
         if span.is_recording():
-            self._tell_phases(span, notes.call, offset_ns)
+            self._record_phases(span, notes.call, offset_ns)
             _set_status(span, notes)
         span.end(_unix_ns(notes.ended_s, offset_ns))
 
@@ -86,7 +86,7 @@ class RequestSpans:
             del headers["tracestate"]
         return self._propagator.extract(headers, Context())
 
-    def _tell_phases(self, span: Span, call: InferenceCall | None, offset_ns: int) -> None:
+    def _record_phases(self, span: Span, call: InferenceCall | None, offset_ns: int) -> None:
         inside = set_span_in_context(span, Context())
         for phase in _phases(call):
             child = self._tracer.start_span(phase.name, inside, start_time=_unix_ns(phase.began_s, offset_ns))
@@ -102,8 +102,8 @@ class RequestSpans:
         }
         if notes.status is not None:
             attributes["http.response.status_code"] = notes.status
-        if notes.asked is not None:
-            attributes["gen_ai.operation.name"] = OPERATIONS[notes.asked.route]
+        if notes.route_info is not None:
+            attributes["gen_ai.operation.name"] = OPERATIONS[notes.route_info.route]
         principal: Principal | None = scope["state"].get(PRINCIPAL_KEY)
         if principal is not None:
             attributes["loraserve.tenant"] = principal.acting_tenant

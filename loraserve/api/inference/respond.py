@@ -81,23 +81,25 @@ async def respond(
     call: InferenceCall,
     generation: Generation,
     writer: Writer[T],
-    asked: GenerationFields,
+    fields: GenerationFields,
 ) -> Response[T] | EventStream:
     """Raises `ServingError` for any error before the first byte; the call must then still be closed."""
-    if asked.stream:
-        body = partial(_body, generation=generation, call=call, writer=writer, asked=asked, tokenizer=runtime.tokenizer)
+    if fields.stream:
+        body = partial(
+            _body, generation=generation, call=call, writer=writer, fields=fields, tokenizer=runtime.tokenizer
+        )
         return await open_stream(request, runtime, call, generation, body)
 
     def written(deltas: list[ChoiceDelta]) -> T:
         response = writer.response(deltas, generation)
-        if asked.include_metrics:
+        if fields.include_metrics:
             response = msgspec.structs.replace(response, metrics=_metrics(call, generation))
         return response
 
-    return await respond_whole(request, runtime, call, generation, written)
+    return await respond_complete(request, runtime, call, generation, written)
 
 
-async def respond_whole(
+async def respond_complete(
     request: Request,
     runtime: Runtime,
     call: InferenceCall,
@@ -157,11 +159,11 @@ async def _body(
     generation: Generation,
     call: InferenceCall,
     writer: Writer[T],
-    asked: GenerationFields,
+    fields: GenerationFields,
     tokenizer: TextTokenizer,
 ) -> AsyncGenerator[bytes]:
     """NOTE: never raises: after the first byte, an exception would only cut the connection."""
-    chunks = _Chunks(writer, generation, asked)
+    chunks = _Chunks(writer, generation, fields)
     try:
         async with contextlib.aclosing(steps):
             async for deltas in steps:
@@ -176,17 +178,17 @@ async def _body(
                 if encoded:
                     yield b"".join(encoded)
     except Exception as error:
-        yield error_event(told(error, call))
+        yield error_event(client_error(error, call))
 
 
 class _Chunks(Generic[T]):
     """The chunks of one stream."""
 
-    def __init__(self, writer: Writer[T], generation: Generation, asked: GenerationFields) -> None:
+    def __init__(self, writer: Writer[T], generation: Generation, fields: GenerationFields) -> None:
         self._writer = writer
         self._generation = generation
-        self._asked = asked
-        self._options = asked.stream_options or StreamOptions()
+        self._fields = fields
+        self._options = fields.stream_options or StreamOptions()
         self._encoder = ChunkEncoder(writer.head, usage_field=self._options.include_usage)
         self._opened = False
         self._begun: set[tuple[int, int]] = set()
@@ -215,10 +217,10 @@ class _Chunks(Generic[T]):
 
     def ending(self, call: InferenceCall) -> bytes:
         """The bytes after the last choice."""
-        if not self._options.include_usage and not self._asked.include_metrics:
+        if not self._options.include_usage and not self._fields.include_metrics:
             return DONE
         usage = usage_of(self._generation.usage()) if self._options.include_usage else None
-        metrics = {"metrics": _metrics(call, self._generation)} if self._asked.include_metrics else {}
+        metrics = {"metrics": _metrics(call, self._generation)} if self._fields.include_metrics else {}
         return self._encoder.chunk(None, usage, **metrics) + DONE
 
 
@@ -232,7 +234,7 @@ def size_of(deltas: list[ChoiceDelta]) -> int:
     return size
 
 
-def told(error: Exception, call: InferenceCall) -> ServingError:
+def client_error(error: Exception, call: InferenceCall) -> ServingError:
     """The error to report to the client in the middle of a stream. Records and counts it."""
     call.note(error)
     if isinstance(error, ServingError):

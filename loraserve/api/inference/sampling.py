@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from loraserve.api.http.ranges import check_at_most, check_range, check_token_ids, unsupported
 from loraserve.api.http.request_id import HARMLESS_ID
 from loraserve.api.inference.common_fields import check_priority, checked_salt
-from loraserve.api.inference.structured_outputs import AskedFormat, formats_of, grammar_of
+from loraserve.api.inference.structured_outputs import RequestedFormat, formats_of, grammar_of
 from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import SamplingParams
@@ -102,7 +102,7 @@ class SamplingChecker:
         *,
         max_tokens: int | None,
         logprobs: int | None,
-        formats: Sequence[AskedFormat],
+        formats: Sequence[RequestedFormat],
         tool_schema: dict[str, Any] | None,
     ) -> CheckedSampling:
         """Checks the fields that all APIs share. Raises `ServingError`."""

@@ -21,7 +21,7 @@ WHITESPACE = r" |\r?\n[ \t]{0,40}"
 whitespace, as do other servers, and small models write it until they run out of tokens."""
 
 
-class AskedFormat(NamedTuple):
+class RequestedFormat(NamedTuple):
     """The format that a request asks of its answer."""
 
     param: str
@@ -33,7 +33,7 @@ class AskedFormat(NamedTuple):
 def grammar_of(
     request: SamplingFields,
     limits: Limits,
-    formats: Sequence[AskedFormat],
+    formats: Sequence[RequestedFormat],
     tool_schema: dict[str, Any] | None = None,
 ) -> Grammar | None:
     """None if the answer is not constrained. Raises `ServingError`; whether the grammar is valid is left to the engine.
@@ -41,12 +41,12 @@ def grammar_of(
     formats: from fields that are specific to the request's API.
     tool_schema: the constraint of `tool_choice`.
     """
-    asked = [*formats, *_structured_outputs(request)]
+    requested = [*formats, *_structured_outputs(request)]
     if tool_schema is not None:
-        asked.insert(0, json_format("tool_choice", tool_schema))
-    if not asked:
+        requested.insert(0, json_format("tool_choice", tool_schema))
+    if not requested:
         return None
-    (param, kind, value), *others = asked
+    (param, kind, value), *others = requested
     if others:
         raise invalid_value(others[0].param, f"cannot be combined with '{param}': an answer follows only one of them.")
     for other in ("allowed_token_ids", "ignore_eos"):
@@ -63,14 +63,14 @@ def grammar_of(
     return Grammar(kind, text, param=param)
 
 
-def formats_of(request: GenerationFields) -> list[AskedFormat]:
+def formats_of(request: GenerationFields) -> list[RequestedFormat]:
     """Formats from `response_format` and from fields with vLLM's older names. Raises `ServingError`."""
-    asked: list[AskedFormat] = []
+    requested: list[RequestedFormat] = []
     match request.response_format:
         case JsonObjectFormat(schema):
-            asked.append(json_format("response_format", schema or ANY_OBJECT))
+            requested.append(json_format("response_format", schema or ANY_OBJECT))
         case JsonSchemaFormat(json_schema):
-            asked.append(json_format("response_format.json_schema.schema", json_schema.schema))
+            requested.append(json_format("response_format.json_schema.schema", json_schema.schema))
     older = StructuredOutputs(
         json=request.guided_json,
         regex=request.guided_regex,
@@ -78,21 +78,21 @@ def formats_of(request: GenerationFields) -> list[AskedFormat]:
         grammar=request.guided_grammar,
         whitespace_pattern=request.guided_whitespace_pattern,
     )
-    return asked + _formats_in(older, "guided_")
+    return requested + _formats_in(older, "guided_")
 
 
-def json_format(param: str, schema: dict[str, Any]) -> AskedFormat:
-    return AskedFormat(param, GrammarKind.JSON_SCHEMA, _laid_out(schema))
+def json_format(param: str, schema: dict[str, Any]) -> RequestedFormat:
+    return RequestedFormat(param, GrammarKind.JSON_SCHEMA, _laid_out(schema))
 
 
-def _structured_outputs(request: SamplingFields) -> list[AskedFormat]:
+def _structured_outputs(request: SamplingFields) -> list[RequestedFormat]:
     if request.structured_outputs is None:
         return []
     refuse_unsupported(request.structured_outputs, "structured_outputs.")
     return _formats_in(request.structured_outputs, "structured_outputs.")
 
 
-def _formats_in(outputs: StructuredOutputs, prefix: str) -> list[AskedFormat]:
+def _formats_in(outputs: StructuredOutputs, prefix: str) -> list[RequestedFormat]:
     _check_whitespace(outputs, prefix)
     schema = _parsed(f"{prefix}json", outputs.json) if isinstance(outputs.json, str) else outputs.json
     whitespace = None if outputs.disable_any_whitespace else outputs.whitespace_pattern or WHITESPACE
@@ -103,15 +103,15 @@ def _formats_in(outputs: StructuredOutputs, prefix: str) -> list[AskedFormat]:
         "choice": (GrammarKind.CHOICE, outputs.choice),
         "grammar": (GrammarKind.GRAMMAR, outputs.grammar),
     }
-    return [AskedFormat(prefix + name, kind, value) for name, (kind, value) in given.items() if value is not None]
+    return [RequestedFormat(prefix + name, kind, value) for name, (kind, value) in given.items() if value is not None]
 
 
 def _check_whitespace(outputs: StructuredOutputs, prefix: str) -> None:
-    asked = [name for name in ("disable_any_whitespace", "whitespace_pattern") if getattr(outputs, name)]
-    if len(asked) > 1:
-        raise invalid_value(prefix + asked[1], f"cannot be combined with '{prefix}{asked[0]}'.")
-    if asked and outputs.json is None and not outputs.json_object:
-        raise invalid_value(prefix + asked[0], f"is only for '{prefix}json'.")
+    requested = [name for name in ("disable_any_whitespace", "whitespace_pattern") if getattr(outputs, name)]
+    if len(requested) > 1:
+        raise invalid_value(prefix + requested[1], f"cannot be combined with '{prefix}{requested[0]}'.")
+    if requested and outputs.json is None and not outputs.json_object:
+        raise invalid_value(prefix + requested[0], f"is only for '{prefix}json'.")
 
 
 def _laid_out(schema: dict[str, Any], whitespace: str | None = WHITESPACE) -> dict[str, Any]:

@@ -11,18 +11,18 @@ FOUND_HERE = "local"
 """The only adapter source."""
 
 
-def completion_of(asked: LoraxRequest) -> tuple[CompletionRequest, LoraxParameters]:
+def completion_of(body: LoraxRequest) -> tuple[CompletionRequest, LoraxParameters]:
     """Raises `ServingError` naming an unsupported field."""
-    parameters = asked.parameters or LoraxParameters()
+    parameters = body.parameters or LoraxParameters()
     refuse_unsupported(parameters, "parameters.")
     _check(parameters)
-    if not asked.inputs:
+    if not body.inputs:
         raise invalid_value("inputs", "is empty.")
     samples = parameters.do_sample or any(
         value is not None for value in (parameters.temperature, parameters.top_k, parameters.top_p)
     )
     request = CompletionRequest(
-        prompt=asked.inputs,
+        prompt=body.inputs,
         model=parameters.adapter_id,
         max_tokens=parameters.max_new_tokens,
         # LoRAX's defaults, not those of the model's generation_config.

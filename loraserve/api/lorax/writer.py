@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from loraserve.api.http.errors import cut_short
 from loraserve.api.inference.call import InferenceCall
-from loraserve.api.inference.respond import Steps, told
+from loraserve.api.inference.respond import Steps, client_error
 from loraserve.api.inference.token_names import finite
 from loraserve.api.lorax.errors import lorax_error
 from loraserve.api.schemas.lorax import (
@@ -60,7 +60,7 @@ class LoraxWriter:
                         call.close()
                     yield b"data:" + encoder.encode(event) + b"\n\n"
         except Exception as error:
-            yield b"data:" + encoder.encode(lorax_error(told(error, call))[1]) + b"\n\n"
+            yield b"data:" + encoder.encode(lorax_error(client_error(error, call))[1]) + b"\n\n"
 
     async def _events(self, steps: Steps, generation: Generation) -> AsyncGenerator[LoraxStreamEvent]:
         prompt_ids = generation.prompts[0].engine_request.prompt_token_ids

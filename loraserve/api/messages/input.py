@@ -44,45 +44,45 @@ class _Block(NamedTuple):
 
 
 def message_conversation(
-    asked: MessagesRequest | CountTokensRequest, tools: Sequence[JsonObject], limits: Limits
+    body: MessagesRequest | CountTokensRequest, tools: Sequence[JsonObject], limits: Limits
 ) -> Conversation:
     """Consecutive blocks of the same role are one turn, as in Anthropic's API. Raises `ServingError` naming the invalid
     field."""
-    if not asked.messages:
+    if not body.messages:
         raise invalid_value("messages", "is empty.")
-    _check_size(asked, limits)
+    _check_size(body, limits)
     messages: list[ChatMessage] = []
-    for role, blocks in groupby(_numbered(asked), key=lambda numbered: numbered[0]):
+    for role, blocks in groupby(_numbered(body), key=lambda numbered: numbered[0]):
         messages += _turn(role, [block for _, block in blocks])
-    goes_on = _goes_on(messages, len(asked.messages) - 1)
+    continues_last = _continues_last(messages, len(body.messages) - 1)
     return Conversation(
         messages,
-        add_generation_prompt=not goes_on,
-        continue_final_message=goes_on,
+        add_generation_prompt=not continues_last,
+        continue_final_message=continues_last,
         tools=tools,
-        template_kwargs=thinking_kwargs(asked.thinking) | checked_template_kwargs(asked.chat_template_kwargs, limits),
-        effort=reasoning_effort(asked.thinking, asked.output_config),
+        template_kwargs=thinking_kwargs(body.thinking) | checked_template_kwargs(body.chat_template_kwargs, limits),
+        effort=reasoning_effort(body.thinking, body.output_config),
     )
 
 
-def _check_size(asked: MessagesRequest | CountTokensRequest, limits: Limits) -> None:
+def _check_size(body: MessagesRequest | CountTokensRequest, limits: Limits) -> None:
     """Needed because a body of 2 MB has room for 80,000 blocks, which take 0.2 s."""
-    if isinstance(asked.system, list):
-        check_at_most("system", len(asked.system), limits.max_messages, "blocks")
-    check_at_most("messages", len(asked.messages), limits.max_messages, "messages")
-    blocks = [block for message in asked.messages if isinstance(message.content, list) for block in message.content]
+    if isinstance(body.system, list):
+        check_at_most("system", len(body.system), limits.max_messages, "blocks")
+    check_at_most("messages", len(body.messages), limits.max_messages, "messages")
+    blocks = [block for message in body.messages if isinstance(message.content, list) for block in message.content]
     check_at_most("messages", len(blocks), limits.max_messages, "blocks")
     results = (block.content for block in blocks if isinstance(block, ToolResultBlock))
     num_parts = sum(len(content) for content in results if isinstance(content, list))
     check_at_most("messages", num_parts, limits.max_messages, "blocks in tool results")
 
 
-def _numbered(asked: MessagesRequest | CountTokensRequest) -> Iterator[tuple[str, _Block]]:
+def _numbered(body: MessagesRequest | CountTokensRequest) -> Iterator[tuple[str, _Block]]:
     """Every block with its role; empty content gives an empty text block."""
-    if asked.system:
-        for block in _blocks("system", asked.system):
+    if body.system:
+        for block in _blocks("system", body.system):
             yield SYSTEM, block
-    for index, message in enumerate(asked.messages):
+    for index, message in enumerate(body.messages):
         param = f"messages[{index}]"
         if message.role not in ROLES:
             raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
@@ -156,7 +156,7 @@ def _check_block(param: str, role: str, block: ContentBlock) -> None:
             refuse_unsupported(part, f"{param}.content[{index}].")
 
 
-def _goes_on(messages: Sequence[ChatMessage], last_index: int) -> bool:
+def _continues_last(messages: Sequence[ChatMessage], last_index: int) -> bool:
     """Whether the answer continues a message that the assistant has begun."""
     last = messages[-1]
     if last.role != ASSISTANT:

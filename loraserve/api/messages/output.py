@@ -75,22 +75,22 @@ class MessageOutput:
         if delta.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
             raise cut_short()
         if delta.reasoning:
-            yield from self._think(delta.reasoning)
+            yield from self._emit_reasoning(delta.reasoning)
         for part in [delta.text] if self._answer is None else self._answer.read(delta):
             if not isinstance(part, str):
                 yield from self._call(part)
             elif part:
-                yield from self._say(part)
+                yield from self._emit_text(part)
         if delta.finish_reason is not None:
             yield from self._close()
             self.stop = self._stop_details(delta, delta.finish_reason)
 
-    def _think(self, text: str) -> Iterator[BlockEvent]:
+    def _emit_reasoning(self, text: str) -> Iterator[BlockEvent]:
         if not isinstance(self._open, _OpenThinking):
             yield from self._begin(_OpenThinking(), AnswerThinking("", ""))
         yield self._piece(text, ThinkingPiece(text))
 
-    def _say(self, text: str) -> Iterator[BlockEvent]:
+    def _emit_text(self, text: str) -> Iterator[BlockEvent]:
         if not isinstance(self._open, _OpenText):
             yield from self._begin(_OpenText(), AnswerText(""))
         yield self._piece(text, TextPiece(text))

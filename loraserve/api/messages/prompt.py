@@ -23,13 +23,13 @@ class MessagePrompt:
 
 async def prompt_tokens(
     context: AppContext,
-    asked: MessagesRequest | CountTokensRequest,
+    body: MessagesRequest | CountTokensRequest,
     conversation: Conversation,
     adapter: ResolvedAdapter | None,
 ) -> list[int]:
     """adapter: the one whose chat template applies. Raises `ServingError` if the prompt has no tokens."""
     token_ids = await context.runtime.tokenizer.encode_chat(
-        conversation, add_special_tokens=bool(asked.add_special_tokens), template_name=template_of(adapter)
+        conversation, add_special_tokens=bool(body.add_special_tokens), template_name=template_of(adapter)
     )
     check_not_empty(conversation.param, token_ids)
     return token_ids
@@ -37,7 +37,7 @@ async def prompt_tokens(
 
 async def message_prompt(
     context: AppContext,
-    asked: MessagesRequest,
+    body: MessagesRequest,
     checked: CheckedSampling,
     conversation: Conversation,
     adapter: ResolvedAdapter | None,
@@ -47,14 +47,14 @@ async def message_prompt(
     One token of room is enough: Anthropic's clients send the model's maximum output as `max_tokens`.
     """
     max_model_len = context.runtime.engine.model.max_model_len
-    token_ids = await prompt_tokens(context, asked, conversation, adapter)
+    token_ids = await prompt_tokens(context, body, conversation, adapter)
     token_ids += answer_header(context.runtime, adapter, checked.params.grammar, conversation)
-    token_ids = truncate(token_ids, asked.truncate_prompt_tokens, max_model_len, asked.max_tokens)
+    token_ids = truncate(token_ids, body.truncate_prompt_tokens, max_model_len, body.max_tokens)
     room = max_model_len - len(token_ids)
     if room < 1:
         raise _too_long(len(token_ids), max_model_len, conversation.param)
-    max_tokens = min(asked.max_tokens, room)
-    return MessagePrompt(Prompt(token_ids, prompt_sampling(checked, max_tokens)), max_tokens < asked.max_tokens)
+    max_tokens = min(body.max_tokens, room)
+    return MessagePrompt(Prompt(token_ids, prompt_sampling(checked, max_tokens)), max_tokens < body.max_tokens)
 
 
 def _too_long(num_tokens: int, max_model_len: int, param: str) -> ServingError:

@@ -9,7 +9,7 @@ from loraserve.api.chat.prompts import with_calls_shown
 from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
 from loraserve.api.http.ranges import check_at_most, check_range, unsupported
 from loraserve.api.inference.sampling import INT64, CheckedSampling, SamplingChecker
-from loraserve.api.inference.structured_outputs import AskedFormat, json_format
+from loraserve.api.inference.structured_outputs import RequestedFormat, json_format
 from loraserve.api.messages.input import message_conversation
 from loraserve.api.messages.kinds import ANY, AUTO, CHOICES, NONE, TOOL, check_tool_type
 from loraserve.api.messages.thinking import check_thinking
@@ -40,43 +40,43 @@ class CheckedMessage:
     """Tools whose input is streamed as it is written."""
 
 
-def checked_message(asked: MessagesRequest, checker: SamplingChecker, settings: ServingSettings) -> CheckedMessage:
+def checked_message(body: MessagesRequest, checker: SamplingChecker, settings: ServingSettings) -> CheckedMessage:
     """Raises `ServingError` naming the invalid field."""
-    check_range("max_tokens", asked.max_tokens, 1, INT64 - 1)
-    if asked.service_tier not in (None, *SERVICE_TIERS):
+    check_range("max_tokens", body.max_tokens, 1, INT64 - 1)
+    if body.service_tier not in (None, *SERVICE_TIERS):
         raise unsupported("service_tier", "must be 'auto' or 'standard_only'.")
-    if asked.stop is not None and asked.stop_sequences is not None:
+    if body.stop is not None and body.stop_sequences is not None:
         raise invalid_value("stop", "cannot be combined with 'stop_sequences', which is its name in this API.")
-    is_told_apart = settings.reasoning_parser is not None
-    check_thinking(asked.thinking, asked.max_tokens, is_told_apart=is_told_apart)
-    use, conversation = _shown(asked, settings)
+    separates_thinking = settings.reasoning_parser is not None
+    check_thinking(body.thinking, body.max_tokens, separates_thinking=separates_thinking)
+    use, conversation = _shown(body, settings)
     sampling = checker.check_shared(
-        msgspec.structs.replace(asked, service_tier=None),
-        max_tokens=asked.max_tokens,
+        msgspec.structs.replace(body, service_tier=None),
+        max_tokens=body.max_tokens,
         logprobs=None,
-        formats=_formats(asked.output_config),
+        formats=_formats(body.output_config),
         tool_schema=use.schema,
     )
-    if asked.stop_sequences is not None:
-        stop = checker.checked_stop("stop_sequences", asked.stop_sequences)
+    if body.stop_sequences is not None:
+        stop = checker.checked_stop("stop_sequences", body.stop_sequences)
         sampling = replace(sampling, text=replace(sampling.text, stop=stop))
-    eager_tools = frozenset(tool.name for tool in asked.tools or [] if tool.eager_input_streaming)
+    eager_tools = frozenset(tool.name for tool in body.tools or [] if tool.eager_input_streaming)
     return CheckedMessage(with_calls_shown(sampling, use), conversation, use, eager_tools)
 
 
-def counted_conversation(asked: CountTokensRequest, settings: ServingSettings) -> Conversation:
+def counted_conversation(body: CountTokensRequest, settings: ServingSettings) -> Conversation:
     """The conversation of a message with these fields. Raises `ServingError` naming the invalid field."""
-    check_thinking(asked.thinking, 0, is_told_apart=False)
-    return _shown(asked, settings)[1]
+    check_thinking(body.thinking, 0, separates_thinking=False)
+    return _shown(body, settings)[1]
 
 
-def _shown(asked: MessagesRequest | CountTokensRequest, settings: ServingSettings) -> tuple[ToolUse, Conversation]:
-    if asked.output_config is not None:
-        refuse_unsupported(asked.output_config, "output_config.")
-    choice = asked.tool_choice
+def _shown(body: MessagesRequest | CountTokensRequest, settings: ServingSettings) -> tuple[ToolUse, Conversation]:
+    if body.output_config is not None:
+        refuse_unsupported(body.output_config, "output_config.")
+    choice = body.tool_choice
     parallel = False if choice is not None and choice.disable_parallel_tool_use else None
-    use = chosen_use(_checked_tools(asked.tools or [], settings.limits), _choice(choice), parallel, settings)
-    return use, message_conversation(asked, use.tools, settings.limits)
+    use = chosen_use(_checked_tools(body.tools or [], settings.limits), _choice(choice), parallel, settings)
+    return use, message_conversation(body, use.tools, settings.limits)
 
 
 def _checked_tools(tools: Sequence[MessageTool], limits: Limits) -> list[JsonObject]:
@@ -105,7 +105,7 @@ def _choice(choice: MessageToolChoice | None) -> str | NamedTool | None:
     return NamedTool("tool_choice.name", choice.name)
 
 
-def _formats(output: OutputConfig | None) -> list[AskedFormat]:
+def _formats(output: OutputConfig | None) -> list[RequestedFormat]:
     if output is None or output.format is None:
         return []
     return [json_format("output_config.format.schema", output.format.schema)]

@@ -12,8 +12,8 @@ DEFAULT_EFFORT = "high"
 SUMMARIZED = "summarized"
 
 
-def check_thinking(thinking: Thinking | None, max_tokens: int, *, is_told_apart: bool) -> None:
-    """Raises `ServingError`. is_told_apart: whether the server separates thinking from text (--reasoning-parser)."""
+def check_thinking(thinking: Thinking | None, max_tokens: int, *, separates_thinking: bool) -> None:
+    """Raises `ServingError`. separates_thinking: from text, on this server (--reasoning-parser)."""
     if thinking is None:
         return
     if thinking.type not in THINKINGS:
@@ -30,7 +30,7 @@ def check_thinking(thinking: Thinking | None, max_tokens: int, *, is_told_apart:
     if budget is None:
         raise missing("thinking.budget_tokens")
     check_range("thinking.budget_tokens", budget, 1, 2**63 - 1)
-    if is_told_apart and budget < max_tokens - 1:
+    if separates_thinking and budget < max_tokens - 1:
         message = f"is {budget}; only 'max_tokens' ends thinking. Send {max_tokens - 1}, or the type 'adaptive'."
         raise unsupported("thinking.budget_tokens", message)
 

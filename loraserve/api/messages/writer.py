@@ -8,7 +8,7 @@ import msgspec
 from litestar.types import Scope
 
 from loraserve.api.inference.call import InferenceCall
-from loraserve.api.inference.respond import Steps, size_of, told
+from loraserve.api.inference.respond import Steps, client_error, size_of
 from loraserve.api.messages.errors import message_error
 from loraserve.api.messages.output import MessageOutput
 from loraserve.api.schemas.message_answer import Message, MessageError, MessageUsage, message_usage
@@ -60,7 +60,7 @@ class MessageWriter:
                         size = 0  # Otherwise the output is held back until a later step.
                         yield encoded
         except Exception as error:
-            yield self._encoded([message_error(told(error, call), scope)])
+            yield self._encoded([message_error(client_error(error, call), scope)])
 
     def _begun(self, generation: Generation) -> Message:
         usage = message_usage(generation.usage())

@@ -10,31 +10,31 @@ from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.api.schemas.structured_outputs import TextFormat
 
 
-def begun_response(asked: ResponsesRequest, checked: CheckedResponse, name: str, request_id: str) -> ResponseObject:
+def begun_response(body: ResponsesRequest, checked: CheckedResponse, name: str, request_id: str) -> ResponseObject:
     """name: the answering model's."""
     params = checked.sampling.params
-    text_format = (asked.text and asked.text.format) or TextFormat()
+    text_format = (body.text and body.text.format) or TextFormat()
     return ResponseObject(
         id=f"resp_{request_id}",
         created_at=int(time.time()),
         status=IN_PROGRESS,
         model=name,
-        instructions=asked.instructions,
-        max_output_tokens=asked.max_output_tokens,
-        metadata=asked.metadata or {},
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
         temperature=params.temperature,
         text=EchoedText(msgspec.to_builtins(text_format)),
-        tool_choice=asked.tool_choice or "auto",
-        tools=_tools(asked, checked),
-        top_logprobs=asked.top_logprobs or 0,
+        tool_choice=body.tool_choice or "auto",
+        tools=_tools(body, checked),
+        top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
     )
 
 
-def _tools(asked: ResponsesRequest, checked: CheckedResponse) -> list[EchoedTool]:
+def _tools(body: ResponsesRequest, checked: CheckedResponse) -> list[EchoedTool]:
     functions = (tool["function"] for tool in checked.tools)
     return [
         EchoedTool(tool.name, tool.description, function.get("parameters"), tool.strict)
-        for tool, function in zip(asked.tools or [], functions, strict=True)
+        for tool, function in zip(body.tools or [], functions, strict=True)
     ]

@@ -41,13 +41,13 @@ OF_ALL_ITEMS = frozenset({"type", "id", "status"})
 ROLES = ("system", "developer", "user", "assistant")
 
 
-def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], limits: Limits) -> Conversation:
+def response_conversation(body: ResponsesRequest, tools: Sequence[JsonObject], limits: Limits) -> Conversation:
     """Raises `ServingError` naming the invalid field."""
-    items = [InputItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
+    items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     if not items:
         raise invalid_value("input", "is empty.")
     check_at_most("input", len(items), limits.max_messages, "items")
-    messages = [ChatMessage("system", asked.instructions)] if asked.instructions else []
+    messages = [ChatMessage("system", body.instructions)] if body.instructions else []
     for kind, numbered in groupby(enumerate(items), key=lambda numbered: numbered[1].type):
         if kind == CALL:
             _add_calls(messages, numbered, limits)
@@ -58,8 +58,8 @@ def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], 
     if not messages:
         raise invalid_value("input", "has no text.")
     messages = [replace(each, content="") if _is_reasoning(each) else each for each in messages]
-    kwargs = checked_template_kwargs(asked.chat_template_kwargs, limits)
-    effort = checked_effort("reasoning.effort", asked.reasoning.effort if asked.reasoning else None)
+    kwargs = checked_template_kwargs(body.chat_template_kwargs, limits)
+    effort = checked_effort("reasoning.effort", body.reasoning.effort if body.reasoning else None)
     return Conversation(messages, tools=tools, template_kwargs=kwargs, effort=effort, param="input")
 
 

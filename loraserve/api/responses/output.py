@@ -78,20 +78,20 @@ class ResponseOutput:
         if delta.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
             raise cut_short()
         if delta.reasoning:
-            yield from self._think(delta.reasoning)
+            yield from self._emit_reasoning(delta.reasoning)
         logprobs = self._logprobs(delta)
         for part in [delta.text] if self._answer is None else self._answer.read(delta):
             if not isinstance(part, str):
                 yield from self._call(part)
             elif part or logprobs:  # Some tokens have no text, but logprobs.
-                yield from self._say(part, logprobs)
+                yield from self._emit_text(part, logprobs)
         if delta.finish_reason is not None:
             yield from self._finish(delta.finish_reason)
 
     def _finish(self, reason: FinishReason) -> Iterator[ResponseEvent]:
         """An empty answer becomes an empty message."""
         if not self.items and self._open is None:
-            yield from self._say("", [])
+            yield from self._emit_text("", [])
         is_call_cut_off = self._answer is not None and self._answer.is_cut_off
         self.is_cut_off = reason is FinishReason.LENGTH or is_call_cut_off
         is_incomplete = is_call_cut_off if isinstance(self._open, _OpenCall) else self.is_cut_off
@@ -101,7 +101,7 @@ class ResponseOutput:
         count = self._top_logprobs
         return [] if count is None else content_logprobs(self._names, delta.logprobs, count)
 
-    def _think(self, text: str) -> Iterator[ResponseEvent]:
+    def _emit_reasoning(self, text: str) -> Iterator[ResponseEvent]:
         if not isinstance(self._open, _OpenReasoning):
             yield from self._close(COMPLETED)
         index = len(self.items)
@@ -115,7 +115,7 @@ class ResponseOutput:
         reasoning.pieces.append(text)
         yield ReasoningDelta("response.reasoning_text.delta", index, reasoning.id, CONTENT_INDEX, text)
 
-    def _say(self, text: str, logprobs: list[ContentLogprob]) -> Iterator[ResponseEvent]:
+    def _emit_text(self, text: str, logprobs: list[ContentLogprob]) -> Iterator[ResponseEvent]:
         if not isinstance(self._open, _OpenMessage):
             yield from self._close(COMPLETED)
             yield from self._begin_message()

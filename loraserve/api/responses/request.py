@@ -7,7 +7,7 @@ from loraserve.api.chat.prompts import with_calls_shown
 from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
 from loraserve.api.http.ranges import check_at_most, check_range, unsupported
 from loraserve.api.inference.sampling import INT64, CheckedSampling, SamplingChecker, check_stream_options
-from loraserve.api.inference.structured_outputs import ANY_OBJECT, AskedFormat, json_format
+from loraserve.api.inference.structured_outputs import ANY_OBJECT, RequestedFormat, json_format
 from loraserve.api.responses.input import response_conversation
 from loraserve.api.responses.kinds import check_tool_type
 from loraserve.api.schemas.responses import FunctionChoice, FunctionTool, ResponsesRequest, ResponseText, SchemaFormat
@@ -35,25 +35,25 @@ class CheckedResponse:
     use: ToolUse
 
 
-def checked_response(asked: ResponsesRequest, checker: SamplingChecker, settings: ServingSettings) -> CheckedResponse:
+def checked_response(body: ResponsesRequest, checker: SamplingChecker, settings: ServingSettings) -> CheckedResponse:
     """Raises `ServingError` naming the invalid field."""
-    for name, part in (("reasoning", asked.reasoning), ("text", asked.text)):
+    for name, part in (("reasoning", body.reasoning), ("text", body.text)):
         if part is not None:
             refuse_unsupported(part, f"{name}.")
-    check_stream_options(asked.stream, asked.stream_options)
-    _check_metadata(asked.metadata or {})
-    if asked.max_output_tokens is not None:
-        check_range("max_output_tokens", asked.max_output_tokens, 1, INT64 - 1)
-    tools = _checked_tools(asked.tools or [], settings.limits)
-    use = chosen_use(tools, _choice(asked.tool_choice), asked.parallel_tool_calls, settings)
+    check_stream_options(body.stream, body.stream_options)
+    _check_metadata(body.metadata or {})
+    if body.max_output_tokens is not None:
+        check_range("max_output_tokens", body.max_output_tokens, 1, INT64 - 1)
+    tools = _checked_tools(body.tools or [], settings.limits)
+    use = chosen_use(tools, _choice(body.tool_choice), body.parallel_tool_calls, settings)
     sampling = checker.check_shared(
-        asked,
-        max_tokens=asked.max_output_tokens,
-        logprobs=_logprobs(checker, asked, use, settings),
-        formats=_formats(asked.text),
+        body,
+        max_tokens=body.max_output_tokens,
+        logprobs=_logprobs(checker, body, use, settings),
+        formats=_formats(body.text),
         tool_schema=use.schema,
     )
-    conversation = response_conversation(asked, use.tools, settings.limits)
+    conversation = response_conversation(body, use.tools, settings.limits)
     return CheckedResponse(with_calls_shown(sampling, use), conversation, tools, use)
 
 
@@ -74,7 +74,7 @@ def _choice(choice: str | FunctionChoice | None) -> str | NamedTool | None:
     return NamedTool("tool_choice.name", choice.name)
 
 
-def _formats(text: ResponseText | None) -> list[AskedFormat]:
+def _formats(text: ResponseText | None) -> list[RequestedFormat]:
     match text and text.format:
         case JsonObjectFormat(schema):
             return [json_format("text.format", schema or ANY_OBJECT)]
@@ -84,15 +84,15 @@ def _formats(text: ResponseText | None) -> list[AskedFormat]:
             return []
 
 
-def _logprobs(checker: SamplingChecker, asked: ResponsesRequest, use: ToolUse, settings: ServingSettings) -> int | None:
-    include = asked.include or []
+def _logprobs(checker: SamplingChecker, body: ResponsesRequest, use: ToolUse, settings: ServingSettings) -> int | None:
+    include = body.include or []
     for index, included in enumerate(include):
         if included not in INCLUDES:
             message = f"is {included[:64]!r}; only {' and '.join(map(repr, INCLUDES))} are supported. Leave it out."
             raise unsupported(f"include[{index}]", message)
-    if asked.top_logprobs is not None:
-        checker.check_top_logprobs("top_logprobs", asked.top_logprobs)
-        if asked.top_logprobs and LOGPROBS not in include:
+    if body.top_logprobs is not None:
+        checker.check_top_logprobs("top_logprobs", body.top_logprobs)
+        if body.top_logprobs and LOGPROBS not in include:
             raise invalid_value("top_logprobs", f"needs 'include': [{LOGPROBS!r}].")
     if LOGPROBS not in include:
         return None
@@ -102,7 +102,7 @@ def _logprobs(checker: SamplingChecker, asked: ResponsesRequest, use: ToolUse, s
     if use.schema is not None or use.call_format is not None:
         message = f"has {LOGPROBS!r}, which is not available if the answer may call tools. Send 'tool_choice': 'none'."
         raise unsupported("include", message)
-    return asked.top_logprobs or 0
+    return body.top_logprobs or 0
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

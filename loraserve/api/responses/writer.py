@@ -8,7 +8,7 @@ from itertools import chain
 import msgspec
 
 from loraserve.api.inference.call import InferenceCall
-from loraserve.api.inference.respond import Steps, size_of, told
+from loraserve.api.inference.respond import Steps, client_error, size_of
 from loraserve.api.responses.output import ResponseOutput
 from loraserve.api.schemas.response_answer import (
     COMPLETED,
@@ -67,7 +67,7 @@ class ResponseWriter:
                     if encoded:
                         yield encoded
         except Exception as error:
-            yield self._encoder.encoded(self._failure(told(error, call), generation))
+            yield self._encoder.encoded(self._failure(client_error(error, call), generation))
 
     def _opening(self) -> bytes:
         names = ("response.created", "response.in_progress")

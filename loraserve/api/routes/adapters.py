@@ -92,12 +92,12 @@ async def patch_adapter(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str]
 ) -> Response[AdapterDetail]:
     """Change its description or tags, or enable or disable it."""
-    asked = await decode_body(request, PATCH_DECODER)
+    body = await decode_body(request, PATCH_DECODER)
     document = await context.control.adapters.patch(
         principal_of(request),
         request_id_of(request.scope),
         name,
-        AdapterPatch(asked.description, asked.tags, asked.enabled),
+        AdapterPatch(body.description, body.tags, body.enabled),
         expected_rev=expected_rev(request),
     )
     return changed(document.rev, context.adapter_items.detail(principal_of(request), document))

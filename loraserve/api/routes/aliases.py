@@ -39,14 +39,14 @@ async def put_alias(
 ) -> Response[AliasItem]:
     """Create or move an alias. It takes effect with the next request; running requests keep their version. At most 64
     aliases per adapter."""
-    asked = await decode_body(request, PUT_DECODER)
+    body = await decode_body(request, PUT_DECODER)
     document = await context.control.aliases.put(
         principal_of(request),
         request_id_of(request.scope),
         name,
         alias,
-        asked.version,
-        canary=None if asked.canary is None else CanaryShare(asked.canary.version, asked.canary.weight_bp),
+        body.version,
+        canary=None if body.canary is None else CanaryShare(body.canary.version, body.canary.weight_bp),
         expected_rev=expected_rev(request),
         create_only=must_not_exist(request),
     )
@@ -78,11 +78,11 @@ async def delete_alias(
 )
 async def roll_back(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> Response[AliasItem]:
     """Move an alias back to the version before its last move, and end its canary. A second call undoes the first."""
-    asked = await decode_optional(request, ROLLBACK_DECODER, RollbackRequest())
+    body = await decode_optional(request, ROLLBACK_DECODER, RollbackRequest())
     document = await context.control.aliases.rollback(
-        principal_of(request), request_id_of(request.scope), name, asked.alias, expected_rev=expected_rev(request)
+        principal_of(request), request_id_of(request.scope), name, body.alias, expected_rev=expected_rev(request)
     )
-    return changed(document.rev, alias_item(asked.alias, document.doc.aliases[asked.alias]))
+    return changed(document.rev, alias_item(body.alias, document.doc.aliases[body.alias]))
 
 
 @put(
@@ -95,15 +95,15 @@ async def roll_back(request: Request, context: NamedDependency[AppContext], name
 )
 async def pin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> PinItem:
     """Load the live version now and keep it in memory, for `ttl_s` seconds or until the pin is removed."""
-    asked = await decode_body(request, PIN_DECODER)
-    if asked.ttl_s is not None:
-        check_range("ttl_s", asked.ttl_s, 1, MAX_PIN_S)
+    body = await decode_body(request, PIN_DECODER)
+    if body.ttl_s is not None:
+        check_range("ttl_s", body.ttl_s, 1, MAX_PIN_S)
     document = await context.control.adapters.pin(
         principal_of(request),
         request_id_of(request.scope),
         name,
-        asked.tier,
-        asked.ttl_s,
+        body.tier,
+        body.ttl_s,
         expected_rev=expected_rev(request),
     )
     pin = document.doc.pin

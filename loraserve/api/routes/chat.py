@@ -69,55 +69,55 @@ async def create_adapter_chat_completion(
 async def _chat(
     request: Request, context: AppContext, path_adapter: str | None
 ) -> Response[ChatCompletionResponse] | EventStream:
-    asked = await decode_body(request, DECODER)
-    runtime, request_id = context.runtime, asked.request_id or request_id_of(request.scope)
+    body = await decode_body(request, DECODER)
+    runtime, request_id = context.runtime, body.request_id or request_id_of(request.scope)
     runtime.lifecycle.check_open()
     principal = principal_of(request)
     target = await context.control.resolver.resolve(
-        principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
+        principal, body.model, path_adapter=path_adapter, user=body.safety_identifier or body.user
     )
-    use = tool_use(asked, runtime.settings)
-    limit = _answer_limit(asked)
-    checked = _check(context, asked, use, limit.max_tokens)
-    predicted = predicted_text(asked.prediction, runtime.engine.model)
-    conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits, asked.reasoning_effort)
-    demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
+    use = tool_use(body, runtime.settings)
+    limit = _answer_limit(body)
+    checked = _check(context, body, use, limit.max_tokens)
+    predicted = predicted_text(body.prediction, runtime.engine.model)
+    conversation = conversation_of(body, body.messages, use.tools, runtime.settings.limits, body.reasoning_effort)
+    demand = conversation_demand(context, checked, conversation, Route.CHAT, body.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(context, asked, checked, conversation, call.adapter, limit.param, predicted)
-        if asked.prompt_logprobs is not None:
+        prompt = await conversation_prompt(context, body, checked, conversation, call.adapter, limit.param, predicted)
+        if body.prompt_logprobs is not None:
             num_tokens, limits = len(prompt.token_ids), runtime.settings.limits
-            check_prompt_logprobs("prompt_logprobs", num_tokens, 1, asked.prompt_logprobs, limits)
+            check_prompt_logprobs("prompt_logprobs", num_tokens, 1, body.prompt_logprobs, limits)
         prompt, text = with_reasoning(runtime, call.adapter, conversation, prompt, checked.text)
         prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
         generation = await call.start([prompt], text, checked.cache_salt)
-        kind = "chat.completion.chunk" if asked.stream else "chat.completion"
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
         writer = ChatWriter(
             response_head("chatcmpl-", kind, target.name, request_id, context.fingerprint),
             ChatOptions(
                 n=checked.params.n,
                 top_logprobs=checked.params.logprobs,
-                prompt_logprobs=asked.prompt_logprobs,
-                return_token_ids=bool(asked.return_token_ids),
-                tokens_as_ids=bool(asked.return_tokens_as_token_ids),
+                prompt_logprobs=body.prompt_logprobs,
+                return_token_ids=bool(body.return_token_ids),
+                tokens_as_ids=bool(body.return_tokens_as_token_ids),
                 tool_use=use,
                 has_reasoning=text.reasoning is not None,
-                include_reasoning=asked.include_reasoning,
+                include_reasoning=body.include_reasoning,
             ),
             runtime.tokenizer.token_text,
         )
-        return await respond(request, runtime, call, generation, writer, asked)
+        return await respond(request, runtime, call, generation, writer, body)
 
 
-def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse, max_tokens: int | None) -> CheckedSampling:
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        raise unsupported("best_of", f"is {asked.best_of}; only a value equal to 'n' is supported.")
-    if not asked.include_reasoning and context.runtime.settings.reasoning_parser is None:
+def _check(context: AppContext, body: ChatCompletionRequest, use: ToolUse, max_tokens: int | None) -> CheckedSampling:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of", f"is {body.best_of}; only a value equal to 'n' is supported.")
+    if not body.include_reasoning and context.runtime.settings.reasoning_parser is None:
         raise unsupported("include_reasoning", "is false, which needs a server started with --reasoning-parser.")
     checked = context.sampling.check(
-        asked,
+        body,
         max_tokens=max_tokens,
-        logprobs=_logprobs(context, asked),
-        prompt_logprobs=asked.prompt_logprobs,
+        logprobs=_logprobs(context, body),
+        prompt_logprobs=body.prompt_logprobs,
         tool_schema=use.schema,
     )
     return with_calls_shown(checked, use)
@@ -129,8 +129,8 @@ class AnswerLimit(NamedTuple):
     max_tokens: int | None
 
 
-def _answer_limit(asked: ChatCompletionRequest) -> AnswerLimit:
-    older, limit = asked.max_tokens, AnswerLimit("max_completion_tokens", asked.max_completion_tokens)
+def _answer_limit(body: ChatCompletionRequest) -> AnswerLimit:
+    older, limit = body.max_tokens, AnswerLimit("max_completion_tokens", body.max_completion_tokens)
     if limit.max_tokens is None:
         limit = AnswerLimit("max_tokens", older)
     elif older not in (None, limit.max_tokens):
@@ -140,9 +140,9 @@ def _answer_limit(asked: ChatCompletionRequest) -> AnswerLimit:
     return limit
 
 
-def _logprobs(context: AppContext, asked: ChatCompletionRequest) -> int | None:
-    if asked.top_logprobs is not None:
-        context.sampling.check_top_logprobs("top_logprobs", asked.top_logprobs)
-        if asked.top_logprobs and not asked.logprobs:
+def _logprobs(context: AppContext, body: ChatCompletionRequest) -> int | None:
+    if body.top_logprobs is not None:
+        context.sampling.check_top_logprobs("top_logprobs", body.top_logprobs)
+        if body.top_logprobs and not body.logprobs:
             raise invalid_value("top_logprobs", "needs 'logprobs': true.")
-    return (asked.top_logprobs or 0) if asked.logprobs else None
+    return (body.top_logprobs or 0) if body.logprobs else None

@@ -61,11 +61,11 @@ async def classify_with_adapter(
 
 
 async def _classify(request: Request, context: AppContext, path_adapter: str | None) -> Response[ClassifyResponse]:
-    asked = await decode_body(request, DECODER)
+    body = await decode_body(request, DECODER)
 
     def kind_of(adapter: ResolvedAdapter | None) -> VectorKind:
         classifier = classifier_of(adapter)
-        activation = LabelActivation.NONE if asked.use_activation is False else activation_of(classifier)
+        activation = LabelActivation.NONE if body.use_activation is False else activation_of(classifier)
         return VectorKind(to_classify(activation), classifier.num_labels, "Send fewer at once.")
 
     def response(name: str, adapter: ResolvedAdapter | None, generation: Generation) -> ClassifyResponse:
@@ -77,10 +77,10 @@ async def _classify(request: Request, context: AppContext, path_adapter: str | N
     return await answer_with_vectors(
         request,
         context,
-        asked,
+        body,
         path_adapter,
         Route.CLASSIFY,
-        partial(given_inputs, asked),
+        partial(given_inputs, body),
         kind_of,
         lambda name, call, generation: response(name, call.adapter, generation),
     )

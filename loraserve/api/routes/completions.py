@@ -31,7 +31,7 @@ from loraserve.api.inference.sampling import CheckedSampling, check_context, pro
 from loraserve.api.openapi.document import answered_with, json_body
 from loraserve.api.schemas.completions import CompletionRequest, CompletionResponse
 from loraserve.control.requests.admission import reserve_tokens
-from loraserve.control.requests.running import Asked, Route
+from loraserve.control.requests.running import Route, RouteInfo
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.generation import Prompt
 from loraserve.serving.text.tokenizer import TEXT_SIZE, TextTokenizer
@@ -76,70 +76,68 @@ async def create_adapter_completion(
 async def _complete(
     request: Request, context: AppContext, path_adapter: str | None
 ) -> Response[CompletionResponse] | EventStream:
-    asked = await decode_body(request, DECODER)
-    runtime, request_id = context.runtime, asked.request_id or request_id_of(request.scope)
+    body = await decode_body(request, DECODER)
+    runtime, request_id = context.runtime, body.request_id or request_id_of(request.scope)
     runtime.lifecycle.check_open()
     principal = principal_of(request)
     target = await context.control.resolver.resolve(
-        principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
+        principal, body.model, path_adapter=path_adapter, user=body.safety_identifier or body.user
     )
-    checked = _check(context, asked)
+    checked = _check(context, body)
     max_prompts, vocab_size = runtime.settings.limits.max_prompts, runtime.engine.model.vocab_size
-    given = split_prompts("prompt", asked.prompt, max_prompts, vocab_size)
-    demand = _demand(asked, given, checked)
+    given = split_prompts("prompt", body.prompt, max_prompts, vocab_size)
+    demand = _demand(body, given, checked)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompts = await _prompts(context, asked, given, checked)
+        prompts = await _prompts(context, body, given, checked)
         generation = await call.start(prompts, checked.text, checked.cache_salt)
         writer = CompletionWriter(
             response_head("cmpl-", "text_completion", target.name, request_id, context.fingerprint),
             CompletionOptions(
                 n=checked.params.n,
-                logprobs=asked.logprobs,
-                prompt_logprobs=asked.prompt_logprobs,
-                return_token_ids=bool(asked.return_token_ids),
-                tokens_as_ids=bool(asked.return_tokens_as_token_ids),
-                echo=await _echoes(context, asked, given, prompts) if asked.echo else None,
+                logprobs=body.logprobs,
+                prompt_logprobs=body.prompt_logprobs,
+                return_token_ids=bool(body.return_token_ids),
+                tokens_as_ids=bool(body.return_tokens_as_token_ids),
+                echo=await _echoes(context, body, given, prompts) if body.echo else None,
             ),
             runtime.tokenizer.token_text,
         )
-        return await respond(request, runtime, call, generation, writer, asked)
+        return await respond(request, runtime, call, generation, writer, body)
 
 
-def _demand(asked: CompletionRequest, prompts: Sequence[str | list[int]], checked: CheckedSampling) -> Demand:
+def _demand(body: CompletionRequest, prompts: Sequence[str | list[int]], checked: CheckedSampling) -> Demand:
     num_choices = len(prompts) * checked.params.n
     max_tokens = DEFAULT_MAX_TOKENS if checked.max_tokens is None else checked.max_tokens
-    how = Asked(Route.COMPLETIONS, bool(asked.stream))
+    how = RouteInfo(Route.COMPLETIONS, bool(body.stream))
     return Demand(reserve_tokens(sum(map(prompt_bytes, prompts)), max_tokens, num_choices), num_choices, how)
 
 
-def _check(context: AppContext, asked: CompletionRequest) -> CheckedSampling:
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        raise unsupported("best_of", f"is {asked.best_of}; only a value equal to 'n' is supported.")
-    if asked.logprobs is not None:
-        context.sampling.check_top_logprobs("logprobs", asked.logprobs)
-    max_tokens = asked.max_tokens
-    if max_tokens is not None and max_tokens < 1 and not (max_tokens == 0 and asked.echo):
+def _check(context: AppContext, body: CompletionRequest) -> CheckedSampling:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of", f"is {body.best_of}; only a value equal to 'n' is supported.")
+    if body.logprobs is not None:
+        context.sampling.check_top_logprobs("logprobs", body.logprobs)
+    max_tokens = body.max_tokens
+    if max_tokens is not None and max_tokens < 1 and not (max_tokens == 0 and body.echo):
         raise invalid_value("max_tokens", f"is {max_tokens}; it must be at least 1, or 0 with 'echo': true.")
-    prompt_logprobs = asked.prompt_logprobs
-    if asked.echo and asked.logprobs is not None:
-        prompt_logprobs = max(asked.logprobs, prompt_logprobs or 0)
-    return context.sampling.check(
-        asked, max_tokens=max_tokens, logprobs=asked.logprobs, prompt_logprobs=prompt_logprobs
-    )
+    prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
+    return context.sampling.check(body, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
 
 
 async def _prompts(
-    context: AppContext, asked: CompletionRequest, given: Sequence[str | list[int]], checked: CheckedSampling
+    context: AppContext, body: CompletionRequest, given: Sequence[str | list[int]], checked: CheckedSampling
 ) -> list[Prompt]:
     model = context.runtime.engine.model
     if isinstance(given[0], str):
-        texts, add_special_tokens = cast(Sequence[str], given), asked.add_special_tokens is not False
+        texts, add_special_tokens = cast(Sequence[str], given), body.add_special_tokens is not False
         sequences = await context.runtime.tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
     else:
         sequences = cast(list[list[int]], given)
     prompts: list[Prompt] = []
     for sequence in sequences:
-        token_ids = truncate(sequence, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
+        token_ids = truncate(sequence, body.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
         check_not_empty("prompt", token_ids)
         # With max_tokens=0 the engine still generates one token, which is dropped.
         check_context(len(token_ids), checked.max_tokens, model.max_model_len, "prompt", "max_tokens")
@@ -148,25 +146,25 @@ async def _prompts(
         prompts.append(Prompt(token_ids, prompt_sampling(checked, max_tokens)))
     if checked.params.prompt_logprobs is not None:
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        param = "logprobs" if asked.prompt_logprobs is None else "prompt_logprobs"
-        are_echoed = bool(asked.echo) and asked.logprobs is not None
+        param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        are_echoed = bool(body.echo) and body.logprobs is not None
         # Every choice returns them: in its `prompt_logprobs`, and again if its text begins with the prompt.
-        num_answered = checked.params.n * (are_echoed + (asked.prompt_logprobs is not None))
+        num_answered = checked.params.n * (are_echoed + (body.prompt_logprobs is not None))
         top, limits = checked.params.prompt_logprobs, context.runtime.settings.limits
         check_prompt_logprobs(param, num_tokens, num_answered, top, limits)
     return prompts
 
 
 async def _echoes(
-    context: AppContext, asked: CompletionRequest, given: Sequence[str | list[int]], prompts: list[Prompt]
+    context: AppContext, body: CompletionRequest, given: Sequence[str | list[int]], prompts: list[Prompt]
 ) -> list[EchoedPrompt]:
     tokenizer = context.runtime.tokenizer
     sequences = [prompt.token_ids for prompt in prompts]
-    if isinstance(given[0], str) and asked.truncate_prompt_tokens is None:
+    if isinstance(given[0], str) and body.truncate_prompt_tokens is None:
         # The texts may spell out special tokens.
         texts, skip_special_tokens = cast(Sequence[str], given), False
     else:
-        skip_special_tokens = asked.skip_special_tokens
+        skip_special_tokens = body.skip_special_tokens
         texts = await tokenizer.decode_all(sequences, skip_special_tokens=skip_special_tokens)
 
     def echoes() -> list[EchoedPrompt]:

@@ -59,41 +59,41 @@ async def create_adapter_embeddings(
 
 
 async def _embed(request: Request, context: AppContext, path_adapter: str | None) -> Response[EmbeddingResponse]:
-    asked = await decode_body(request, DECODER)
+    body = await decode_body(request, DECODER)
 
     def kind_of(_: object) -> VectorKind:
-        if asked.encoding_format is not None:
-            check_one_of("encoding_format", asked.encoding_format, ENCODINGS)
+        if body.encoding_format is not None:
+            check_one_of("encoding_format", body.encoding_format, ENCODINGS)
         model = context.runtime.engine.model
-        pooling = _pooling(asked, model)
+        pooling = _pooling(body, model)
         remedy = "Send fewer at once, or lower 'dimensions'."
         return VectorKind(pooling, pooling.dimensions or model.hidden_size, remedy)
 
     return await answer_with_vectors(
         request,
         context,
-        asked,
+        body,
         path_adapter,
         Route.EMBEDDINGS,
-        partial(given_inputs, asked),
+        partial(given_inputs, body),
         kind_of,
-        lambda name, _, generation: _response(name, generation, asked.encoding_format),
+        lambda name, _, generation: _response(name, generation, body.encoding_format),
     )
 
 
-def _pooling(asked: EmbeddingRequest, model: ModelDescription) -> PoolingParams:
-    if asked.dimensions is not None:
-        check_range("dimensions", asked.dimensions, 1, model.hidden_size)
-    if asked.pooling is not None:
-        check_one_of("pooling", asked.pooling, [*Pooling])
-    pooling = model.default_pooling if asked.pooling is None else Pooling(asked.pooling)
+def _pooling(body: EmbeddingRequest, model: ModelDescription) -> PoolingParams:
+    if body.dimensions is not None:
+        check_range("dimensions", body.dimensions, 1, model.hidden_size)
+    if body.pooling is not None:
+        check_one_of("pooling", body.pooling, [*Pooling])
+    pooling = model.default_pooling if body.pooling is None else Pooling(body.pooling)
     if pooling is None:
         message = (
             "The model's modules.json or 1_Pooling/config.json requires something that this server does not support. "
             "Send 'pooling'."
         )
         raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="pooling")
-    return PoolingParams(pooling, asked.dimensions, normalize=asked.normalize is not False)
+    return PoolingParams(pooling, body.dimensions, normalize=body.normalize is not False)
 
 
 def _response(name: str, generation: Generation, encoding_format: str | None) -> EmbeddingResponse:

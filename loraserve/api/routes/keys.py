@@ -79,20 +79,20 @@ async def create_key(request: Request, context: NamedDependency[AppContext]) -> 
 
     At most 1,000 keys per tenant, not counting revoked and expired ones.
     """
-    asked = await decode_body(request, CREATE_DECODER)
-    if asked.expires_in_s is not None:
-        check_range("expires_in_s", asked.expires_in_s, 1, MAX_LIFE_S)
+    body = await decode_body(request, CREATE_DECODER)
+    if body.expires_in_s is not None:
+        check_range("expires_in_s", body.expires_in_s, 1, MAX_LIFE_S)
 
     async def create() -> CreatedKey:
         issued = await context.control.keys.create(
             principal_of(request),
             request_id_of(request.scope),
-            role=asked.role,
-            tenant=asked.tenant,
-            name=asked.name,
-            adapters=asked.adapters,
-            limits=asked.limits,
-            expires_at=None if asked.expires_in_s is None else time.time() + asked.expires_in_s,
+            role=body.role,
+            tenant=body.tenant,
+            name=body.name,
+            adapters=body.adapters,
+            limits=body.limits,
+            expires_at=None if body.expires_in_s is None else time.time() + body.expires_in_s,
         )
         return created_key(issued)
 
@@ -109,18 +109,18 @@ async def create_key(request: Request, context: NamedDependency[AppContext]) -> 
 )
 async def patch_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> Response[KeyItem]:
     """Change a key, from the next request on."""
-    asked = await decode_body(request, PATCH_DECODER)
+    body = await decode_body(request, PATCH_DECODER)
     document = await context.control.keys.patch(
         principal_of(request),
         request_id_of(request.scope),
         key_id,
         KeyPatch(
-            name=asked.name,
-            role=asked.role,
-            adapters=asked.adapters,
-            limits=asked.limits,
-            status=asked.status,
-            expires_at=asked.expires_at,
+            name=body.name,
+            role=body.role,
+            adapters=body.adapters,
+            limits=body.limits,
+            status=body.status,
+            expires_at=body.expires_at,
         ),
         expected_rev=expected_rev(request),
     )
@@ -151,13 +151,13 @@ async def rotate_key(
     request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]
 ) -> Response[CreatedKey]:
     """Give a key a new secret; the old one keeps working for `grace_s` seconds."""
-    asked = await decode_optional(request, ROTATE_DECODER, RotateKeyRequest())
-    check_range("grace_s", asked.grace_s, 0, MAX_GRACE_S)
+    body = await decode_optional(request, ROTATE_DECODER, RotateKeyRequest())
+    check_range("grace_s", body.grace_s, 0, MAX_GRACE_S)
     issued = await context.control.keys.rotate(
         principal_of(request),
         request_id_of(request.scope),
         key_id,
-        grace_s=asked.grace_s,
+        grace_s=body.grace_s,
         expected_rev=expected_rev(request),
     )
     return changed(issued.document.rev, created_key(issued), 201)

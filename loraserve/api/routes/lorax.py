@@ -17,7 +17,7 @@ from loraserve.api.http.ranges import unsupported
 from loraserve.api.inference.call import Demand, InferenceCall
 from loraserve.api.inference.identity import server_version
 from loraserve.api.inference.prompts import check_not_empty, truncate
-from loraserve.api.inference.respond import open_stream, respond_whole
+from loraserve.api.inference.respond import open_stream, respond_complete
 from loraserve.api.inference.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.lorax.errors import LORAX_ERRORS
 from loraserve.api.lorax.request import completion_of
@@ -26,7 +26,7 @@ from loraserve.api.openapi.document import ERROR_RESPONSES, answered_with, json_
 from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
-from loraserve.control.requests.running import Asked, Route
+from loraserve.control.requests.running import Route, RouteInfo
 from loraserve.serving.generation import Generation, Prompt
 from loraserve.serving.text.choice import ChoiceDelta
 from loraserve.serving.text.conversation import ChatMessage, Conversation
@@ -51,8 +51,8 @@ async def generate_as_asked(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[list[LoraxResponse]] | EventStream:
     """A list with one answer, or a stream if `stream` is true. Called by lorax-client."""
-    asked = await decode_body(request, DECODER)
-    return await _generate(request, context, asked, stream=asked.stream, as_list=True)
+    body = await decode_body(request, DECODER)
+    return await _generate(request, context, body, stream=body.stream, as_list=True)
 
 
 @post(
@@ -66,8 +66,8 @@ async def generate_as_asked(
 )
 async def generate(request: Request, context: NamedDependency[AppContext]) -> Response[LoraxResponse] | EventStream:
     """Continue a prompt."""
-    asked = await decode_body(request, DECODER)
-    return await _generate(request, context, asked, stream=False, as_list=False)
+    body = await decode_body(request, DECODER)
+    return await _generate(request, context, body, stream=False, as_list=False)
 
 
 @post(
@@ -83,8 +83,8 @@ async def generate_stream(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[LoraxResponse] | EventStream:
     """Continue a prompt and stream the answer, one event per token."""
-    asked = await decode_body(request, DECODER)
-    return await _generate(request, context, asked, stream=True, as_list=False)
+    body = await decode_body(request, DECODER)
+    return await _generate(request, context, body, stream=True, as_list=False)
 
 
 @get("/info", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["lorax"])
@@ -106,11 +106,11 @@ async def get_info(context: NamedDependency[AppContext]) -> LoraxInfo:
 
 
 async def _generate(
-    request: Request, context: AppContext, asked: LoraxRequest, *, stream: bool, as_list: bool
+    request: Request, context: AppContext, body: LoraxRequest, *, stream: bool, as_list: bool
 ) -> Response | EventStream:
     runtime = context.runtime
     runtime.lifecycle.check_open()
-    fields, parameters = completion_of(asked)
+    fields, parameters = completion_of(body)
     principal = principal_of(request)
     model = fields.model or runtime.settings.served_model_names[0]
     target = await context.control.resolver.resolve(principal, model)
@@ -121,15 +121,15 @@ async def _generate(
         prompt_logprobs=_prompt_logprobs(parameters, stream=stream),
     )
     max_tokens = fields.max_tokens or context.sampling.default_max_tokens(runtime.engine.model.max_model_len)
-    demand = Demand(reserve_tokens(len(asked.inputs), max_tokens), 1, Asked(Route.GENERATE, stream))
+    demand = Demand(reserve_tokens(len(body.inputs), max_tokens), 1, RouteInfo(Route.GENERATE, stream))
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await _prompt(context, asked, parameters, checked, call.adapter)
+        prompt = await _prompt(context, body, parameters, checked, call.adapter)
         text = checked.text
         if parameters.apply_chat_template:
             prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
         generation = await call.start([prompt], text, "")
         seed = prompt.sampling.seed if prompt.sampling.temperature > 0 else None
-        writer = LoraxWriter(runtime.tokenizer, asked.inputs, parameters, seed)
+        writer = LoraxWriter(runtime.tokenizer, body.inputs, parameters, seed)
         if stream:
             return await open_stream(
                 request, runtime, call, generation, lambda steps: writer.events(steps, generation, call)
@@ -139,14 +139,14 @@ async def _generate(
             response = writer.response(deltas[0], generation)
             return [response] if as_list else response
 
-        return await respond_whole(
+        return await respond_complete(
             request, runtime, call, generation, written, lambda: _headers(context, call, generation)
         )
 
 
 async def _prompt(
     context: AppContext,
-    asked: LoraxRequest,
+    body: LoraxRequest,
     parameters: LoraxParameters,
     checked: CheckedSampling,
     adapter: ResolvedAdapter | None,
@@ -154,12 +154,12 @@ async def _prompt(
     tokenizer, max_model_len = context.runtime.tokenizer, context.runtime.engine.model.max_model_len
     if parameters.apply_chat_template:
         token_ids = await tokenizer.encode_chat(
-            Conversation([ChatMessage("user", asked.inputs)], param="inputs"),
+            Conversation([ChatMessage("user", body.inputs)], param="inputs"),
             add_special_tokens=False,
             template_name=template_of(adapter),
         )
     else:
-        token_ids = await tokenizer.encode(asked.inputs, add_special_tokens=True)
+        token_ids = await tokenizer.encode(body.inputs, add_special_tokens=True)
     token_ids = truncate(token_ids, parameters.truncate, max_model_len, checked.max_tokens, "parameters.truncate")
     check_not_empty("inputs", token_ids)
     check_context(len(token_ids), checked.max_tokens, max_model_len, "inputs", "max_new_tokens")

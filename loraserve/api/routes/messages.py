@@ -17,7 +17,7 @@ from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
 from loraserve.api.http.needs import INFERENCE, needs
 from loraserve.api.http.request_id import request_id_of
-from loraserve.api.inference.respond import open_stream, respond_whole
+from loraserve.api.inference.respond import open_stream, respond_complete
 from loraserve.api.messages.errors import ANTHROPIC_ERRORS, REQUEST_ID
 from loraserve.api.messages.kinds import refuse_kinds
 from loraserve.api.messages.output import MessageOutput
@@ -103,37 +103,37 @@ async def count_adapter_tokens(
 
 
 async def _answer(request: Request, context: AppContext, path_adapter: str | None) -> Response[Message] | EventStream:
-    asked = await decode_body(request, DECODER, refuse_kinds)
-    runtime, request_id = context.runtime, asked.request_id or request_id_of(request.scope)
+    body = await decode_body(request, DECODER, refuse_kinds)
+    runtime, request_id = context.runtime, body.request_id or request_id_of(request.scope)
     runtime.lifecycle.check_open()
     principal = principal_of(request)
-    user = asked.safety_identifier or asked.user or (asked.metadata and asked.metadata.user_id)
-    target = await context.control.resolver.resolve(principal, asked.model, path_adapter=path_adapter, user=user)
-    checked = checked_message(asked, context.sampling, runtime.settings)
+    user = body.safety_identifier or body.user or (body.metadata and body.metadata.user_id)
+    target = await context.control.resolver.resolve(principal, body.model, path_adapter=path_adapter, user=user)
+    checked = checked_message(body, context.sampling, runtime.settings)
     sampling, conversation = checked.sampling, checked.conversation
-    demand = conversation_demand(context, sampling, conversation, Route.MESSAGES, asked.stream)
+    demand = conversation_demand(context, sampling, conversation, Route.MESSAGES, body.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        found = await message_prompt(context, asked, sampling, conversation, call.adapter)
+        found = await message_prompt(context, body, sampling, conversation, call.adapter)
         prompt, text = with_reasoning(runtime, call.adapter, conversation, found.prompt, sampling.text)
         prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
         generation = await call.start([prompt], text, sampling.cache_salt)
         max_depth = runtime.settings.limits.max_json_depth
         output = MessageOutput(checked.use, checked.eager_tools, max_depth, fills_context=found.fills_context)
         writer = MessageWriter(f"msg_{request_id}", target.name, output)
-        if asked.stream:
-            body = partial(
+        if body.stream:
+            stream_body = partial(
                 writer.events, generation=generation, call=call, tokenizer=runtime.tokenizer, scope=request.scope
             )
-            return await open_stream(request, runtime, call, generation, body)
+            return await open_stream(request, runtime, call, generation, stream_body)
         write = partial(writer.message, generation=generation)
-        return await respond_whole(request, runtime, call, generation, write)
+        return await respond_complete(request, runtime, call, generation, write)
 
 
 async def _count(request: Request, context: AppContext, path_adapter: str | None) -> TokenCount:
-    asked = await decode_body(request, COUNT_DECODER, refuse_kinds)
-    target = await context.control.resolver.resolve(principal_of(request), asked.model, path_adapter=path_adapter)
-    conversation = counted_conversation(asked, context.runtime.settings)
-    return TokenCount(len(await prompt_tokens(context, asked, conversation, target.adapter)))
+    body = await decode_body(request, COUNT_DECODER, refuse_kinds)
+    target = await context.control.resolver.resolve(principal_of(request), body.model, path_adapter=path_adapter)
+    conversation = counted_conversation(body, context.runtime.settings)
+    return TokenCount(len(await prompt_tokens(context, body, conversation, target.adapter)))
 
 
 def _identified(request: Request, response: R) -> R:

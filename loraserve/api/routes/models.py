@@ -46,7 +46,7 @@ async def list_models(request: Request, context: NamedDependency[AppContext]) ->
 @get("/v1/models/{model_id:path}", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["models"])
 async def get_model(request: Request, context: NamedDependency[AppContext], model_id: FromPath[str]) -> ModelCard:
     """One model. Names of the base model may contain slashes; an adapter's name may include a version or an alias."""
-    name = _asked_name(request, context)
+    name = _requested_name(request, context)
     target = await context.control.resolver.resolve(principal_of(request), name)
     if target.adapter is None:
         return _base_card(context, name)
@@ -69,7 +69,7 @@ async def get_adapter_model(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str], model_id: FromPath[str]
 ) -> ModelCard:
     """The adapter that this base URL serves; any other model gives 404."""
-    name = _asked_name(request, context)
+    name = _requested_name(request, context)
     resolved = await _in_path(request, context, adapter)
     target = await context.control.resolver.resolve(principal_of(request), name)
     if target.adapter is None or target.adapter.digest != resolved.digest:
@@ -77,7 +77,7 @@ async def get_adapter_model(
     return _adapter_card(context, adapter, resolved)
 
 
-def _asked_name(request: Request, context: AppContext) -> str:
+def _requested_name(request: Request, context: AppContext) -> str:
     """From the path as sent: names that are paths may begin or end with a slash, which routing drops."""
     name = unquote(request.scope["raw_path"]).partition("/v1/models/")[2]
     base_names = context.runtime.settings.served_model_names

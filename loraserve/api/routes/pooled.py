@@ -14,11 +14,11 @@ from loraserve.api.inference.call import Demand, InferenceCall
 from loraserve.api.inference.classifiers import activation_of, reranker_of
 from loraserve.api.inference.common_fields import check_priority, checked_salt
 from loraserve.api.inference.pooled_inputs import PooledInputs
-from loraserve.api.inference.respond import respond_whole
+from loraserve.api.inference.respond import respond_complete
 from loraserve.api.schemas.inputs import PairFields, PooledFields
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
-from loraserve.control.requests.running import Asked, Route
+from loraserve.control.requests.running import Route, RouteInfo
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import LabelActivation, PoolingParams, SamplingParams, to_classify
 from loraserve.serving.errors import invalid_value
@@ -46,7 +46,7 @@ class VectorKind:
 async def answer_with_vectors(
     request: Request[Any, Any, Any],
     context: AppContext,
-    asked: PooledFields,
+    body: PooledFields,
     path_adapter: str | None,
     route: Route,
     read_inputs: Callable[[ResolvedAdapter | None, ModelDescription, Limits], PooledInputs],
@@ -58,14 +58,14 @@ async def answer_with_vectors(
     runtime = context.runtime
     runtime.lifecycle.check_open()
     principal, model = principal_of(request), runtime.engine.model
-    target = await context.control.resolver.resolve(principal, asked.model, path_adapter=path_adapter, user=asked.user)
-    check_priority(asked.priority)
-    cache_salt, kind = checked_salt(asked.cache_salt), kind_of(target.adapter)
+    target = await context.control.resolver.resolve(principal, body.model, path_adapter=path_adapter, user=body.user)
+    check_priority(body.priority)
+    cache_salt, kind = checked_salt(body.cache_salt), kind_of(target.adapter)
     limits = runtime.settings.limits
     inputs = read_inputs(target.adapter, model, limits)
     _check_num_values(inputs, kind, limits)
     num_at_once = min(inputs.num_inputs, MAX_AT_ONCE, model.max_num_seqs)
-    demand = Demand(reserve_tokens(inputs.num_bytes, 0), num_at_once, Asked(route))
+    demand = Demand(reserve_tokens(inputs.num_bytes, 0), num_at_once, RouteInfo(route))
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         if call.adapter != target.adapter:
             kind = kind_of(call.adapter)
@@ -74,7 +74,7 @@ async def answer_with_vectors(
         prompts = [Prompt(prompt, SamplingParams(max_tokens=1), pooling=kind.pooling) for prompt in token_ids]
         text = TextOptions(frozenset())
         generation = await call.start(prompts, text, cache_salt, max_prompts_at_once=num_at_once)
-        return await respond_whole(
+        return await respond_complete(
             request,
             runtime,
             call,
@@ -90,11 +90,11 @@ def score_kind(adapter: ResolvedAdapter | None) -> VectorKind:
     return VectorKind(to_classify(LabelActivation.NONE), 1, "")
 
 
-def score_of(asked: PairFields, adapter: ResolvedAdapter | None, vector: bytes) -> float:
+def score_of(body: PairFields, adapter: ResolvedAdapter | None, vector: bytes) -> float:
     """A reranker's score, from the vector it answered with. Computed in float64, in which very large numbers still
     differ."""
     number = array("f", vector)[0]
-    activation = LabelActivation.NONE if asked.use_activation is False else activation_of(reranker_of(adapter))
+    activation = LabelActivation.NONE if body.use_activation is False else activation_of(reranker_of(adapter))
     if activation is LabelActivation.NONE:
         return number
     power = math.exp(-abs(number))

@@ -58,19 +58,19 @@ async def rerank_with_adapter(
 
 
 async def _rerank(request: Request, context: AppContext, path_adapter: str | None) -> Response[RerankResponse]:
-    asked = await decode_body(request, DECODER)
-    documents = [given if isinstance(given, str) else given.text for given in asked.documents]
-    if asked.top_n is not None and asked.top_n < 0:
-        raise invalid_value("top_n", f"is {asked.top_n}; it must not be negative.")
+    body = await decode_body(request, DECODER)
+    documents = [given if isinstance(given, str) else given.text for given in body.documents]
+    if body.top_n is not None and body.top_n < 0:
+        raise invalid_value("top_n", f"is {body.top_n}; it must not be negative.")
 
     def response(name: str, call: InferenceCall, generation: Generation) -> RerankResponse:
         # By the head's numbers, because probabilities near 1 may be equal.
-        ranked = sorted(generation.prompts, key=lambda prompt: -array("f", prompt.vector)[0])[: asked.top_n or None]
+        ranked = sorted(generation.prompts, key=lambda prompt: -array("f", prompt.vector)[0])[: body.top_n or None]
         results = [
             RerankResult(
                 prompt.index,
-                score_of(asked, call.adapter, prompt.vector),
-                UNSET if asked.return_documents is False else RankedDocument(documents[prompt.index]),
+                score_of(body, call.adapter, prompt.vector),
+                UNSET if body.return_documents is False else RankedDocument(documents[prompt.index]),
             )
             for prompt in ranked
         ]
@@ -80,10 +80,10 @@ async def _rerank(request: Request, context: AppContext, path_adapter: str | Non
     return await answer_with_vectors(
         request,
         context,
-        asked,
+        body,
         path_adapter,
         Route.RERANK,
-        partial(pair_inputs, {"query": [asked.query]}, {"documents": documents}, asked),
+        partial(pair_inputs, {"query": [body.query]}, {"documents": documents}, body),
         score_kind,
         response,
     )

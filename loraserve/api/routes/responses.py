@@ -16,7 +16,7 @@ from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
 from loraserve.api.http.needs import INFERENCE, needs
 from loraserve.api.http.request_id import request_id_of
-from loraserve.api.inference.respond import open_stream, respond_whole
+from loraserve.api.inference.respond import open_stream, respond_complete
 from loraserve.api.inference.token_names import TokenNames
 from loraserve.api.openapi.document import answered_with, json_body
 from loraserve.api.responses.echo import begun_response
@@ -81,28 +81,28 @@ async def find_response() -> None:
 async def _respond(
     request: Request, context: AppContext, path_adapter: str | None
 ) -> Response[ResponseObject] | EventStream:
-    asked = await decode_body(request, DECODER, refuse_kinds)
-    runtime, request_id = context.runtime, asked.request_id or request_id_of(request.scope)
+    body = await decode_body(request, DECODER, refuse_kinds)
+    runtime, request_id = context.runtime, body.request_id or request_id_of(request.scope)
     runtime.lifecycle.check_open()
     principal = principal_of(request)
     target = await context.control.resolver.resolve(
-        principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
+        principal, body.model, path_adapter=path_adapter, user=body.safety_identifier or body.user
     )
-    checked = checked_response(asked, context.sampling, runtime.settings)
+    checked = checked_response(body, context.sampling, runtime.settings)
     sampling, conversation = checked.sampling, checked.conversation
-    demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, asked.stream)
+    demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, body.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(context, asked, sampling, conversation, call.adapter, "max_output_tokens")
+        prompt = await conversation_prompt(context, body, sampling, conversation, call.adapter, "max_output_tokens")
         prompt, text = with_reasoning(runtime, call.adapter, conversation, prompt, sampling.text)
         prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
         generation = await call.start([prompt], text, sampling.cache_salt)
         names = TokenNames(runtime.tokenizer.token_text, as_ids=False)
         writer = ResponseWriter(
-            begun_response(asked, checked, target.name, request_id),
+            begun_response(body, checked, target.name, request_id),
             ResponseOutput(request_id, checked.use, names, sampling.params.logprobs),
         )
-        if asked.stream:
-            body = partial(writer.events, generation=generation, call=call, tokenizer=runtime.tokenizer)
-            return await open_stream(request, runtime, call, generation, body)
+        if body.stream:
+            stream_body = partial(writer.events, generation=generation, call=call, tokenizer=runtime.tokenizer)
+            return await open_stream(request, runtime, call, generation, stream_body)
         write = partial(writer.response, generation=generation)
-        return await respond_whole(request, runtime, call, generation, write)
+        return await respond_complete(request, runtime, call, generation, write)

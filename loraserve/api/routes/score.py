@@ -57,11 +57,11 @@ async def score_with_adapter(
 
 
 async def _score(request: Request, context: AppContext, path_adapter: str | None) -> Response[ScoreResponse]:
-    asked = await decode_body(request, DECODER)
+    body = await decode_body(request, DECODER)
 
     def response(name: str, call: InferenceCall, generation: Generation) -> ScoreResponse:
         data = [
-            Score(prompt.index, "score", score_of(asked, call.adapter, prompt.vector)) for prompt in generation.prompts
+            Score(prompt.index, "score", score_of(body, call.adapter, prompt.vector)) for prompt in generation.prompts
         ]
         answer_id = f"score-{request_id_of(request.scope)}"
         return ScoreResponse(answer_id, "list", int(time.time()), name, data, usage_of(generation.usage()))
@@ -69,18 +69,18 @@ async def _score(request: Request, context: AppContext, path_adapter: str | None
     return await answer_with_vectors(
         request,
         context,
-        asked,
+        body,
         path_adapter,
         Route.SCORE,
-        partial(pair_inputs, _given(asked, "queries", "text_1"), _given(asked, "documents", "text_2"), asked),
+        partial(pair_inputs, _given(body, "queries", "text_1"), _given(body, "documents", "text_2"), body),
         score_kind,
         response,
     )
 
 
-def _given(asked: ScoreRequest, *names: str) -> dict[str, list[str]]:
+def _given(body: ScoreRequest, *names: str) -> dict[str, list[str]]:
     """The field that is set, by its name. Raises `ServingError` unless exactly one is."""
-    given = {name: value for name in names if (value := getattr(asked, name)) is not None}
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
     if not given:
         raise ServingError(ErrorCode.MISSING_PARAMETER, f"Missing required parameter: '{names[0]}'.", param=names[0])
     if len(given) > 1:

@@ -38,11 +38,11 @@ async def create_session(request: Request, context: NamedDependency[AppContext])
     hours."""
     # Another site's page must not log a user in under a different identity.
     check_same_page(request)
-    asked = await decode_body(request, LOGIN_DECODER)
-    if (asked.key is None) == (asked.token is None):
+    body = await decode_body(request, LOGIN_DECODER)
+    if (body.key is None) == (body.token is None):
         message = "Give exactly one of 'key' and 'token'."
         raise ServingError(ErrorCode.INVALID_REQUEST, message, param="key")
-    new = await _log_in(request, context, asked)
+    new = await _log_in(request, context, body)
     item = _item(context, new.principal, new.session)
     return Response(item, cookies=[session_cookie(request, new.token)])
 
@@ -74,28 +74,28 @@ async def delete_session(request: Request, context: NamedDependency[AppContext])
 )
 async def create_link(request: Request, context: NamedDependency[AppContext]) -> LinkItem:
     """Create a login link for someone without a key at hand, valid once within 15 minutes."""
-    asked = await decode_body(request, LINK_DECODER)
+    body = await decode_body(request, LINK_DECODER)
     principal = principal_of(request)
-    key_id = asked.key_id if asked.key_id is not None else principal.key_id
+    key_id = body.key_id if body.key_id is not None else principal.key_id
     if key_id is None:
         message = (
             "'key_id' is missing, and there is no default, because you did not authenticate with a key that has an id."
         )
         raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="key_id")
     # Raises the same 404 for a key of another tenant as for one that does not exist.
-    await context.control.keys.lent(principal, key_id)
+    await context.control.keys.read_delegable(principal, key_id)
     link = await context.control.sessions.make_link(key_id, principal.actor, request_id_of(request.scope))
     return LinkItem(link.token, link.expires_at)
 
 
-async def _log_in(request: Request, context: AppContext, asked: CreateSessionRequest) -> NewSession:
+async def _log_in(request: Request, context: AppContext, body: CreateSessionRequest) -> NewSession:
     sessions, attempts = context.control.sessions, context.control.login_attempts
     address, request_id = address_of(request), request_id_of(request.scope)
     try:
-        if asked.key is not None:
-            return await sessions.log_in_with_key(asked.key, request_id)
-        assert asked.token is not None
-        return await sessions.log_in_with_token(asked.token, request_id)
+        if body.key is not None:
+            return await sessions.log_in_with_key(body.key, request_id)
+        assert body.token is not None
+        return await sessions.log_in_with_token(body.token, request_id)
     except ServingError as error:
         if error.code in FAILED_LOGIN:
             attempts.failed(address)  # raises if there were too many

@@ -68,14 +68,14 @@ async def get_tenant(
 )
 async def create_tenant(request: Request, context: NamedDependency[AppContext]) -> Response[TenantItem]:
     """Create a tenant. The id of a deleted tenant cannot be used again."""
-    asked = await decode_body(request, CREATE_DECODER)
+    body = await decode_body(request, CREATE_DECODER)
     document = await context.control.tenants.create(
         principal_of(request),
         request_id_of(request.scope),
-        asked.id,
-        description=asked.description,
-        limits=asked.limits,
-        weight=asked.weight,
+        body.id,
+        description=body.description,
+        limits=body.limits,
+        weight=body.weight,
     )
     return changed(document.rev, _item(context, document), 201)
 
@@ -92,12 +92,12 @@ async def patch_tenant(
 ) -> Response[TenantItem]:
     """Change a tenant, from the next request on. Running requests of a suspended tenant end with an error within 5
     seconds."""
-    asked = await decode_body(request, PATCH_DECODER)
+    body = await decode_body(request, PATCH_DECODER)
     document = await context.control.tenants.patch(
         principal_of(request),
         request_id_of(request.scope),
         tenant,
-        TenantPatch(description=asked.description, status=asked.status, limits=asked.limits, weight=asked.weight),
+        TenantPatch(description=body.description, status=body.status, limits=body.limits, weight=body.weight),
         expected_rev=expected_rev(request),
     )
     return changed(document.rev, _item(context, document))

@@ -33,15 +33,15 @@ DETOKENIZE_DECODER = msgspec.json.Decoder(DetokenizeRequest, strict=True)
 )
 async def tokenize(request: Request, context: NamedDependency[AppContext]) -> TokenizeResponse:
     """The token ids with which a completion of `prompt` or a chat with `messages` would begin."""
-    asked = await decode_body(request, TOKENIZE_DECODER)
+    body = await decode_body(request, TOKENIZE_DECODER)
     runtime = context.runtime
-    adapter = await _adapter(request, context, asked.model)
-    token_ids = await _token_ids(context, asked, adapter)
+    adapter = await _adapter(request, context, body.model)
+    token_ids = await _token_ids(context, body, adapter)
     return TokenizeResponse(
         count=len(token_ids),
         max_model_len=runtime.engine.model.max_model_len,
         tokens=token_ids,
-        token_strs=await runtime.tokenizer.token_strings(token_ids) if asked.return_token_strs else UNSET,
+        token_strs=await runtime.tokenizer.token_strings(token_ids) if body.return_token_strs else UNSET,
     )
 
 
@@ -55,11 +55,11 @@ async def tokenize(request: Request, context: NamedDependency[AppContext]) -> To
 )
 async def detokenize(request: Request, context: NamedDependency[AppContext]) -> DetokenizeResponse:
     """The text of token ids, including special tokens."""
-    asked = await decode_body(request, DETOKENIZE_DECODER)
+    body = await decode_body(request, DETOKENIZE_DECODER)
     runtime = context.runtime
-    await _adapter(request, context, asked.model)
-    check_token_ids("tokens", asked.tokens, runtime.engine.model.vocab_size)
-    return DetokenizeResponse(await runtime.tokenizer.decode(asked.tokens, skip_special_tokens=False))
+    await _adapter(request, context, body.model)
+    check_token_ids("tokens", body.tokens, runtime.engine.model.vocab_size)
+    return DetokenizeResponse(await runtime.tokenizer.decode(body.tokens, skip_special_tokens=False))
 
 
 async def _adapter(request: Request, context: AppContext, model: str | None) -> ResolvedAdapter | None:
@@ -69,20 +69,20 @@ async def _adapter(request: Request, context: AppContext, model: str | None) -> 
     return (await context.control.resolver.resolve(principal_of(request), model)).adapter
 
 
-async def _token_ids(context: AppContext, asked: TokenizeRequest, adapter: ResolvedAdapter | None) -> list[int]:
+async def _token_ids(context: AppContext, body: TokenizeRequest, adapter: ResolvedAdapter | None) -> list[int]:
     tokenizer, limits = context.runtime.tokenizer, context.runtime.settings.limits
-    if (asked.prompt is None) == (asked.messages is None):
+    if (body.prompt is None) == (body.messages is None):
         raise ServingError(ErrorCode.MISSING_PARAMETER, "Send either 'prompt' or 'messages'.", param="prompt")
-    if asked.messages is None:
-        _refuse_chat_fields(asked)
-        return await tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens is not False)
-    conversation = conversation_of(asked, asked.messages, checked_tools(asked.tools, limits), limits)
+    if body.messages is None:
+        _refuse_chat_fields(body)
+        return await tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    conversation = conversation_of(body, body.messages, checked_tools(body.tools, limits), limits)
     return await tokenizer.encode_chat(
-        conversation, add_special_tokens=bool(asked.add_special_tokens), template_name=template_of(adapter)
+        conversation, add_special_tokens=bool(body.add_special_tokens), template_name=template_of(adapter)
     )
 
 
-def _refuse_chat_fields(asked: TokenizeRequest) -> None:
+def _refuse_chat_fields(body: TokenizeRequest) -> None:
     for field in ("continue_final_message", "chat_template_kwargs", "tools"):
-        if getattr(asked, field):
+        if getattr(body, field):
             raise invalid_value(field, "is only for 'messages'.")

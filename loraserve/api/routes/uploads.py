@@ -37,12 +37,12 @@ async def create_upload(request: Request, context: NamedDependency[AppContext], 
 
     At most 64 open uploads per tenant.
     """
-    asked = await decode_body(request, CREATE_DECODER)
-    files = [UploadFile(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256) for file in asked.files]
+    body = await decode_body(request, CREATE_DECODER)
+    files = [UploadFile(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256) for file in body.files]
 
     async def create() -> UploadItem:
         principal = principal_of(request)
-        return upload_item(await context.control.uploads.open(principal, name, files, activate=asked.activate))
+        return upload_item(await context.control.uploads.open(principal, name, files, activate=body.activate))
 
     return await once(request, context.control.live.sessions, create, UploadItem)
 

@@ -40,19 +40,19 @@ UNLOAD_DECODER = msgspec.json.Decoder(UnloadLoraAdapterRequest, strict=True)
 )
 async def load_lora_adapter(request: Request, context: NamedDependency[AppContext]) -> str:
     """Copy an adapter folder from the server's machine, validate it and make it what the name refers to."""
-    asked = await decode_body(request, LOAD_DECODER)
-    name = asked.lora_name
+    body = await decode_body(request, LOAD_DECODER)
+    name = body.lora_name
     _check_allowed(context)
     _check_given("lora_name", name)
-    _check_given("lora_path", asked.lora_path)
-    _check_base(context, asked.base_model_name)
+    _check_given("lora_path", body.lora_path)
+    _check_base(context, body.base_model_name)
     context.control.versions.check_name(name, "lora_name")
     principal = _owner(context, principal_of(request), name)
     async with context.loads.take(f"{principal.acting_tenant}/{name}"):
-        if not asked.load_inplace and _exists(context.control.catalog, principal.acting_tenant, name):
+        if not body.load_inplace and _exists(context.control.catalog, principal.acting_tenant, name):
             message = f"The lora adapter '{name}' has already been loaded. Set load_inplace to replace it."
             raise ServingError(ErrorCode.ADAPTER_ALREADY_LOADED, message, param="lora_name")
-        await _load(context, principal, request_id_of(request.scope), name, asked.lora_path)
+        await _load(context, principal, request_id_of(request.scope), name, body.lora_path)
     return f"Success: LoRA adapter '{name}' added successfully."
 
 
@@ -67,13 +67,13 @@ async def load_lora_adapter(request: Request, context: NamedDependency[AppContex
 )
 async def unload_lora_adapter(request: Request, context: NamedDependency[AppContext]) -> str:
     """Hide an adapter at once, and unload it when the requests that use it have finished."""
-    asked = await decode_body(request, UNLOAD_DECODER)
+    body = await decode_body(request, UNLOAD_DECODER)
     _check_allowed(context)
-    _check_given("lora_name", asked.lora_name)
-    principal = _owner(context, principal_of(request), asked.lora_name)
-    with _named_as_asked():
-        await context.control.adapters.delete(principal, request_id_of(request.scope), asked.lora_name)
-    return f"Success: LoRA adapter '{asked.lora_name}' removed successfully."
+    _check_given("lora_name", body.lora_name)
+    principal = _owner(context, principal_of(request), body.lora_name)
+    with _report_as_lora_name():
+        await context.control.adapters.delete(principal, request_id_of(request.scope), body.lora_name)
+    return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
 
 async def _load(context: AppContext, principal: Principal, request_id: str, name: str, path: str) -> None:
@@ -108,14 +108,14 @@ def _check_base(context: AppContext, base_model_name: str | None) -> None:
 
 
 @contextmanager
-def _named_as_asked() -> Iterator[None]:
+def _report_as_lora_name() -> Iterator[None]:
     """Reports an error about `name` as one about the field in which the request sent it."""
     try:
         yield
     except ServingError as error:
         if error.param != "name":
             raise
-        renamed = error.anew()
+        renamed = error.copy()
         renamed.param = "lora_name"
         raise renamed from error
 

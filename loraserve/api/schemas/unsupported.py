@@ -87,15 +87,15 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
 
 
 LEAVE_IT_OUT = "Leave it out."
-NOTHING_IS_KEPT = "Earlier requests are not stored: send their items with 'input'."
+NOT_STORED = "Earlier requests are not stored: send their items with 'input'."
 
 REMEDIES = {
     "background": "Answers are not stored: a request has to wait for its answer. Leave it out.",
-    "conversation": NOTHING_IS_KEPT,
+    "conversation": NOT_STORED,
     "mcp_servers": "This server has no tools of its own. Leave it out.",
     "messages": "Send their text with 'input'.",
     "max_tool_calls": "It limits calls of a server's own tools, and this server has none. Leave it out.",
-    "previous_response_id": NOTHING_IS_KEPT,
+    "previous_response_id": NOT_STORED,
     "prompt": "Prompts are not stored: send 'instructions' and 'input'.",
     "thread": "Earlier requests are not stored: send the messages so far.",
     "truncation": "Send 'truncate_prompt_tokens': -1 to keep the last tokens that fit.",

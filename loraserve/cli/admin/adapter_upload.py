@@ -58,8 +58,8 @@ def _send_file(client: AdminClient, session: Json, path: Path, size: int, on_off
     url = api_path("uploads", session["id"], "files", path.name)
     with path.open("rb") as file:
 
-        def send(is_again: bool) -> int:
-            start = _received(client, session["id"], path.name) if is_again else offset
+        def send(is_retry: bool) -> int:
+            start = _received(client, session["id"], path.name) if is_retry else offset
             file.seek(start)
             data = file.read(session["chunk_bytes"])
             if not data:  # Everything had arrived; only the response was lost.
@@ -67,11 +67,11 @@ def _send_file(client: AdminClient, session: Json, path: Path, size: int, on_off
             return client.put_bytes(url, data, f"bytes {start}-{start + len(data) - 1}/{size}")["offset"]
 
         while offset < size:
-            offset = _patiently(send)
+            offset = _with_retries(send)
             on_offset(offset)
 
 
-def _patiently(attempt: Callable[[bool], T]) -> T:
+def _with_retries(attempt: Callable[[bool], T]) -> T:
     """Retries until there is a response: the server may be restarting. `attempt` gets whether it is a retry."""
     for num_failures in itertools.count(1):
         try:
@@ -89,10 +89,10 @@ def _received(client: AdminClient, upload_id: str, name: str) -> int:
 
 
 def _committed(client: AdminClient, upload_id: str, on_state: Callable[[str], None]) -> Json:
-    session = _patiently(lambda _: client.post(api_path("uploads", upload_id, "commit")))  # safe to repeat
+    session = _with_retries(lambda _: client.post(api_path("uploads", upload_id, "commit")))  # safe to repeat
     while session["state"] in ("validating", "loading"):
         on_state(session["state"])
-        session = _patiently(lambda _: client.get(api_path("uploads", upload_id), wait_s=WAIT_S))
+        session = _with_retries(lambda _: client.get(api_path("uploads", upload_id), wait_s=WAIT_S))
     on_state(session["state"])
     if session["state"] == "rejected":
         raise AdminError("The adapter is refused.", session["report"])

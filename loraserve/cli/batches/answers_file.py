@@ -40,7 +40,7 @@ def open_answers(path: Path, custom_ids: Collection[str], *, resume: bool) -> It
 
     Raises `click.ClickException` if the file cannot be used, or is in use.
     """
-    opening = _go_on(path, custom_ids) if resume and path.exists() else _begin(path)
+    opening = _resume(path, custom_ids) if resume and path.exists() else _begin(path)
     with opening as opened:
         yield opened
 
@@ -58,7 +58,7 @@ def _begin(path: Path) -> Iterator[AnswersFile]:
 
 
 @contextmanager
-def _go_on(path: Path, custom_ids: Collection[str]) -> Iterator[AnswersFile]:
+def _resume(path: Path, custom_ids: Collection[str]) -> Iterator[AnswersFile]:
     """Replaces the file by a new one with the kept answers. The old one stays locked, for processes that opened it."""
     _check_regular(path)
     place = path.resolve()  # a symbolic link is kept

@@ -54,7 +54,7 @@ class Dispatch:
         """The failure after which sending stopped, because other requests would have failed the same way."""
         self._send = send
         self._requests = requests
-        self._again: deque[_Waiting] = deque()
+        self._retries: deque[_Waiting] = deque()
         self._on_answer = on_answer
         self._concurrency = concurrency
         self._retry_for_s = retry_for_s
@@ -92,17 +92,17 @@ class Dispatch:
             if attempt.trouble is Trouble.REFUSED:
                 self._since_refusal = 0
                 if self._num_workers > 1:
-                    self._again.append(waiting)  # for the next worker that gets an answer
+                    self._retries.append(waiting)  # for the next worker that gets an answer
                     break
             await self._pause(pause_s)
-            self._again.append(waiting)
+            self._retries.append(waiting)
         self._num_workers -= 1
 
     def _next(self) -> _Waiting | None:
         if self._stopped.is_set():
             return None
-        if self._again:
-            return self._again.popleft()
+        if self._retries:
+            return self._retries.popleft()
         request = next(self._requests, None)
         return None if request is None else _Waiting(request)
 

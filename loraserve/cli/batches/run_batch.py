@@ -59,7 +59,7 @@ def run_batch(settings: BatchSettings) -> int:
             outcome = runner.run(_send(settings, requests))
     except KeyboardInterrupt:
         return SIGNAL_STATUS + signal.SIGINT
-    click.echo(_told(outcome), err=True)
+    click.echo(_summary(outcome), err=True)
     if outcome.interrupted_by is not None:
         return SIGNAL_STATUS + outcome.interrupted_by
     return 0 if outcome.num_answered == outcome.num_requests else 1
@@ -111,7 +111,7 @@ async def _send_waiting(
     return outcome
 
 
-def _told(outcome: _Outcome) -> str:
+def _summary(outcome: _Outcome) -> str:
     told = f"{outcome.num_answered:,} of {outcome.num_requests:,} answered"
     if num_failed := outcome.failures.total():
         told += f", {num_failed:,} failed ({', '.join(f'{n:,} {code}' for code, n in outcome.failures.most_common())})"

@@ -61,8 +61,8 @@ class Banner:
 
     def _login_command(self) -> str:
         """The command that logs in to this server, with --url if it is not at the default address."""
-        asked = "" if self.base_url == DEFAULT_URL else f" --url {self.base_url}"
-        return f"loraserve ui login{asked}"
+        url_option = "" if self.base_url == DEFAULT_URL else f" --url {self.base_url}"
+        return f"loraserve ui login{url_option}"
 
     def _examples(self) -> list[str]:
         if self.model.is_headless:

@@ -15,7 +15,7 @@ from loraserve.cli.serve.config_file import load_config_file
 from loraserve.cli.serve.option_types import ChatTemplateType, CollectorUrlType, DeviceType, HumanInt, LoraModuleType
 from loraserve.cli.serve.setting_values import with_setting_values
 from loraserve.cli.serve.settings import ServeSettings
-from loraserve.cli.serve.vllm_flags import refusal, without_what_asks_for_nothing
+from loraserve.cli.serve.vllm_flags import drop_noop_flags, refusal
 from loraserve.engine.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from loraserve.live.key_names import DEFAULT_PREFIX
 from loraserve.serving.text.reasoning import ReasoningFormat
@@ -30,7 +30,7 @@ class _ServeCommand(click.RichCommand):
     """Accepts command lines written for vLLM; refuses flags that we do not have with a reason."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = without_what_asks_for_nothing(args)
+        args = drop_noop_flags(args)
         for token in args:
             if message := refusal(token):
                 raise click.UsageError(message, ctx)

@@ -56,7 +56,7 @@ class ConfiguredAdapters:
                 try:
                     await self.publish_one(adapter)
                 except (AdapterError, ServingError, OSError) as error:
-                    raise StartError(_said(adapter, error)) from error
+                    raise StartError(_error_text(adapter, error)) from error
                 num_done += 1
                 on_progress(num_done)
 
@@ -120,7 +120,7 @@ class AdapterDirWatch:
         self._complaints: dict[LoraModule, str] = {}
         """Last logged error of each adapter that is tried again."""
 
-    async def look(self) -> None:
+    async def scan(self) -> None:
         """Publishes changed adapters whose files are the same as at the last scan, so that none is read while written.
 
         A refused adapter is logged once and ignored until its files change. Temporary errors, such as a full disk, are
@@ -139,7 +139,7 @@ class AdapterDirWatch:
         try:
             await self._configured.publish_one(adapter)
         except (AdapterError, ServingError, OSError) as error:
-            complaint = _said(adapter, error)
+            complaint = _error_text(adapter, error)
             if self._complaints.get(adapter) != complaint:
                 _logger.warning("%s", complaint)
             if isinstance(error, OSError) or (isinstance(error, ServingError) and error.code in _PASSING):
@@ -149,7 +149,7 @@ class AdapterDirWatch:
         return True
 
 
-def _said(adapter: LoraModule, error: AdapterError | ServingError | OSError) -> str:
+def _error_text(adapter: LoraModule, error: AdapterError | ServingError | OSError) -> str:
     reason = error.strerror if isinstance(error, OSError) else error.message
     return f"adapter {adapter.name!r} from {adapter.path}: {reason}"
 

@@ -16,7 +16,7 @@ HTTP_GRACE_S = 5
 """Time for clients to take their last bytes once no request runs."""
 KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs (60 s), so that the server never closes one that is being reused."""
-TICKS_BETWEEN_LOOKS = 50
+TICKS_BETWEEN_CHECKS = 50
 """A tick is a tenth of a second."""
 
 _logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class HttpServer(uvicorn.Server):
         self.answers.set()
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % TICKS_BETWEEN_LOOKS == 0:
+        if counter % TICKS_BETWEEN_CHECKS == 0:
             connections = [*self.server_state.connections]
             if len(connections) >= max_connections():
                 _logger.warning("%d connections are open, the maximum: further ones are refused", len(connections))

@@ -19,7 +19,7 @@ from loraserve.cli.serve.start_error import StartError
 from loraserve.cli.serve.startup_display import StartupDisplay
 from loraserve.cli.serve.trace_start import opened_traces, usable
 from loraserve.models.model_place import why_absent
-from loraserve.serving.process.garbage_collector import calm_garbage_collector
+from loraserve.serving.process.garbage_collector import tune_garbage_collector
 from loraserve.serving.process.local_engine import LocalEngine
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ async def _build(
         control.observer.watch(runtime)
         context = AppContext.of(runtime, control)
         http = HttpServer(create_app(context, on_inference_end))
-        calm_garbage_collector()
+        tune_garbage_collector()
         await control.start()
         configured = ConfiguredAdapters(control, engine.model.layout, limits)
         if settings.adapter_dir is not None and settings.scan_interval_s > 0:
             watch = await asyncio.to_thread(AdapterDirWatch, settings.adapter_dir, configured)
-            control.background.every("scanning --adapter-dir", settings.scan_interval_s, watch.look)
+            control.background.every("scanning --adapter-dir", settings.scan_interval_s, watch.scan)
         adapters = settings.adapters
         await configured.publish(adapters, lambda num_done: display.show("loading adapters", num_done, len(adapters)))
         notes = await asyncio.to_thread(notes_on_chat_templates, adapters, engine.model.chat_template)

@@ -43,7 +43,7 @@ async def opened_traces(
     from loraserve.api.inference.request_spans import RequestSpans
 
     try:
-        yield RequestSpans(export.tracer, base_name).tell
+        yield RequestSpans(export.tracer, base_name).record
     finally:
         await export.close()
 

@@ -63,16 +63,16 @@ SHORT_FLAGS = {
 }
 
 _LORA_DTYPE = "--lora-dtype"
-_ASKS_FOR_NOTHING = {f"{_LORA_DTYPE}=auto", *(flag.replace("--", "--no-", 1) for flag in OFF_BY_DEFAULT)}
+_NOOP_FLAGS = {f"{_LORA_DTYPE}=auto", *(flag.replace("--", "--no-", 1) for flag in OFF_BY_DEFAULT)}
 
 
-def without_what_asks_for_nothing(args: list[str]) -> list[str]:
+def drop_noop_flags(args: list[str]) -> list[str]:
     """Drops `--lora-dtype auto`, `--no-trust-remote-code` and the like: they are vLLM's defaults and our behavior."""
     kept: list[str] = []
     for token in args:
         if token == "auto" and kept and _dashed(kept[-1]) == _LORA_DTYPE:
             kept.pop()
-        elif _dashed(token) not in _ASKS_FOR_NOTHING:
+        elif _dashed(token) not in _NOOP_FLAGS:
             kept.append(token)
     return kept
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from loraserve.control.documents.adapter_edits import (
     CanaryShare,
+    alias_versions,
     move_alias,
     remove_alias,
     roll_back,
     version_of,
-    versions_behind,
 )
 from loraserve.control.names.adapter_access import AdapterAccess
 from loraserve.control.names.served_base import check_fits
@@ -93,7 +93,7 @@ class AliasService:
         )
 
     def _checked(self, doc: AdapterDoc, alias: str) -> AdapterDoc:
-        for n in sorted(versions_behind(doc.aliases[alias])):
+        for n in sorted(alias_versions(doc.aliases[alias])):
             check_fits(doc, version_of(doc, n), self._base)
         return doc
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from loraserve.control.contents.residency import Residency
-from loraserve.control.documents.adapter_edits import find_version, versions_behind
+from loraserve.control.documents.adapter_edits import alias_versions, find_version
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.names.served_base import fits
 from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
@@ -185,4 +185,4 @@ def pin_at(doc: AdapterDoc, now: float) -> Pin | None:
 def live_numbers(doc: AdapterDoc) -> set[int]:
     """Numbers of the versions that the bare name means, including a canary: those that a pin keeps."""
     alias = doc.aliases.get(LIVE_ALIAS)
-    return set() if alias is None else versions_behind(alias)
+    return set() if alias is None else alias_versions(alias)

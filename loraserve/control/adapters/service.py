@@ -93,7 +93,7 @@ class AdapterService:
     def state_of(self, document: Document[AdapterDoc]) -> AdapterState:
         doc = document.doc
         if doc.deleted_at is not None:
-            return AdapterState.DRAINING if self._draining.goes_on(doc) else AdapterState.DELETED
+            return AdapterState.DRAINING if self._draining.is_in_use(doc) else AdapterState.DELETED
         if not doc.enabled:
             return AdapterState.DISABLED
         live = live_version(doc)

@@ -36,9 +36,9 @@ PATTERN_S = 60
 """PEFT matches patterns with `re`, which can hang forever on a pattern that we match in bounded time."""
 HEAD_TOLERANCE = 1e-5
 """As a share of the sum of |products| that make up a number; they are computed in float32."""
-CLASSIFIERS_OWN = frozenset({"modules_to_save", "id2label", "problem_type", "score_template"})
+CLASSIFIER_FIELDS = frozenset({"modules_to_save", "id2label", "problem_type", "score_template"})
 """Fields about the head and the meaning of its numbers."""
-OURS = frozenset({"chat_template"})
+LORASERVE_FIELDS = frozenset({"chat_template"})
 """Fields that PEFT does not know, and that do not affect what is compared."""
 
 
@@ -253,10 +253,10 @@ def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool
     from safetensors.torch import load_file
 
     # Written by us from checked fields; PEFT never reads a tenant's file.
-    fields = {name: value for name, value in _config_fields(job).items() if name not in OURS}
+    fields = {name: value for name, value in _config_fields(job).items() if name not in LORASERVE_FIELDS}
     is_classifier = fields["task_type"] == SEQ_CLS
     if is_classifier:
-        fields = {name: value for name, value in fields.items() if name not in CLASSIFIERS_OWN} | {"task_type": None}
+        fields = {name: value for name, value in fields.items() if name not in CLASSIFIER_FIELDS} | {"task_type": None}
     weights = {
         name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
         for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()

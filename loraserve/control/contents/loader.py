@@ -33,14 +33,14 @@ class ContentLoader:
         self._packer = packer
         self._base_name = base_name
 
-    async def load(self, digest: str, *, anew: bool = False) -> int:
+    async def load(self, digest: str, *, repack: bool = False) -> int:
         """Returns the size of the packed file. Raises `ServingError`: the content is gone or unreadable, does not fit
         the base, the engine refuses it or is dead.
 
-        anew: make the packed file again, even if it looks intact.
+        repack: make the packed file again, even if it looks intact.
         """
         path = self._packed_dir / packed_file_name(digest, self._engine.model.layout)
-        size_bytes = None if anew else await asyncio.to_thread(_size_of, path)
+        size_bytes = None if repack else await asyncio.to_thread(_size_of, path)
         if size_bytes is not None:
             try:
                 await self._load_packed(digest, path)

@@ -101,7 +101,7 @@ class Residency:
         with self._reference(digest) as entry:
             await self._ensure(digest, entry)
 
-    def distrust(self, digest: str) -> None:
+    def mark_damaged(self, digest: str) -> None:
         """The engine could not read its packed file, of which loading reads only the header. The file is made again
         before the content's next use."""
         if (entry := self._entries.get(digest)) is not None:
@@ -190,7 +190,7 @@ class Residency:
         finally:
             entry.num_references -= 1
             self._retire_if_unwanted(digest)
-            self._give_up_oldest()
+            self._unload_excess()
 
     async def _ensure(self, digest: str, entry: _Entry) -> float:
         if entry.is_loaded and not entry.is_damaged:
@@ -199,14 +199,14 @@ class Residency:
             if entry.is_loaded and not entry.is_damaged:
                 return 0.0
             began_s = time.perf_counter()
-            entry.packed_bytes = await self._loader.load(digest, anew=entry.is_damaged)
+            entry.packed_bytes = await self._loader.load(digest, repack=entry.is_damaged)
             entry.is_damaged = False
             self._num_loaded += not entry.is_loaded
             entry.is_loaded = True
             entry.unloaded.clear()
             entry.load_ms = (time.perf_counter() - began_s) * 1000
         entry.last_used_at = entry.last_used_at or self._clock()
-        self._give_up_oldest()
+        self._unload_excess()
         return entry.load_ms
 
     def _retire_if_unwanted(self, digest: str) -> None:
@@ -215,7 +215,7 @@ class Residency:
             return
         self._spawn(self._unload(digest, entry, even_if_wanted=False))
 
-    def _give_up_oldest(self) -> None:
+    def _unload_excess(self) -> None:
         """Above the limit, unload the least recently used contents that nothing references."""
         num_excess = self._num_loaded - self._max_loaded
         if num_excess <= 0:

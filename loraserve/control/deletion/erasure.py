@@ -23,7 +23,7 @@ from loraserve.serving.errors import ServingError
 from loraserve.store.errors import DamagedFileError
 from loraserve.store.records import Document, TenantDoc
 
-HEARD_AFTER_S = 2 * RECONCILE_EVERY_S
+PROPAGATED_AFTER_S = 2 * RECONCILE_EVERY_S
 """By then every running server knows that a tenant is to be erased, and no longer puts anything of it into Redis."""
 REMOVED_AT_ONCE = 100
 """Documents; a server that shuts down waits for at most this many."""
@@ -115,7 +115,7 @@ class Erasure:
 
 def _is_due(document: Document[TenantDoc], now: float) -> bool:
     doc = document.doc
-    return doc.is_erasing and (doc.erased_at is not None or now >= document.at + HEARD_AFTER_S)
+    return doc.is_erasing and (doc.erased_at is not None or now >= document.at + PROPAGATED_AFTER_S)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ class TenantDeletion:
     @property
     def state(self) -> TenantState:
         """Takes all servers into account, unlike `TenantDeletionService.state_of`."""
-        return state_of(self.document.doc, goes_on=not self.drained)
+        return state_of(self.document.doc, is_in_use=not self.drained)
 
 
 class TenantDeletionService:
@@ -53,8 +53,8 @@ class TenantDeletionService:
 
     def state_of(self, document: Document[TenantDoc]) -> TenantState:
         is_deleted = document.doc.deleted_at is not None
-        goes_on = is_deleted and self._draining.goes_on_for(document.id, self._adapters(document.id))
-        return state_of(document.doc, goes_on=goes_on)
+        is_in_use = is_deleted and self._draining.is_tenant_in_use(document.id, self._adapters(document.id))
+        return state_of(document.doc, is_in_use=is_in_use)
 
     async def delete(
         self, principal: Principal, request_id: str, tenant: str, *, expected_rev: int | None = None

@@ -200,7 +200,7 @@ def roll_back(doc: AdapterDoc, alias: str, *, now: float) -> AdapterDoc:
 
 def remove_version(doc: AdapterDoc, n: int, *, now: float) -> AdapterDoc:
     version_of(doc, n)
-    leading = sorted(name for name, alias in doc.aliases.items() if n in versions_behind(alias))
+    leading = sorted(name for name, alias in doc.aliases.items() if n in alias_versions(alias))
     if leading:
         names = ", ".join(f"'{name}'" for name in leading)
         message = (
@@ -221,7 +221,7 @@ def keep_newest(doc: AdapterDoc, num_versions: int, *, now: float) -> AdapterDoc
     """Deletes older versions than these, except those that an alias or canary refers to or a rollback returns to."""
     kept: set[int | None] = {version.n for version in versions_of(doc)[-num_versions:]}
     for alias in doc.aliases.values():
-        kept |= {*versions_behind(alias), alias.previous}
+        kept |= {*alias_versions(alias), alias.previous}
     versions = [
         version if version.deleted_at is not None or version.n in kept else replace(version, deleted_at=now)
         for version in doc.versions
@@ -260,7 +260,7 @@ def _canary(doc: AdapterDoc, version: int, share: CanaryShare, kept: Canary | No
     return Canary(version=share.version, weight_bp=share.weight_bp, salt=salt)
 
 
-def versions_behind(alias: Alias) -> set[int]:
+def alias_versions(alias: Alias) -> set[int]:
     """Numbers of the versions that the alias refers to: two with a canary."""
     return {alias.version} if alias.canary is None else {alias.version, alias.canary.version}
 

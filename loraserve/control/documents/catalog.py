@@ -35,18 +35,18 @@ class Catalog(DocumentIndex):
         self._outage = outage
         self._marks: dict[DocumentKind, ScanMark] = {}
         self._commits_seen_ns = 0
-        self._untold: dict[tuple[DocumentKind, str], AnyDocument] = {}
+        self._pending_puts: dict[tuple[DocumentKind, str], AnyDocument] = {}
         """Documents that Redis may lack, though otherwise in sync: put every second until it accepts them."""
         self._position: str | None = None
         self._synchronising: asyncio.Task[None] | None = None
         self._lag = DiskLag(self._known_rev)
-        self._was_told_of_keys = False
+        self._knows_of_keys = False
         """Whether a key document, readable or not, exists on disk or in Redis, or existed since the start."""
 
     @property
     def has_keys(self) -> bool:
         """Counts revoked keys, and keys whose documents cannot be read."""
-        return self._was_told_of_keys or super().has_keys
+        return self._knows_of_keys or super().has_keys
 
     @property
     def ready(self) -> bool:
@@ -59,28 +59,28 @@ class Catalog(DocumentIndex):
 
     async def refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """Read one document from disk and make sure that Redis has it. Raises `LiveUnavailableError`."""
-        document = await self._learn(kind, document_id)
+        document = await self._reload(kind, document_id)
         if document is not None:
             await self._put(document)
         return self.get(kind, document_id)
 
     async def reread(self, kind: DocumentKind, document_id: str) -> None:
         """Afterwards every revision of this document that any server committed before this call is known."""
-        await self._learn(kind, document_id)
+        await self._reload(kind, document_id)
 
-    async def ask(self, refs: Sequence[DocumentRef]) -> None:
+    async def query_revs(self, refs: Sequence[DocumentRef]) -> None:
         """Afterwards Redis's newest revision of each of these is known, or `is_behind` reports that the disk lacks it.
 
         Raises `LiveUnavailableError`.
         """
         revs = await self._live.documents.revs(refs) if refs else []
         for ref, rev in zip(refs, revs, strict=True):
-            await self._hear(ref, rev)
+            await self._note_rev(ref, rev)
 
-    async def try_ask(self, refs: Sequence[DocumentRef]) -> None:
-        """As `ask`; while Redis is gone, `is_behind` relies on what it reported last."""
+    async def try_query_revs(self, refs: Sequence[DocumentRef]) -> None:
+        """As `query_revs`; while Redis is gone, `is_behind` relies on what it reported last."""
         try:
-            await self.ask(refs)
+            await self.query_revs(refs)
         except LiveUnavailableError:
             for ref in filter(self.is_behind, refs):
                 await self.reread(*ref)
@@ -95,12 +95,12 @@ class Catalog(DocumentIndex):
             return await self.refresh(kind, document_id)
         return self.get(kind, document_id)
 
-    def tell_later(self, document: AnyDocument) -> None:
+    def put_later(self, document: AnyDocument) -> None:
         """Put a document that is known here into Redis within a second, or as soon as Redis accepts it.
 
         Until then other servers find it on disk: a key or tenant within two seconds, an adapter within a minute.
         """
-        self._untold[document.kind, document.id] = document
+        self._pending_puts[document.kind, document.id] = document
 
     def apply(self, document: AnyDocument) -> bool:
         is_newer = super().apply(document)
@@ -110,8 +110,8 @@ class Catalog(DocumentIndex):
 
     def forget(self, document: AnyDocument) -> bool:
         """NOTE: also drops it from the documents still to be put into Redis."""
-        if self._untold.get((document.kind, document.id)) is document:
-            del self._untold[document.kind, document.id]
+        if self._pending_puts.get((document.kind, document.id)) is document:
+            del self._pending_puts[document.kind, document.id]
         return super().forget(document)
 
     async def synchronise(self) -> None:
@@ -131,9 +131,9 @@ class Catalog(DocumentIndex):
             mark = await self._live.view.begin()
             position = await self._live.changes.latest()
             await self._scan()
-            self._untold.clear()
+            self._pending_puts.clear()
             for kind in DocumentKind:
-                await self._level(kind)
+                await self._reconcile(kind)
             if await self._live.view.accept(mark):
                 self._position = position
 
@@ -165,7 +165,7 @@ class Catalog(DocumentIndex):
                 ref = (change.kind, change.id)
                 # NOTE: skip known changes. Redis may be further by now, so they must not count as its newest revision.
                 if self._known_rev(ref) < change.rev:
-                    await self._hear(ref, change.rev)
+                    await self._note_rev(ref, change.rev)
                 if change.kind is DocumentKind.KEY and not self.has_keys:
                     self._note_keys()
                 self._position = change.position
@@ -179,7 +179,7 @@ class Catalog(DocumentIndex):
                 await self._scan()
             # A full Redis would reject these and then count as gone, which it is not.
             if not self._outage.is_full:
-                await self._put_untold()
+                await self._put_pending()
 
     async def _notice_commits(self) -> None:
         """Learn of keys created or revoked only in the data directory, by `loraserve keys … --data-dir`, and of tenants
@@ -207,7 +207,7 @@ class Catalog(DocumentIndex):
             is_complete = is_complete and self._marks[kind].is_complete
             for document in changed:
                 self.apply(document)
-                self.tell_later(document)
+                self.put_later(document)
             await self._forget_retired(kind)
             if kind is DocumentKind.KEY and self._marks[kind].damaged_revs:
                 for key in cast(list[Document[KeyDoc]], self.all(kind)):
@@ -217,9 +217,9 @@ class Catalog(DocumentIndex):
             self._note_keys()
         return is_complete
 
-    async def _level(self, kind: DocumentKind) -> None:
+    async def _reconcile(self, kind: DocumentKind) -> None:
         """Afterwards Redis has at least our revisions, and we have those on disk that Redis knows."""
-        await self._level_retired(kind)
+        await self._reconcile_retired(kind)
         revs = await self._live.documents.all_revs(kind)
         for document_id, rev in revs.items():
             known = self.get(kind, document_id)
@@ -254,7 +254,7 @@ class Catalog(DocumentIndex):
         await self._live.documents.remove(kind, [document_id])
         return True
 
-    async def _level_retired(self, kind: DocumentKind) -> None:
+    async def _reconcile_retired(self, kind: DocumentKind) -> None:
         """Afterwards Redis and we know up to which revisions documents were retired."""
         # NOTE: read Redis first. A retirement in between is recorded on disk before it is in Redis.
         known_rev = await self._live.documents.removed_rev(kind)
@@ -285,7 +285,7 @@ class Catalog(DocumentIndex):
         """Whether a document that the disk lacks was retired; an older Redis, or a server that was killed in between,
         may have left it in Redis. If so, it is removed from Redis."""
         revs = {document_id: rev}
-        if self._lag.knows_less_retired(kind) or not await self._retired_among(kind, revs, None):
+        if self._lag.is_missing_removals(kind) or not await self._retired_among(kind, revs, None):
             return False
         await self._live.documents.retire(kind, rev, revs)
         return True
@@ -304,23 +304,23 @@ class Catalog(DocumentIndex):
             for worker in workers:
                 worker.cancel()
 
-    async def _put_untold(self) -> None:
-        if not self._untold:
+    async def _put_pending(self) -> None:
+        if not self._pending_puts:
             return
-        untold = self._untold.copy()
-        await self._put_all(untold.values())
-        for key, document in untold.items():
-            if self._untold.get(key) is document:
-                del self._untold[key]
+        pending = self._pending_puts.copy()
+        await self._put_all(pending.values())
+        for key, document in pending.items():
+            if self._pending_puts.get(key) is document:
+                del self._pending_puts[key]
 
     async def _put(self, document: AnyDocument) -> None:
         if self.is_erased(document) or self._lag.may_be_retired(document.kind, document.rev):
             return
         rev = await self._live.documents.put(document)
         if rev > document.rev:
-            await self._hear((document.kind, document.id), rev)
+            await self._note_rev((document.kind, document.id), rev)
 
-    async def _hear(self, ref: DocumentRef, rev: int) -> None:
+    async def _note_rev(self, ref: DocumentRef, rev: int) -> None:
         """Take in that Redis has this revision, 0 = none."""
         if self._known_rev(ref) < rev:
             await self.reread(*ref)
@@ -330,7 +330,7 @@ class Catalog(DocumentIndex):
         known = self.get(*ref)
         return 0 if known is None else known.rev
 
-    async def _learn(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+    async def _reload(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """Take in the document as it is on disk; forget it if it was retired."""
         document = await self._read(kind, document_id)
         known = self.get(kind, document_id)
@@ -354,7 +354,7 @@ class Catalog(DocumentIndex):
     def _withdraw(self, key: Document[KeyDoc]) -> None:
         """Hide the key, as after a restart: its newest revision cannot be read and may be its revocation."""
         logger.error("the key %r is refused from now on: a newer revision of it cannot be read", key.id)
-        self._untold.pop((key.kind, key.id), None)
+        self._pending_puts.pop((key.kind, key.id), None)
         self.withdraw(key)
 
     def _note_keys(self) -> None:
@@ -365,7 +365,7 @@ class Catalog(DocumentIndex):
                 "accepts none of these keys. Restore the files named above, or create a key: "
                 "loraserve keys create --role admin --data-dir DIR"
             )
-        self._was_told_of_keys = True
+        self._knows_of_keys = True
 
 
 def _note_seen(task: asyncio.Task[None]) -> None:

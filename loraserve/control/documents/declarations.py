@@ -100,7 +100,7 @@ class Declarations:
                 if current is not None:
                     await self._require_newest(ref)
                 if current is not None and doc == current.doc:
-                    await self._tell(cast(AnyDocument, current))
+                    await self._put_in_redis(cast(AnyDocument, current))
                     return current
                 rev = await asyncio.to_thread(self._next_rev, KIND_OF[kind], current)
                 document = Document(
@@ -118,7 +118,7 @@ class Declarations:
                     await asyncio.to_thread(self._documents.commit, cast(AnyDocument, document))
                 except RevisionTakenError:
                     continue
-                await self._tell(cast(AnyDocument, document))
+                await self._put_in_redis(cast(AnyDocument, document))
                 return document
         message = f"'{document_id}' kept changing; gave up after {MAX_TRIES} tries. Try again."
         raise ServingError(ErrorCode.CONFLICT, message)
@@ -136,13 +136,13 @@ class Declarations:
         """NOTE: a change to an older copy would override what was decided since, such as a revocation. Even if the copy
         already has the requested content, the newest revision may not."""
         try:
-            await self._catalog.ask([ref])
+            await self._catalog.query_revs([ref])
         except LiveUnavailableError as error:
             raise live_unavailable() from error
         if self._catalog.is_behind(ref):
             raise not_newest(f"'{ref[1]}'")
 
-    async def _tell(self, document: AnyDocument) -> None:
+    async def _put_in_redis(self, document: AnyDocument) -> None:
         """NOTE: never fails. What is on disk counts, and some of it cannot be repeated: a secret is shown once."""
         try:
             await self._live.documents.put(document)
@@ -154,7 +154,7 @@ class Declarations:
                 document.rev,
                 error,
             )
-            self._catalog.tell_later(document)
+            self._catalog.put_later(document)
         finally:
             self._catalog.apply(document)
 

@@ -65,7 +65,7 @@ class DiskLag:
                 _WHAT_TO_DO,
             )
 
-    def knows_less_retired(self, kind: DocumentKind) -> bool:
+    def is_missing_removals(self, kind: DocumentKind) -> bool:
         """Whether Redis knows of removals that the disk does not."""
         return self._lost_revs.get(kind, 0) > 0
 

@@ -124,14 +124,14 @@ class DocumentIndex:
                 changed += [cast(AnyDocument, adapter) for adapter in self.held_adapters(document.id)]
             if document.doc.is_erasing:
                 self._drop(document.id)
-        self._tell(changed)
+        self._notify(changed)
         return True
 
     def withdraw(self, key: Document[KeyDoc]) -> None:
         """Hide the key from callers until a revision is applied again; listeners are called once more for it."""
         del self._newest[DocumentKind.KEY][key.id]
         del self._keys[key.doc.tenant][key.id]
-        self._tell([key])
+        self._notify([key])
 
     def forget(self, document: AnyDocument) -> bool:
         """Remove a key or adapter that was retired. False if another revision is known.
@@ -145,10 +145,10 @@ class DocumentIndex:
         if isinstance(doc, AdapterDoc):
             del self._adapters[doc.tenant][doc.name]
             nothing = AdapterDoc(tenant=doc.tenant, name=doc.name, created_at=doc.created_at, deleted_at=document.at)
-            self._tell([replace(cast(Document[AdapterDoc], document), doc=nothing, deleted=True)])
+            self._notify([replace(cast(Document[AdapterDoc], document), doc=nothing, deleted=True)])
         else:
             del self._keys[doc.tenant][document.id]
-            self._tell([document])
+            self._notify([document])
         return True
 
     def _drop(self, tenant: str) -> None:
@@ -157,7 +157,7 @@ class DocumentIndex:
         for key_id in self._keys.pop(tenant, {}):
             del self._newest[DocumentKind.KEY][key_id]
 
-    def _tell(self, documents: Iterable[AnyDocument]) -> None:
+    def _notify(self, documents: Iterable[AnyDocument]) -> None:
         for document in documents:
             for listener in self._listeners:
                 listener(document)

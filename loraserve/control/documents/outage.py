@@ -9,7 +9,7 @@ from loraserve.store.records import DocumentKind, Limits
 
 CONFIRMED_WITHIN_S = 60.0
 MINUTE_S = 60.0
-SAID_EVERY_S = 10.0
+LOG_INTERVAL_S = 10.0
 """Minimum interval: a Redis that comes and goes must not fill the log."""
 
 logger = logging.getLogger(__name__)
@@ -25,9 +25,9 @@ class Outage:
         self._grace_s = grace_s
         self._clock = clock
         self._began_s: float | None = None
-        self._is_said = False
+        self._is_logged = False
         """Whether this outage was logged."""
-        self._said_s = float("-inf")
+        self._logged_s = float("-inf")
         self._confirmed_s: dict[DocumentRef, float] = {}
         self.is_full = False
         """As of its last answer. While full, requests are admitted but nothing can be changed."""
@@ -42,14 +42,14 @@ class Outage:
         now_s = self._clock()
         if self._began_s is None:
             self._began_s = now_s
-            self._is_said = False
-        if not self._is_said and now_s - self._said_s >= SAID_EVERY_S:
-            self._is_said, self._said_s = True, now_s
+            self._is_logged = False
+        if not self._is_logged and now_s - self._logged_s >= LOG_INTERVAL_S:
+            self._is_logged, self._logged_s = True, now_s
             logger.warning("Redis is not reachable: %s", reason)
 
     def succeeded(self) -> None:
         """Redis answered."""
-        if self._began_s is not None and self._is_said:
+        if self._began_s is not None and self._is_logged:
             logger.warning("Redis is reachable again after %.0f s", self._clock() - self._began_s)
         self._began_s = None
 

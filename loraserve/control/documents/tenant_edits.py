@@ -24,13 +24,13 @@ class TenantState(StrEnum):
     """Nothing of it is left but its id and its usage."""
 
 
-def state_of(doc: TenantDoc, *, goes_on: bool) -> TenantState:
-    """goes_on: whether anything of it still runs."""
+def state_of(doc: TenantDoc, *, is_in_use: bool) -> TenantState:
+    """is_in_use: whether anything of it still runs."""
     if doc.deleted_at is None:
         return TenantState.ACTIVE if doc.status is Status.ACTIVE else TenantState.SUSPENDED
     if doc.erased_at is not None:
         return TenantState.ERASED
-    return TenantState.DRAINING if goes_on else TenantState.DELETED
+    return TenantState.DRAINING if is_in_use else TenantState.DELETED
 
 
 def check_deletable(tenant: str) -> None:

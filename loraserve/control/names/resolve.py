@@ -105,7 +105,7 @@ class Resolver:
             raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="model")
         return Target(model, await self._bind(principal, model, user), user, model)
 
-    async def again(self, principal: Principal, target: Target) -> Target:
+    async def resolve_again(self, principal: Principal, target: Target) -> Target:
         """Resolve the same request again, as of now. Raises `ServingError`."""
         return await self.resolve(principal, target.model, path_adapter=target.path_adapter, user=target.user)
 

@@ -10,7 +10,7 @@ from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.outage import LocalLimits, Outage
 from loraserve.control.names.resolve import Resolver, Target
 from loraserve.control.requests.admitted import Admitted, documents_of
-from loraserve.control.requests.endings import ended, never_begun, usage_line, used_tokens
+from loraserve.control.requests.endings import ended, ended_unconfirmed, usage_line, used_tokens
 from loraserve.control.requests.local_admission import LocalAdmission
 from loraserve.control.requests.queue_limits import QueueLimits
 from loraserve.control.requests.rate_headers import budget_headers, limit_error
@@ -135,7 +135,7 @@ class Admission:
                 case Stale():
                     await self._refresh(principal, target, reply)
                     principal = self._authenticator.newest(principal)
-                    target = await self._resolver.again(principal, target)
+                    target = await self._resolver.resolve_again(principal, target)
         message = "The adapter, key or tenant keeps changing. Retry shortly."
         raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=1)
 
@@ -254,11 +254,11 @@ class Admission:
             self._undo(call)
             raise
         # All servers count it again as soon as Redis is back.
-        self._live.leases.hold(call.lease, is_heard=False)
+        self._live.leases.hold(call.lease, is_confirmed=False)
         return self._begin(principal, target, call, num_sequences, {}, is_local=True)
 
     def _undo(self, call: AdmitCall) -> None:
         """The request did not begin; it is unknown whether Redis admitted it."""
-        task = asyncio.create_task(self._settlements.settle(never_begun(call, self._clock())))
+        task = asyncio.create_task(self._settlements.settle(ended_unconfirmed(call, self._clock())))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

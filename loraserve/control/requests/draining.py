@@ -15,7 +15,7 @@ from loraserve.store.records import AdapterDoc, adapter_id
 
 ACK_WAIT_S = 5.0
 """How long a deletion waits for other servers to abort overdue requests, and then for engines to unload."""
-ASK_OTHERS_EVERY_S = 0.2
+POLL_OTHERS_EVERY_S = 0.2
 
 
 class Draining:
@@ -30,7 +30,7 @@ class Draining:
         self._residency = residency
         self._others = others
 
-    def goes_on(self, doc: AdapterDoc) -> bool:
+    def is_in_use(self, doc: AdapterDoc) -> bool:
         """Whether it is still in use on this server, whatever others do."""
         return bool(self._running.of_adapter(doc.tenant, doc.name)) or any(
             not self._residency.has_forgotten(digest) for digest in self._gone(doc)
@@ -42,7 +42,7 @@ class Draining:
         doc: as deleted. Requests that still run here after `drain_s` are aborted; other servers do the same by
         themselves. Nothing is aborted if it was restored in between or its name was used again.
         """
-        since = await self._others.last_said()
+        since = await self._others.last_report_times()
         overdue_s = time.monotonic() + drain_s + ACK_WAIT_S
         if not await self._running.wait_while(lambda: self._running.of_adapter(doc.tenant, doc.name), drain_s):
             if not self._is_still_deleted(doc):
@@ -52,26 +52,26 @@ class Draining:
         adapter = adapter_id(doc.tenant, doc.name)
         if not await _ends(lambda: self._others.any_runs(adapter, since), overdue_s):
             return False
-        if not await self._is_let_go(self._gone(doc), since):
+        if not await self._is_unloaded(self._gone(doc), since):
             return False
         return not self._running.of_adapter(doc.tenant, doc.name)
 
-    def goes_on_for(self, tenant: str, adapters: Iterable[AdapterDoc]) -> bool:
-        """As `goes_on`, for a deleted tenant. adapters: all that it owned."""
-        return self._running.has_any_of(tenant) or any(self.goes_on(doc) for doc in adapters)
+    def is_tenant_in_use(self, tenant: str, adapters: Iterable[AdapterDoc]) -> bool:
+        """As `is_in_use`, for a deleted tenant. adapters: all that it owned."""
+        return self._running.has_any_of(tenant) or any(self.is_in_use(doc) for doc in adapters)
 
     async def finish_tenant(self, tenant: str, adapters: Collection[AdapterDoc]) -> bool:
         """As `finish`, for a deleted tenant, whose requests are being aborted. adapters: all that it owned."""
-        since = await self._others.last_said()
+        since = await self._others.last_report_times()
         deadline_s = time.monotonic() + ACK_WAIT_S
         if not await self._running.wait_while(lambda: self._running.has_any_of(tenant), ACK_WAIT_S):
             return False
         if not await _ends(lambda: self._others.any_serves(tenant, since), deadline_s):
             return False
         gone = {digest for doc in adapters for digest in self._gone(doc)}
-        return await self._is_let_go(gone, since) and not self._running.has_any_of(tenant)
+        return await self._is_unloaded(gone, since) and not self._running.has_any_of(tenant)
 
-    async def _is_let_go(self, digests: set[str], since: Mapping[str, float]) -> bool:
+    async def _is_unloaded(self, digests: set[str], since: Mapping[str, float]) -> bool:
         """Whether no engine has these contents any more, within `ACK_WAIT_S`."""
         deadline_s = time.monotonic() + ACK_WAIT_S
         if not await self._residency.wait_unloaded(digests, ACK_WAIT_S):
@@ -88,12 +88,12 @@ class Draining:
         return {version.digest for version in versions_of(doc) if not self._residency.is_wanted(version.digest)}
 
 
-async def _ends(goes_on: Callable[[], Awaitable[bool]], deadline_s: float) -> bool:
-    """Whether `goes_on`, which checks other servers, turns false by `deadline_s` (monotonic time)."""
-    while await goes_on():
+async def _ends(is_in_use: Callable[[], Awaitable[bool]], deadline_s: float) -> bool:
+    """Whether `is_in_use`, which checks other servers, turns false by `deadline_s` (monotonic time)."""
+    while await is_in_use():
         if time.monotonic() >= deadline_s:
             return False
-        await asyncio.sleep(ASK_OTHERS_EVERY_S)
+        await asyncio.sleep(POLL_OTHERS_EVERY_S)
     return True
 
 

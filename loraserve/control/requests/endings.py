@@ -53,7 +53,7 @@ def ended(admitted: Admitted, outcome: Outcome, now: float, duration_ms: float, 
     )
 
 
-def never_begun(call: AdmitCall, now: float) -> FinishCall:
+def ended_unconfirmed(call: AdmitCall, now: float) -> FinishCall:
     """For a request of which it is unknown whether Redis admitted it."""
     return FinishCall(
         lease=call.lease,
@@ -74,8 +74,8 @@ def _summary(admitted: Admitted, outcome: Outcome, duration_ms: float) -> Reques
         adapter=None if adapter is None else adapter.name,
         adapter_tenant=None if adapter is None else adapter.tenant,
         version=None if adapter is None else adapter.version,
-        route=admitted.running.asked.route,
-        stream=admitted.running.asked.stream,
+        route=admitted.running.route_info.route,
+        stream=admitted.running.route_info.stream,
         received_at=admitted.running.received_at,
         duration_ms=duration_ms,
         finish_reason=outcome.finish_reason,

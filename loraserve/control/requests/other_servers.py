@@ -20,7 +20,7 @@ class OtherServers:
         self._process = process
         self._decoder = msgspec.json.Decoder(ProcessSnapshot)
 
-    async def last_said(self) -> Mapping[str, float]:
+    async def last_report_times(self) -> Mapping[str, float]:
         """When each server last reported, by its own clock."""
         try:
             snapshots = await self._live.snapshots.all(SnapshotKind.PROCESS)
@@ -29,9 +29,9 @@ class OtherServers:
         return {snapshot.owner: snapshot.at for snapshot in snapshots}
 
     async def any_runs(self, adapter: str, since: Mapping[str, float]) -> bool:
-        """Whether another server may have a request for an adapter: it says so, or has not reported since `last_said`.
+        """Whether another server may have a request for an adapter: it reports one, or has not reported again.
 
-        adapter: its document's id.
+        adapter: its document's id. since: from `last_report_times`.
         """
         return await self._any(lambda process: adapter in process.adapters, since)
 
@@ -44,13 +44,13 @@ class OtherServers:
         wanted = {short_digest(digest) for digest in digests}
         return bool(wanted) and await self._any(lambda process: not wanted.isdisjoint(process.digests), since)
 
-    async def _any(self, says: Callable[[ProcessSnapshot], bool], since: Mapping[str, float]) -> bool:
+    async def _any(self, reports: Callable[[ProcessSnapshot], bool], since: Mapping[str, float]) -> bool:
         try:
             snapshots = await self._live.snapshots.all(SnapshotKind.PROCESS)
         except LiveUnavailableError:
             return True
         return any(
-            snapshot.at == since.get(snapshot.owner) or says(self._decoder.decode(snapshot.body))
+            snapshot.at == since.get(snapshot.owner) or reports(self._decoder.decode(snapshot.body))
             for snapshot in snapshots
             if snapshot.owner != self._process
         )

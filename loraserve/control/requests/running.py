@@ -24,7 +24,7 @@ class Route(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RouteInfo:
     """How a request arrived."""
 
     route: Route = Route.COMPLETIONS
@@ -58,7 +58,7 @@ class RunningRequest:
     num_sequences: int
     started: bool = False
     """Whether it has its first token; until then it counts as queued."""
-    asked: Asked = Asked()
+    route_info: RouteInfo = RouteInfo()
     progress: Callable[[], Progress] = Progress
     ended_with: ServingError | None = None
     """Why it was ended from outside."""
@@ -92,7 +92,7 @@ class RunningRequest:
         for callback in callbacks:
             callback(error)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """It has ended. Drops references to its owner: as the owner refers to it, they would form a cycle."""
         self.progress = Progress
         self._on_abort.clear()
@@ -125,7 +125,7 @@ class RunningRequests:
         """Does nothing if it is gone."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            request.let_go()
+            request.release()
         self._note_ended()
 
     @contextlib.contextmanager
@@ -168,15 +168,15 @@ class RunningRequests:
     def of_adapter(self, tenant: str, name: str) -> list[RunningRequest]:
         return [request for request in self._requests.values() if _is_of(request.target.adapter, tenant, name)]
 
-    async def wait_while(self, goes_on: Callable[[], object], timeout_s: float) -> bool:
-        """Whether `goes_on`, which running requests keep true, turns false in time. Called again whenever one ends."""
+    async def wait_while(self, condition: Callable[[], object], timeout_s: float) -> bool:
+        """Whether `condition`, which running requests keep true, turns false in time. Called again when one ends."""
         try:
             async with asyncio.timeout(timeout_s):
-                while goes_on():
+                while condition():
                     self._ended = self._ended or asyncio.Event()
                     await self._ended.wait()
         except TimeoutError:
-            return not goes_on()
+            return not condition()
         return True
 
     def _note_ended(self) -> None:

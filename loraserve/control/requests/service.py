@@ -95,7 +95,7 @@ class RequestService:
         try:
             for process, records in (await self._snapshots.requests()).items():
                 if any(running.id == request_id for running in records):
-                    await self._live.aborts.ask(process, request_id)
+                    await self._live.aborts.request(process, request_id)
         except LiveUnavailableError as error:
             raise live_unavailable() from error
 

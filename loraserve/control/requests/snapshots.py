@@ -72,16 +72,16 @@ class Snapshots:
         """Where a client on this machine reaches the server; published at once if Redis is reachable."""
         self._url = url
         with contextlib.suppress(LiveUnavailableError):
-            await self.tell()
+            await self.publish()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             with contextlib.suppress(LiveUnavailableError):
-                await self.tell()
+                await self.publish()
             await asyncio.sleep(EVERY_S)
 
-    async def tell(self) -> None:
+    async def publish(self) -> None:
         """Publish; also end requests here that others asked to end. Raises `LiveUnavailableError`."""
         runtime = self._runtime
         if runtime is None:

@@ -141,12 +141,12 @@ class Authenticator:
 
     async def confirm(self, principal: Principal) -> Principal:
         """`newest`, after querying Redis; while Redis is gone, its last answers count."""
-        await self._catalog.try_ask(_decided_by(principal))
+        await self._catalog.try_query_revs(_decided_by(principal))
         return self.newest(principal)
 
-    async def confirm_told(self, principal: Principal) -> Principal:
+    async def confirm_if_behind(self, principal: Principal) -> Principal:
         """As `confirm`, for work that is admitted later: queries Redis only about documents it has reported newer."""
-        await self._catalog.try_ask([ref for ref in _decided_by(principal) if self._catalog.is_behind(ref)])
+        await self._catalog.try_query_revs([ref for ref in _decided_by(principal) if self._catalog.is_behind(ref)])
         return self.newest(principal)
 
     async def reread(self, principal: Principal) -> None:
@@ -154,7 +154,7 @@ class Authenticator:
         refs = _decided_by(principal)
         for ref in refs:
             await self._catalog.reread(*ref)
-        await self._catalog.try_ask(refs)
+        await self._catalog.try_query_revs(refs)
 
     async def _of_text(self, text: str) -> Principal:
         key_id = try_parse_id(text)

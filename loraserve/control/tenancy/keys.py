@@ -62,7 +62,7 @@ class KeyService:
             raise key_not_found(key_id)
         return document
 
-    async def lent(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
+    async def read_delegable(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
         """A key whose rights the principal may pass on: as `read`, and only if they are no wider than its own."""
         document = await self.read(principal, key_id)
         _check_no_wider(principal, document.doc)

@@ -10,9 +10,9 @@ from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode
 
-SAME_AGAIN_S = 60.0
+DEDUPLICATE_S = 60.0
 """The same refusal of the same actor is recorded once in this time."""
-MAX_AN_HOUR = 120
+MAX_PER_HOUR = 120
 """For all strangers together, and for each tenant: about 3,000 a day, of the trail's 100,000 entries."""
 HOUR_S = 3600.0
 MAX_REMEMBERED = 4096
@@ -61,11 +61,11 @@ class Refusals:
 
     def _is_due(self, refusal: Refusal, of: str) -> bool:
         now = self._steady()
-        latest = self._noted_of.setdefault(of, deque(maxlen=MAX_AN_HOUR))
+        latest = self._noted_of.setdefault(of, deque(maxlen=MAX_PER_HOUR))
         noted_at = self._noted.get(refusal)
-        if len(latest) == MAX_AN_HOUR and now - latest[0] < HOUR_S:
+        if len(latest) == MAX_PER_HOUR and now - latest[0] < HOUR_S:
             return False
-        if noted_at is not None and now - noted_at < SAME_AGAIN_S:
+        if noted_at is not None and now - noted_at < DEDUPLICATE_S:
             return False
         latest.append(now)
         self._noted[refusal] = now

@@ -205,7 +205,7 @@ class UploadService:
         offset = start
         async for piece in _pieces(body, session.chunk_bytes):
             offset = await self._append(upload_id, file, offset, piece)
-            await self._judge_what_is_here(upload_id)
+            await self._judge_received(upload_id)
         return offset
 
     async def commit(self, principal: Principal, request_id: str, upload_id: str) -> UploadSession:
@@ -357,9 +357,9 @@ class UploadService:
             async for block in source.read(file.name):
                 offset = await self._append(upload_id, file.name, offset, block)
                 if offset < file.size_bytes:
-                    await self._judge_what_is_here(upload_id)
+                    await self._judge_received(upload_id)
 
-    async def _judge_what_is_here(self, upload_id: str) -> None:
+    async def _judge_received(self, upload_id: str) -> None:
         """Refused content ends its session."""
         try:
             await self._judge.judge(upload_id)

@@ -15,7 +15,7 @@ from loraserve.control.usage.metrics import Metric, ttft_bucket
 from loraserve.control.usage.shipping import NO_KEY, UsageShipping, adapter_of_counter
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
-from loraserve.live.usage import DAY_S, DAYS_KEPT_S, HOURS_KEPT_S, UsageSum, day_goes_at, hour_goes_at
+from loraserve.live.usage import DAY_S, DAYS_KEPT_S, HOURS_KEPT_S, UsageSum, day_expires_at, hour_expires_at
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.telemetry.latency_histogram import percentile_ms
 from loraserve.store.records import SHARED_TENANT
@@ -118,7 +118,7 @@ class UsageReports:
         by_hour = question.interval is Interval.HOUR or (
             question.interval is Interval.TOTAL
             and question.end - question.start <= HOURS_KEPT_S
-            and hour_goes_at(question.start) > time.time()
+            and hour_expires_at(question.start) > time.time()
         )
         read = self._live.usage.hours if by_hour else self._live.usage.days
         try:
@@ -184,7 +184,7 @@ def _check_span(question: UsageQuestion) -> None:
         raise invalid_value("to", "is not after 'from'.")
     by_hour, now = question.interval is Interval.HOUR, time.time()
     kept = f"hourly usage is kept for {HOURS_KEPT_S // DAY_S} days, daily usage for {DAYS_KEPT_S // DAY_S}."
-    if (hour_goes_at if by_hour else day_goes_at)(question.start) <= now:
+    if (hour_expires_at if by_hour else day_expires_at)(question.start) <= now:
         raise invalid_value("from", f"is {(now - question.start) / DAY_S:.1f} days ago; {kept}")
     if span_s > (HOURS_KEPT_S if by_hour else DAYS_KEPT_S):
         raise invalid_value("to", f"is {span_s / DAY_S:.1f} days after 'from'; {kept}")

@@ -61,14 +61,14 @@ class UsageTraffic:
         return await self._now.get(principal.acting_tenant)
 
     async def _of_tenant(self, tenant: str) -> dict[AdapterKey, AdapterTraffic]:
-        return _told(await self._sums(tenant))
+        return _as_traffic(await self._sums(tenant))
 
     async def _of_all(self, _key: None) -> dict[AdapterKey, AdapterTraffic]:
         merged: dict[AdapterKey, _Sums] = {}
         for document in self._catalog.known_tenants():
             if was_there_since(document.doc, time.time() - HOURS * HOUR_S):
                 _merge(merged, await self._sums(document.id))
-        return _told({key: sums for key, sums in merged.items() if key[0] == SHARED_TENANT})
+        return _as_traffic({key: sums for key, sums in merged.items() if key[0] == SHARED_TENANT})
 
     async def _sums(self, tenant: str) -> dict[AdapterKey, _Sums]:
         this_hour = int(time.time() // HOUR_S) * HOUR_S
@@ -107,5 +107,5 @@ def _merge(into: dict[AdapterKey, _Sums], more: dict[AdapterKey, _Sums]) -> None
         of.last_at = max(of.last_at, sums.last_at)
 
 
-def _told(sums: dict[AdapterKey, _Sums]) -> dict[AdapterKey, AdapterTraffic]:
+def _as_traffic(sums: dict[AdapterKey, _Sums]) -> dict[AdapterKey, AdapterTraffic]:
     return {key: AdapterTraffic(of.num_requests, percentile_ms(of.ttft, 0.95), of.last_at) for key, of in sums.items()}

@@ -194,10 +194,10 @@ class AdapterMemory:
             size = found.size_bytes // self._element_bytes
             start = self._arena.try_allocate(size)
             if start is not None:
-                self._bring(self._transit, digest, found, start)
+                self._start_load(self._transit, digest, found, start)
             else:
-                to_come = wanted - self._arena.residents.keys()
-                self._transit.stage(digest, found, self._reader(digest, found), to_come)
+                upcoming = wanted - self._arena.residents.keys()
+                self._transit.stage(digest, found, self._reader(digest, found), upcoming)
 
     def settle_uploads(self) -> None:
         """Make adapters that have arrived evictable, because the requests that they were loaded for may be gone.
@@ -269,7 +269,7 @@ class AdapterMemory:
         self.num_in_use -= 1
         if self._transit is not None:
             self._transit.note_released(digest)
-        if not self._is_on_its_way(digest):
+        if not self._is_in_transit(digest):
             self._arena.evictable[digest] = None
 
     def check_invariants(self, references: dict[str, int]) -> None:
@@ -285,7 +285,7 @@ class AdapterMemory:
                 "an arriving adapter has no extent"
             )
         evictable = {
-            digest for digest in self._arena.residents if digest not in held and not self._is_on_its_way(digest)
+            digest for digest in self._arena.residents if digest not in held and not self._is_in_transit(digest)
         }
         assert set(self._arena.evictable) == evictable, "an evictable adapter is referenced or on its way"
         self._arena.check_invariants()
@@ -296,7 +296,7 @@ class AdapterMemory:
         if self._transit is not None:
             found = self._find(self._transit, digest)
             start = self._try_make_room(found.size_bytes // self._element_bytes)
-            return None if start is None else self._bring(self._transit, digest, found, start)
+            return None if start is None else self._start_load(self._transit, digest, found, start)
         packed = self._files.read_verified(digest, self._files[digest].path)
         start = self._try_make_room(packed.size_bytes // self._element_bytes)
         if start is None:
@@ -315,7 +315,7 @@ class AdapterMemory:
         file = AdapterFile(self._files[digest].path, found.size_bytes)
         return lambda: self._files.payload(digest, file)
 
-    def _bring(self, transit: AdapterTransit, digest: str, found: FoundAdapter, start: int) -> Resident:
+    def _start_load(self, transit: AdapterTransit, digest: str, found: FoundAdapter, start: int) -> Resident:
         """start: of an extent of the adapter's size."""
         resident = self._enter(digest, found.table, found.size_bytes, start)
         destination = self._arena.extent(resident).view(torch.uint8)
@@ -339,7 +339,7 @@ class AdapterMemory:
             self._finish(table, self._arena.extent(resident))
             del self._unfinished[digest]
 
-    def _is_on_its_way(self, digest: str) -> bool:
+    def _is_in_transit(self, digest: str) -> bool:
         return self._transit is not None and digest in self._transit
 
     def _is_loading(self, digest: str) -> bool:
@@ -383,7 +383,7 @@ class AdapterMemory:
 
     def _compact(self, size: int) -> None:
         if self._transit is not None:
-            self._transit.hold_still()
+            self._transit.wait_for_all()
         self._arena.compact(size)
         if self._transit is not None:
             self._transit.follow_steps()

@@ -102,9 +102,9 @@ class AdapterTransit:
         if staged is not None:
             staged.filling = self._uploader.fill(staged.payload, read)
 
-    def stage(self, digest: str, found: FoundAdapter, read: Read, to_come: Set[str] = frozenset()) -> None:
-        """As `prefill`, but may replace the tier's least recently used adapters, except those in `to_come`."""
-        staged = None if found.staged is not None else self._try_stage(digest, found, to_come)
+    def stage(self, digest: str, found: FoundAdapter, read: Read, upcoming: Set[str] = frozenset()) -> None:
+        """As `prefill`, but may replace the tier's least recently used adapters, except those in `upcoming`."""
+        staged = None if found.staged is not None else self._try_stage(digest, found, upcoming)
         if staged is not None:
             staged.filling = self._uploader.fill(staged.payload, read)
 
@@ -183,7 +183,7 @@ class AdapterTransit:
             arrival.last.synchronize()
             return
 
-    def hold_still(self) -> None:
+    def wait_for_all(self) -> None:
         """Work queued on the main stream from now on finds all of them there. Waits for the thread."""
         for digest, loading in list(self._loading.items()):
             wait([loading.queued])
@@ -213,10 +213,10 @@ class AdapterTransit:
         if self._tier is not None:
             self._tier.check_invariants()
 
-    def _try_stage(self, digest: str, found: FoundAdapter, to_come: Set[str] = frozenset()) -> StagedAdapter | None:
+    def _try_stage(self, digest: str, found: FoundAdapter, upcoming: Set[str] = frozenset()) -> StagedAdapter | None:
         if self._tier is None or found.file is None:
             return None
-        busy = to_come | self._loading.keys()
+        busy = upcoming | self._loading.keys()
         return self._tier.try_stage(digest, found.table, found.size_bytes, found.file, busy)
 
     def _finish(self, digest: str) -> None:

@@ -11,7 +11,7 @@ from loraserve.engine.device.accelerator import Accelerator, upload_ids
 from loraserve.engine.request import TokenLogprob
 from loraserve.engine.sampling.row import SamplingRow
 
-ROWS_AT_A_TIME = 32
+ROWS_PER_CHUNK = 32
 LOGPROBS_BYTES = 28
 """Most memory per logit of these rows: two float32 copies, and a sort key with what it is computed from."""
 _LOW_BITS = (1 << 32) - 1
@@ -49,10 +49,10 @@ def queue_logprobs(
     The results are those of `Sampler.sample` except for float32 rounding: each from its row alone, the best by
     descending logit, then by id.
     """
-    asked = [(row, params.logprobs) for row, params in enumerate(each.params for each in rows)]
-    wanted = [(row, min(num_top, vocab_size)) for row, num_top in asked if num_top is not None]
+    requested = [(row, params.logprobs) for row, params in enumerate(each.params for each in rows)]
+    wanted = [(row, min(num_top, vocab_size)) for row, num_top in requested if num_top is not None]
     num_best = max(num_top for _, num_top in wanted)
-    columns, chunks = logits[:, :vocab_size], scored_rows.split(ROWS_AT_A_TIME)
+    columns, chunks = logits[:, :vocab_size], scored_rows.split(ROWS_PER_CHUNK)
     scores = torch.cat(
         [_score(columns.index_select(0, ids).float(), token_ids.index_select(0, ids), num_best) for ids in chunks]
     )
@@ -67,7 +67,7 @@ def prompt_logprobs(
     """See `Sampler.prompt_logprobs`; the same except for float32 rounding. Waits for the results."""
     targets = upload_ids(target_token_ids, logits.device)
     num_best = min(num_top, vocab_size)
-    chunks = zip(logits[:, :vocab_size].split(ROWS_AT_A_TIME), targets.split(ROWS_AT_A_TIME), strict=True)
+    chunks = zip(logits[:, :vocab_size].split(ROWS_PER_CHUNK), targets.split(ROWS_PER_CHUNK), strict=True)
     scores = torch.cat([_score(raw.float(), token_ids, num_best) for raw, token_ids in chunks])
     return [
         _read(numbers, token_id, num_best) for numbers, token_id in zip(scores.tolist(), target_token_ids, strict=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from loraserve_kernels.argmax import BestTokens
 from loraserve_kernels.draw import Draw
 from loraserve_kernels.host_sampling import SamplesOnHost
-from loraserve_kernels.score import Ask
+from loraserve_kernels.score import ScoreQuery
 from torch import Tensor
 
 from loraserve.engine.request import TokenLogprob
@@ -27,7 +27,7 @@ class Sampled:
     """False: the row has NaN, +inf or nothing but -inf, or allows no token that exists; its token is undefined."""
 
     @classmethod
-    def of_best(cls, best: BestTokens) -> "Sampled":
+    def from_best(cls, best: BestTokens) -> "Sampled":
         """For rows that take these tokens and request nothing else."""
         token_ids, is_finite = best
         return cls(token_ids, [None] * len(token_ids), is_finite)
@@ -99,7 +99,7 @@ class Sampler:
             return Sampled.collect(self._device.queue(logits, rows))
         best_ids, are_finite = best or self._host.argmax(logits, self.vocab_size)
         if self._are_unedited(rows, best_ids):
-            token_ids = self._draw_beside(best_ids, logits, rows, drawn)
+            token_ids = self._draw_unedited(best_ids, logits, rows, drawn)
         else:
             token_ids, are_finite = self._draw_edited(logits, rows, best_ids, are_finite)
         return Sampled(token_ids, self._logprobs(logits, token_ids, are_finite, rows), are_finite)
@@ -122,7 +122,7 @@ class Sampler:
             return False
         return not any(row.has_bans(best_id) for row, best_id in zip(rows, best_ids, strict=True))
 
-    def _draw_beside(
+    def _draw_unedited(
         self, best_ids: list[int], logits: Tensor, rows: Sequence[SamplingRow], drawn: list[int] | None
     ) -> list[int]:
         """Each row's token: its best one if it takes that, else a drawn one."""
@@ -161,9 +161,9 @@ class Sampler:
             return []
         if self._device is not None:
             return self._device.prompt_logprobs(logits, target_token_ids, num_top)
-        asks = [Ask(index, token_id, num_top) for index, token_id in enumerate(target_token_ids)]
-        scores = self._host.score(logits, self.vocab_size, asks)
-        return [TokenLogprob(ask.token_id, *score) for ask, score in zip(asks, scores, strict=True)]
+        queries = [ScoreQuery(index, token_id, num_top) for index, token_id in enumerate(target_token_ids)]
+        scores = self._host.score(logits, self.vocab_size, queries)
+        return [TokenLogprob(query.token_id, *score) for query, score in zip(queries, scores, strict=True)]
 
     def _check(self, logits: Tensor, num_rows: int) -> None:
         expected = (num_rows, self.logits_size)
@@ -173,12 +173,12 @@ class Sampler:
         self, logits: Tensor, token_ids: list[int], is_finite: list[bool], rows: Sequence[SamplingRow]
     ) -> list[TokenLogprob | None]:
         outcomes: list[TokenLogprob | None] = [None] * len(rows)
-        asks = [
-            Ask(index, token_ids[index], row.params.logprobs)
+        queries = [
+            ScoreQuery(index, token_ids[index], row.params.logprobs)
             for index, row in enumerate(rows)
             if row.params.logprobs is not None and is_finite[index]
         ]
-        if asks:
-            for ask, score in zip(asks, self._host.score(logits, self.vocab_size, asks), strict=True):
-                outcomes[ask.row] = TokenLogprob(ask.token_id, *score)
+        if queries:
+            for query, score in zip(queries, self._host.score(logits, self.vocab_size, queries), strict=True):
+                outcomes[query.row] = TokenLogprob(query.token_id, *score)
         return outcomes

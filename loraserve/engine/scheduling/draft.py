@@ -29,9 +29,9 @@ class Draft:
         """predicted_token_ids: the request's approximate prediction of the output."""
         self._max_length = max_length
         self._prediction = Prediction(predicted_token_ids, num_prompt_tokens)
-        self._said = np.empty(0, np.int32)
+        self._history = np.empty(0, np.int32)
         """Prompt and output, with spare capacity."""
-        self._num_said = 0
+        self._num_history = 0
         self._length = min(FIRST_LENGTH, max_length)
         self._last: list[int] = []
         """The last draft that was computed and has not been judged yet."""
@@ -77,21 +77,21 @@ class Draft:
         return num_misses > 0 and num_tokens < self._drafted_at + min(1 << num_misses, MAX_WAIT)
 
     def _look_up(self, token_ids: Seq[int], length: int) -> list[int]:
-        said = self._catch_up(token_ids)[-MAX_LOOKUP:]
-        start = find_continuation(said, said[-MAX_MATCH:], len(said))
+        history = self._catch_up(token_ids)[-MAX_LOOKUP:]
+        start = find_continuation(history, history[-MAX_MATCH:], len(history))
         if start is None:
             return []
         # If the continuation reaches the end of the text, assume that the text keeps repeating it.
-        return said[start + np.arange(length) % (len(said) - start)].tolist()
+        return history[start + np.arange(length) % (len(history) - start)].tolist()
 
     def _catch_up(self, token_ids: Seq[int]) -> np.ndarray:
-        if len(token_ids) > len(self._said):
-            said = np.empty(max(256, 2 * len(token_ids)), np.int32)
-            said[: self._num_said] = self._said[: self._num_said]
-            self._said = said
-        self._said[self._num_said : len(token_ids)] = token_ids[self._num_said :]
-        self._num_said = len(token_ids)
-        return self._said[: self._num_said]
+        if len(token_ids) > len(self._history):
+            history = np.empty(max(256, 2 * len(token_ids)), np.int32)
+            history[: self._num_history] = self._history[: self._num_history]
+            self._history = history
+        self._history[self._num_history : len(token_ids)] = token_ids[self._num_history :]
+        self._num_history = len(token_ids)
+        return self._history[: self._num_history]
 
 
 class Prediction:

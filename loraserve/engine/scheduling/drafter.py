@@ -56,7 +56,7 @@ class Drafter:
         num_rows = sum(item.num_rows for item in scheduled)
         num_free = self._free_rows.num_rows
         is_small = 0 < num_rows < min(TRUSTED_ROWS * num_free, self._max_num_rows)
-        if not is_small or not all(map(_goes_on, scheduled)):
+        if not is_small or not all(map(_is_decoding, scheduled)):
             return
         is_of_one = len({item.sequence.request.tenant for item in scheduled}) == 1
         free = float(num_free - num_rows)
@@ -96,6 +96,6 @@ class Drafter:
         return len(draft)
 
 
-def _goes_on(item: ScheduledSequence) -> bool:
+def _is_decoding(item: ScheduledSequence) -> bool:
     """Whether the step chooses a token for it that is not its first one."""
     return item.num_sampled_rows == 1 and item.sequence.state.is_forked

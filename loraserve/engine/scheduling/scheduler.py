@@ -136,7 +136,7 @@ class Scheduler:
             self.finish(parent)
         return [sequence for sequence in state.sequences if sequence.status is Status.RUNNING]
 
-    def give_up_choice(self, state: RequestState, index: int) -> None:
+    def abandon_choice(self, state: RequestState, index: int) -> None:
         """This choice will not be forked; its seat becomes free."""
         state.unfinished.discard(index)
         self._num_closed_steps = 0
@@ -442,5 +442,5 @@ def _num_seats(sequence: Sequence) -> int:
     return 1 if sequence.state.is_forked else len(sequence.state.unfinished)
 
 
-def running_digests(sequences: Seq[Sequence]) -> list[str]:
+def adapter_digests(sequences: Seq[Sequence]) -> list[str]:
     return sorted({s.request.adapter_digest for s in sequences if s.request.adapter_digest is not None})

@@ -70,17 +70,17 @@ def _numbers_of_labels(
 ) -> dict[Sequence, Tensor]:
     """For prompts that request labels. Each head is read once for all of its vectors: the largest take longer than a
     step."""
-    of_head: dict[str, list[tuple[Sequence, LabelActivation, Tensor]]] = defaultdict(list)
+    by_head: dict[str, list[tuple[Sequence, LabelActivation, Tensor]]] = defaultdict(list)
     for sequence, params, vector in vectors:
         digest = sequence.request.adapter_digest
         if params.labels is not None and digest is not None:
-            of_head[digest].append((sequence, params.labels, vector))
+            by_head[digest].append((sequence, params.labels, vector))
     numbers: dict[Sequence, Tensor] = {}
-    for digest, asking in of_head.items():
+    for digest, entries in by_head.items():
         assert heads is not None
-        rows = torch.stack([vector for _, _, vector in asking]) @ heads.head_of(digest).T
+        rows = torch.stack([vector for _, _, vector in entries]) @ heads.head_of(digest).T
         numbers |= {
-            sequence: _ACTIVATIONS[labels](row) for (sequence, labels, _), row in zip(asking, rows, strict=True)
+            sequence: _ACTIVATIONS[labels](row) for (sequence, labels, _), row in zip(entries, rows, strict=True)
         }
     return numbers
 

@@ -67,9 +67,9 @@ class StepQueue:
         before: the last step queued, if it is not collected yet; its tokens must be chosen on a device. Neither step is
         waited for, unless log-probabilities of prompts or vectors are requested.
         """
-        if before is not None and _goes_on(before, plan):
+        if before is not None and _continues(before, plan):
             return self._queue_again_ahead(plan, before)
-        if self._last is not None and _goes_on(self._last, plan):
+        if self._last is not None and _continues(self._last, plan):
             self._last = step = self._queue_again(plan, self._last)
             return step
         step = self._queue(plan, before)
@@ -126,7 +126,7 @@ class StepQueue:
         return StepInFlight(plan.scheduled, sequences, items, sampled, pooled, takes_best)
 
     def _queue_again(self, plan: StepPlan, last: StepInFlight) -> StepInFlight:
-        """`queue` for a plan that `_goes_on` from a step whose tokens are known."""
+        """`queue` for a plan that `_continues` from a step whose tokens are known."""
         # NOTE: a model's weights evict all code and objects from the caches, so what runs between two steps takes about
         # three times as long as it otherwise would. Code that the step has not run yet is expensive, above all numpy's.
         assert not plan.block_copies, _NO_COPIES
@@ -137,7 +137,7 @@ class StepQueue:
         output = self._runner.forward(batch, self._arrivals(plan))
         best = output.best if last.takes_best else None
         if best is not None:
-            sampled = Sampled.of_best(best)
+            sampled = Sampled.from_best(best)
         else:
             rows = rows or self._rows_after(sequences)
             sampled = self._sampler.sample(output.logits, rows, output.best, output.drawn if batch.draws else None)
@@ -150,7 +150,7 @@ class StepQueue:
         return [each.row_to_sample(each.num_computed_tokens + 1, self._eos) for each in sequences]
 
     def _queue_again_ahead(self, plan: StepPlan, before: StepInFlight) -> StepInFlight:
-        """`queue` for a plan that `_goes_on` from a step that is still choosing its tokens."""
+        """`queue` for a plan that `_continues` from a step that is still choosing its tokens."""
         assert isinstance(self._builder, GpuBatchBuilder)
         assert isinstance(before.sampled, QueuedTokens)
         assert not plan.block_copies, _NO_COPIES
@@ -229,7 +229,7 @@ class StepQueue:
             state.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, num_top)
 
 
-def _goes_on(before: StepInFlight, plan: StepPlan) -> bool:
+def _continues(before: StepInFlight, plan: StepPlan) -> bool:
     """Whether the plan has `before`'s sequences in the same order, with one row each in both: for the token that
     `before` chooses.
 

@@ -35,7 +35,7 @@ IDLE_HEARTBEAT_S = 1.0
 class Steppable(Protocol):
     """The part of `loraserve.engine.engine.Engine` that the loop uses."""
 
-    tell_begun: Callable[[list[BegunPrompt]], None]
+    on_prompts_begun: Callable[[list[BegunPrompt]], None]
 
     def add_request(self, request: EngineRequest) -> None: ...
 
@@ -74,7 +74,7 @@ class EngineLoop:
 
     def __init__(self, engine: Steppable, channel: Channel) -> None:
         self._engine = engine
-        engine.tell_begun = lambda prompts: channel.send(PromptsBegun(prompts))
+        engine.on_prompts_begun = lambda prompts: channel.send(PromptsBegun(prompts))
         self._channel = channel
         self._num_unfinished: dict[str, int] = {}
         """Number of choices whose finish_reason was not sent yet, per accepted request."""

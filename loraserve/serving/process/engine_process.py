@@ -20,7 +20,7 @@ from loraserve.engine.cpu_budget import available_cpus
 from loraserve.engine.errors import EngineStartError
 from loraserve.serving.process.engine_loop import EngineLoop
 from loraserve.serving.process.framing import FrameBuffer, encode_frame
-from loraserve.serving.process.garbage_collector import calm_garbage_collector, nothing_collected
+from loraserve.serving.process.garbage_collector import gc_disabled, tune_garbage_collector
 from loraserve.serving.process.messages import (
     EngineFailed,
     FromEngine,
@@ -102,7 +102,7 @@ def serve_model(channel: SocketChannel) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # A name refers to the local cache: looking up an unknown one on the network would take a minute and disclose it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    with nothing_collected():
+    with gc_disabled():
         # torch reads the thread limit when it is imported.
         from loraserve.engine.engine import Engine
 
@@ -112,7 +112,7 @@ def serve_model(channel: SocketChannel) -> int:
         channel.send(StartFailed(str(error)))
         return 1
     channel.send(Ready(engine.describe()))
-    calm_garbage_collector()
+    tune_garbage_collector()
     EngineLoop(engine, channel).run()
     return 0
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def nothing_collected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """For imports: of the 570,000 objects that torch and transformers create, 2 % are garbage; repeated scans for it
     took a quarter of the time. Objects created in the body are never scanned again."""
     gc.disable()
@@ -17,7 +17,7 @@ def nothing_collected() -> Iterator[None]:
         gc.enable()
 
 
-def calm_garbage_collector() -> None:
+def tune_garbage_collector() -> None:
     """Call once all long-lived objects exist: they are never scanned again, and new objects are scanned less often.
 
     A large body, or a step of many sequences, creates thousands of objects. In the API process, decoding a body of

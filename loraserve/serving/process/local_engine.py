@@ -201,13 +201,15 @@ class LocalEngine:
         except TimeoutError:
             await self._kill()
 
-    async def _acknowledged(self, waiting: dict[str, list[asyncio.Future[None]]], digest: str, ask: ToEngine) -> None:
+    async def _acknowledged(
+        self, waiting: dict[str, list[asyncio.Future[None]]], digest: str, message: ToEngine
+    ) -> None:
         """Concurrent callers for the same digest share one message and its answer."""
         self._raise_if_dead()
         answer = asyncio.get_running_loop().create_future()
         waiting.setdefault(digest, []).append(answer)
         if len(waiting[digest]) == 1:
-            self._write(ask)
+            self._write(message)
         await answer
 
     def _write(self, message: ToEngine | EngineConfig) -> None:
@@ -223,7 +225,7 @@ class LocalEngine:
                 self._stats = stats or self._stats
                 self._deliver(outputs)
             case PromptsBegun(prompts):
-                self._tell_begun(prompts)
+                self._notify_begun(prompts)
             case AdapterLoaded(digest):
                 _settle(self._loads, digest, None)
             case AdapterFailed(digest, reason):
@@ -243,7 +245,7 @@ class LocalEngine:
             if (stream := self._streams.get(output.request_id)) is not None:
                 stream.put(output)
 
-    def _tell_begun(self, prompts: list[BegunPrompt]) -> None:
+    def _notify_begun(self, prompts: list[BegunPrompt]) -> None:
         for prompt in prompts:
             if (stream := self._streams.get(prompt.request_id)) is not None:
                 stream.on_begun(prompt)

@@ -47,7 +47,7 @@ class SpanExport:
         for name, log_filter in self._filters:
             logging.getLogger(name).addFilter(log_filter)
         self._provider = TracerProvider(resource=_resource(version), shutdown_on_exit=False)
-        exporter = _TellingExporter(OTLPSpanExporter(endpoint=endpoint), shown_endpoint, reason)
+        exporter = _LoggingExporter(OTLPSpanExporter(endpoint=endpoint), shown_endpoint, reason)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self.tracer: Tracer = self._provider.get_tracer(OUR_NAME, version)
 
@@ -78,7 +78,7 @@ def _resource(version: str) -> Resource:
     return Resource.create(ours.merge(OTELResourceDetector().detect()).attributes)
 
 
-class _TellingExporter(SpanExporter):
+class _LoggingExporter(SpanExporter):
     """Logs once that the collector cannot be reached, and once that it can again."""
 
     def __init__(self, exporter: SpanExporter, shown_endpoint: str, reason: "_Reason") -> None:

@@ -162,15 +162,15 @@ class ChoiceAssembler:
     def _show(self, delta: ChoiceDelta, text: str) -> None:
         self._num_chars += len(text)
         if self._matcher is None:
-            self._say(delta, text)
+            self._feed(delta, text)
         elif self.num_tokens <= self._options.min_tokens:
-            self._say(delta, self._matcher.release(text))
+            self._feed(delta, self._matcher.release(text))
         else:
-            self._say(delta, self._matcher.feed(text))
+            self._feed(delta, self._matcher.feed(text))
             if self._matcher.matched is not None:
                 self._end(delta, FinishReason.STOP, self._matcher.matched)
 
-    def _say(self, delta: ChoiceDelta, text: str) -> None:
+    def _feed(self, delta: ChoiceDelta, text: str) -> None:
         if self._reasoning is None:
             delta.text += text
             return
@@ -186,9 +186,9 @@ class ChoiceAssembler:
         if self.finished:
             return
         if self._matcher is not None:
-            self._say(delta, self._matcher.release())
-        is_told = output.stop_token_id in self._options.stop_token_ids
-        self._end(delta, output.finish_reason, output.stop_token_id if is_told else None)
+            self._feed(delta, self._matcher.release())
+        is_requested = output.stop_token_id in self._options.stop_token_ids
+        self._end(delta, output.finish_reason, output.stop_token_id if is_requested else None)
 
     def _end(self, delta: ChoiceDelta, reason: FinishReason | None, stop_reason: str | int | None) -> None:
         self.finished = True

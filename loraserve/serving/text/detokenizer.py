@@ -40,7 +40,7 @@ class ByteDetokenizer:
         if token_id in self._skipped:
             return ""
         if not self._is_inside:
-            text = self._token_text.whole_text_of(token_id)
+            text = self._token_text.try_text_of(token_id)
             if text is not None:
                 return text
         text = self._decoder.decode(self._token_text.bytes_of(token_id))

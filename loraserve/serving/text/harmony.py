@@ -72,7 +72,7 @@ class HarmonyReader:
         "_num_reasoning_tokens",
         "_position",
         "_reasoning",
-        "_said",
+        "_seen_kinds",
         "_start",
         "_state",
         "_text",
@@ -95,7 +95,7 @@ class HarmonyReader:
         """Starts of the tokens of the current message."""
         self._num_reasoning_tokens = 0
         """In earlier messages."""
-        self._said: set[_Kind] = set()
+        self._seen_kinds: set[_Kind] = set()
         self._is_new = False
         """Whether the message has no text yet."""
         self._has_arguments = False
@@ -135,7 +135,7 @@ class HarmonyReader:
         if self._marks and self._state is _State.BODY and self._marks[0][1] in _ENDS:
             self._end_message()
         elif self._state is _State.BEFORE:
-            self._say_header()
+            self._flush_header()
         return self._taken()
 
     def taken_calls(self) -> list[CallPart]:
@@ -154,19 +154,19 @@ class HarmonyReader:
         if not text:
             return
         if self._state is _State.BODY:
-            self._say(text)
+            self._append_text(text)
             return
         self._header += text
         is_header = self._state is _State.HEADER or _may_be_recipient(self._header)
         if len(self._header) > _MAX_HEADER or not is_header:
-            self._say_header()
+            self._flush_header()
 
-    def _say_header(self) -> None:
+    def _flush_header(self) -> None:
         """It was not a header: treats it as content."""
         held = self._header
         self._begin(_Kind.CONTENT)
         if held:
-            self._say(held)
+            self._append_text(held)
 
     def _read_mark(self, mark: str) -> None:
         is_in_body = self._state is _State.BODY
@@ -201,16 +201,16 @@ class HarmonyReader:
         self._state, self._kind, self._header = _State.BODY, kind, ""
         self._is_new, self._has_arguments = True, False
 
-    def _say(self, text: str) -> None:
+    def _append_text(self, text: str) -> None:
         if self._kind is _Kind.CALL:
             self._calls.append(CallArguments(text))
             self._has_arguments = True
         elif self._kind is not _Kind.OTHERS:
-            said = self._reasoning if self._kind is _Kind.REASONING else self._content
-            if self._is_new and self._kind in self._said:
-                said.append("\n")
-            said.append(text)
-            self._said.add(self._kind)
+            parts = self._reasoning if self._kind is _Kind.REASONING else self._content
+            if self._is_new and self._kind in self._seen_kinds:
+                parts.append("\n")
+            parts.append(text)
+            self._seen_kinds.add(self._kind)
             self._is_new = False
 
     def _end_message(self) -> None:

@@ -43,7 +43,7 @@ class ReasoningStart:
     marks: ReasoningMarks
     has_begun: bool
     """Whether the answer begins in the middle of its reasoning."""
-    held_behind: GrammarReasoning | None = None
+    grammar_reasoning: GrammarReasoning | None = None
     """Set if a grammar constrains the content: then only the tokens that the grammar recognizes count as marks.
     Otherwise any text that equals a mark does."""
 
@@ -82,7 +82,7 @@ class ReasoningSplitter:
         self._was_found = start.has_begun
         self._was_shown = False
         """Whether text of the current part was emitted."""
-        self._may_close = start.held_behind is None
+        self._may_close = start.grammar_reasoning is None
         self._blank: list[str] = []
         """White space that counts only if more of the same part follows; models may write unlimited amounts of it."""
         self._held = ""
@@ -94,11 +94,11 @@ class ReasoningSplitter:
 
     def take_token(self, token_id: int, start: int) -> None:
         """See `AnswerReader`."""
-        held_behind = self._start.held_behind
-        if held_behind is not None:
-            if not self._token_starts and held_behind.opening_id not in (None, token_id):
+        grammar_reasoning = self._start.grammar_reasoning
+        if grammar_reasoning is not None:
+            if not self._token_starts and grammar_reasoning.opening_id not in (None, token_id):
                 self._state = _State.CONTENT
-            self._may_close = self._may_close or token_id == held_behind.closing_id
+            self._may_close = self._may_close or token_id == grammar_reasoning.closing_id
         if self._state is not _State.CONTENT:
             self._token_starts.append(start)
 

@@ -37,7 +37,7 @@ class TokenText:
         self._tokenizer = tokenizer
         self._rule = token_to_bytes_rule(tokenizer_json)
         self._cache: dict[int, bytes] = {}
-        self._whole: dict[int, str | None] = {}
+        self._texts: dict[int, str | None] = {}
         self.special_ids = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
@@ -54,12 +54,12 @@ class TokenText:
             known = self._cache[token_id] = self._read(token_id)
         return known
 
-    def whole_text_of(self, token_id: int) -> str | None:
+    def try_text_of(self, token_id: int) -> str | None:
         """`bytes_of`, decoded by itself; None if it begins or ends inside a character."""
         try:
-            return self._whole[token_id]
+            return self._texts[token_id]
         except KeyError:
-            text = self._whole[token_id] = _try_decode(self.bytes_of(token_id))
+            text = self._texts[token_id] = _try_decode(self.bytes_of(token_id))
             return text
 
     def text_of(self, token_id: int) -> str:

@@ -39,7 +39,7 @@ def read_beginning(text: str) -> tuple[str, int] | None:
     return found["name"], found.start("arguments")
 
 
-def read_whole(text: str) -> tuple[str, str] | None:
+def read_complete(text: str) -> tuple[str, str] | None:
     """Name and arguments of a complete object, with its members in any order; None = not a call."""
     try:
         call = CALL.decode(text)

@@ -5,7 +5,7 @@ from enum import Enum, auto
 from loraserve.serving.text.conversation import FUNCTION_NAME
 from loraserve.serving.text.found import CallArguments, CallBegun, Found, content_joined
 from loraserve.serving.text.stop_strings import overlap
-from loraserve.serving.tool_calls.call_object import MAX_BEGINNING, read_beginning, read_whole
+from loraserve.serving.tool_calls.call_object import MAX_BEGINNING, read_beginning, read_complete
 from loraserve.serving.tool_calls.formats import CallSyntax
 from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
 
@@ -75,7 +75,7 @@ class ToolCallParser:
         """The rest, after the last text."""
         match self._state:
             case _State.BROKEN:
-                self._argue(self._text)
+                self._add_arguments(self._text)
             case _State.CLOSING if self._syntax.closing.startswith(self._text.strip()):
                 self._end_call()
             case _State.LIST | _State.REST if not "".join(self._held).strip(SEPARATORS):
@@ -190,13 +190,13 @@ class ToolCallParser:
 
     def _end_object(self) -> None:
         """Ends an object that was not recognized as a call by its beginning."""
-        whole = read_whole(self._object())
-        if whole is None:
+        found = read_complete(self._object())
+        if found is None:
             self._release()
             return
-        name, arguments = whole
+        name, arguments = found
         self._begin_call(name)
-        self._argue(arguments)
+        self._add_arguments(arguments)
         self._end_call_object()
 
     def _begin_call(self, name: str) -> None:
@@ -207,12 +207,12 @@ class ToolCallParser:
         self._extent = JsonExtent()
         self._state = _State.ARGUMENTS
 
-    def _argue(self, arguments: str) -> None:
+    def _add_arguments(self, arguments: str) -> None:
         if arguments:
             self._found.append(CallArguments(arguments))
 
     def _read_arguments(self) -> bool:
-        self._argue(self._cut(self._extent.feed(self._text)))
+        self._add_arguments(self._cut(self._extent.feed(self._text)))
         match self._extent.state:
             case Extent.OPEN:
                 return False
@@ -231,9 +231,9 @@ class ToolCallParser:
         starts = [start for mark in marks if (start := self._text.find(mark)) >= 0]
         if not starts:
             num_held = max((overlap(self._text, mark) for mark in marks), default=0)
-            self._argue(self._cut(len(self._text) - num_held))
+            self._add_arguments(self._cut(len(self._text) - num_held))
             return False
-        self._argue(self._cut(min(starts)))
+        self._add_arguments(self._cut(min(starts)))
         self._is_in_list = False
         self._end_call_object()
         return True

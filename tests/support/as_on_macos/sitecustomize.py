@@ -1,4 +1,4 @@
-"""On PYTHONPATH: our packages are told that this is macOS, and what Python, libc and torch lack there is not there."""
+"""On PYTHONPATH, makes our packages believe that this is macOS, and removes what Python, libc and torch lack there."""
 
 import builtins
 import ctypes
@@ -23,7 +23,7 @@ _sys_on_macos = SysOnMacOs("sys")
 
 
 def import_(name, globals=None, locals=None, fromlist=(), level=0):
-    """Other packages go on as on Linux: they are not what is tested."""
+    """Other packages still see Linux: they are not under test."""
     imported_by = (globals or {}).get("__package__") or ""
     if name == "sys" and imported_by.partition(".")[0] in OURS:
         return _sys_on_macos
@@ -31,7 +31,7 @@ def import_(name, globals=None, locals=None, fromlist=(), level=0):
 
 
 def setrlimit(which, limits):
-    """More address space is taken than any limit that an upload could have."""
+    """As if more address space were in use than any limit that an upload could have."""
     if which == resource.RLIMIT_AS:
         raise ValueError("current limit exceeds maximum limit")
     _setrlimit(which, limits)
@@ -45,7 +45,7 @@ class CDLL(_cdll):
 
 
 class WithoutOneDnn:
-    """Torch as it is built for macOS, as soon as its C part is there."""
+    """Torch as built for macOS, as soon as its C part is loaded."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):

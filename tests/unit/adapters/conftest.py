@@ -1,4 +1,4 @@
-"""Real, tiny, random models and what PEFT saves for them."""
+"""Real, tiny, random models and the adapters that PEFT saves for them."""
 
 import hashlib
 import json
@@ -128,7 +128,7 @@ def randomise(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
-        if name.endswith("trainable_tokens_delta.default"):  # which PEFT starts with the base's rows
+        if name.endswith("trainable_tokens_delta.default"):  # PEFT initializes it with the base's rows
             parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
 
 

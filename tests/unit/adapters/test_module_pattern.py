@@ -54,7 +54,7 @@ def subject(name: str, steps: int = 1_000_000) -> Subject:
 )
 def test_matches_as_re_does(pattern: str, name: str) -> None:
     compiled = ModulePattern(pattern, "target_modules")
-    assert compiled.matches_whole(subject(name)) == bool(re.fullmatch(pattern, name))
+    assert compiled.matches_fully(subject(name)) == bool(re.fullmatch(pattern, name))
     assert compiled.matches_start(subject(name)) == bool(re.match(pattern, name))
 
 
@@ -84,19 +84,19 @@ def test_random_patterns_match_as_re_does(pattern: str, name: str) -> None:
         warnings.simplefilter("ignore")
         expected = re.compile(pattern)
     compiled = ModulePattern(pattern, "target_modules")
-    assert compiled.matches_whole(subject(name)) == bool(expected.fullmatch(name))
+    assert compiled.matches_fully(subject(name)) == bool(expected.fullmatch(name))
     assert compiled.matches_start(subject(name)) == bool(expected.match(name))
 
 
 @pytest.mark.parametrize("pattern", [r"(a+)+b", r"(.*a){20}b", r"(a|a)*b", r"(.*)*(.*)*(.*)*x", r"((a*)*)*b"])
 def test_patterns_that_make_re_hang_take_few_steps(pattern: str) -> None:
-    assert not ModulePattern(pattern, "target_modules").matches_whole(subject("a" * 100, steps=100_000))
+    assert not ModulePattern(pattern, "target_modules").matches_fully(subject("a" * 100, steps=100_000))
 
 
 def test_work_is_bounded_by_the_budget() -> None:
     compiled = ModulePattern(r"((((a|b)*c)*d)*e)*f", "target_modules")
     with pytest.raises(AdapterError, match="too long") as refused:
-        compiled.matches_whole(subject("abcdef" * 16, steps=20))
+        compiled.matches_fully(subject("abcdef" * 16, steps=20))
     assert refused.value.code == "pattern_too_complex"
 
 
@@ -138,4 +138,4 @@ def test_any_text_is_matched_as_re_does_or_refused(pattern: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in ("", "a", "ab.a", "1.b"):
-            assert compiled.matches_whole(subject(name)) == bool(re.fullmatch(pattern, name))
+            assert compiled.matches_fully(subject(name)) == bool(re.fullmatch(pattern, name))

@@ -46,8 +46,8 @@ def test_to_have_compared_nothing_is_no_success(
     committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh = write(tmp_path / "fresh.json", PEFT, [9.0])
-    assert outcome(monkeypatch, fresh) == "nothing was measured of what cpu-avx2.json has"
-    assert outcome(monkeypatch, tmp_path / "none.json") == "nothing was measured of what cpu-avx2.json has"
+    assert outcome(monkeypatch, fresh) == "this run has no ratio in common with cpu-avx2.json"
+    assert outcome(monkeypatch, tmp_path / "none.json") == "this run has no ratio in common with cpu-avx2.json"
 
 
 @pytest.mark.parametrize("options", [["--vllm-python", "bin/python"], ["--vllm-python=bin/python"]])

@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def refusing_port() -> Iterator[int]:
-    """Bound, so that nobody else gets it, but not listened to."""
+    """A port that is bound, so that no other process gets it, but has no listener."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]

@@ -7,7 +7,7 @@ from loraserve.control.background import Background
 
 
 def test_what_catches_one_cancellation_ends_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "CANCEL_AGAIN_S", 0.01)
+    monkeypatch.setattr(background, "RECANCEL_AFTER_S", 0.01)
     caught: list[str] = []
 
     async def stubborn() -> None:

@@ -708,7 +708,7 @@ def test_statistics_of_an_engine_that_did_nothing_are_zero(monkeypatch: pytest.M
 @pytest.fixture
 def begun(engine: Engine) -> list[BegunPrompt]:
     told: list[BegunPrompt] = []
-    engine.tell_begun = told.extend
+    engine.on_prompts_begun = told.extend
     return told
 
 
@@ -749,7 +749,7 @@ def test_a_prompt_that_is_begun_tells_how_much_of_it_was_cached(engine: Engine, 
 def test_preempted_prompts_are_not_told_again_as_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = make_hash_engine(monkeypatch, num_blocks=12, max_num_batched_tokens=7)
     begun: list[BegunPrompt] = []
-    engine.tell_begun = begun.extend
+    engine.on_prompts_begun = begun.extend
     for i in range(6):
         engine.add_request(ask(f"{i}", [i + 1] * 12, params=replace(GREEDY, max_tokens=16)))
     run_to_idle(engine)

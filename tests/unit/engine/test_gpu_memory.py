@@ -10,7 +10,7 @@ from loraserve.engine.config import EngineConfig
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_memory import GpuMemory, _sampling_bytes, activation_bytes
 from loraserve.engine.memory_plan import GPU_SHARES, plan_memory
-from loraserve.engine.sampling.device_logprobs import LOGPROBS_BYTES, ROWS_AT_A_TIME
+from loraserve.engine.sampling.device_logprobs import LOGPROBS_BYTES, ROWS_PER_CHUNK
 from loraserve.engine.sampling.token_counts import TokenCounts
 from loraserve.models.causal_model import CausalModel
 from tests.support.host_accelerator import HostAccelerator
@@ -108,9 +108,9 @@ def test_prompt_logprobs_keep_the_logits_of_every_row() -> None:
 def test_scoring_a_prompts_rows_may_take_more_than_the_step_before_it() -> None:
     """Both never at once but for the logits of sampled rows, and graphs do not score."""
     step = 1000
-    scored = (ROWS_AT_A_TIME * LOGPROBS_BYTES + 4 * Model.dtype.itemsize) * Model.logits_size
-    assert measured(ROWS_AT_A_TIME, step)[1] - measured(ROWS_AT_A_TIME, scored)[1] == step - scored
-    assert measured(ROWS_AT_A_TIME, scored + 1)[1] - measured(ROWS_AT_A_TIME, scored)[1] == 2
+    scored = (ROWS_PER_CHUNK * LOGPROBS_BYTES + 4 * Model.dtype.itemsize) * Model.logits_size
+    assert measured(ROWS_PER_CHUNK, step)[1] - measured(ROWS_PER_CHUNK, scored)[1] == step - scored
+    assert measured(ROWS_PER_CHUNK, scored + 1)[1] - measured(ROWS_PER_CHUNK, scored)[1] == 2
 
 
 def test_kernels_are_compiled_for_one_row_and_for_prompts_of_which_all_or_some_rows_are_sampled() -> None:

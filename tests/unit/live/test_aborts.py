@@ -6,8 +6,8 @@ def test_each_process_is_told_once_what_to_end(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         assert await store.aborts.take("p1") == []
         for request_id in ("r1", "r2", "r1"):
-            await store.aborts.ask("p1", request_id)
-        await store.aborts.ask("p2", "r3")
+            await store.aborts.request("p1", request_id)
+        await store.aborts.request("p2", "r3")
         assert sorted(await store.aborts.take("p1")) == ["r1", "r2"]
         assert await store.aborts.take("p1") == []
         assert await store.aborts.take("p2") == ["r3"]

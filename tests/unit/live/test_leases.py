@@ -139,11 +139,11 @@ def test_whether_an_admission_that_was_not_heard_took_effect_is_known_from_the_r
         await build_usual_view(store)
         if is_admitted:
             await store.admission.admit(admit_call())
-        store.leases.hold(lease(), is_heard=False)
+        store.leases.hold(lease(), is_confirmed=False)
         for _ in range(2):
             await store.leases.renew()
         assert await store.leases.drop("r1") == is_admitted
-        assert (store.leases._unheard, store.leases._put_here) == (set(), set())
+        assert (store.leases._unconfirmed, store.leases._put_by_renewal) == (set(), set())
 
     on_any_server(check)
 
@@ -155,7 +155,7 @@ def test_a_renewal_that_is_not_answered_may_have_put_a_lease_there(
 
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
-        store.leases.hold(lease(), is_heard=False)
+        store.leases.hold(lease(), is_confirmed=False)
         call_many = store.connection.call_many
 
         async def lose_answer(commands: Sequence[Command]) -> list[Any]:

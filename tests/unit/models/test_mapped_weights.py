@@ -21,7 +21,7 @@ def test_gives_back_whole_pages_of_any_size(monkeypatch: pytest.MonkeyPatch, pag
     monkeypatch.setattr(mapped_weights, "PAGESIZE", page_bytes)
     monkeypatch.setattr(mapped_weights, "_mappings", lambda: [(0, 1 << 64, "/models/model.safetensors")])
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(madvise=madvise))
-    MappedWeights().give_back(weight)
+    MappedWeights().release_pages(weight)
     first_page = -(-weight.data_ptr() // page_bytes)
     num_pages = (weight.data_ptr() + weight.nbytes) // page_bytes - first_page
     assert num_pages >= 2

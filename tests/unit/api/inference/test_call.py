@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from loraserve.api.http.processing_time import STATE_KEY
 from loraserve.api.inference.call import Demand, InferenceCall, salted
 from loraserve.control.requests.endings import used_tokens
-from loraserve.control.requests.running import Asked
+from loraserve.control.requests.running import RouteInfo
 from loraserve.control.tenancy.principal import server_principal
 from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import SamplingParams
@@ -44,7 +44,7 @@ async def end_at_once(live: LiveServer, received_s: float) -> None:
     scope = scope_of(received_s)
     principal = server_principal(DEFAULT_TENANT, "open")
     target = await live.control.resolver.resolve(principal, "tiny")
-    async with live.context.calls.admit(principal, target, scope, Demand(1, 1, Asked())) as call:
+    async with live.context.calls.admit(principal, target, scope, Demand(1, 1, RouteInfo())) as call:
         call.close()
     await live.context.calls.wait_settled()
 
@@ -71,7 +71,7 @@ async def use_while_deleted(live: LiveServer, *, starts_before: bool, restore: b
     principal, adapters = server_principal(SHARED_TENANT, "open"), live.control.adapters
     target = await live.control.resolver.resolve(principal, "sql")
     assert target.adapter is not None
-    scope, demand = scope_of(time.monotonic()), Demand(1, 1, Asked())
+    scope, demand = scope_of(time.monotonic()), Demand(1, 1, RouteInfo())
     start: Any = ([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
     async with live.context.calls.admit(principal, target, scope, demand) as call:
         generation = await call.start(*start) if starts_before else None
@@ -101,7 +101,7 @@ def test_the_series_of_an_adapter_that_was_restored_stay(tmp_path: Path) -> None
 
 
 @contextlib.contextmanager
-def nothing_collected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     gc.disable()
     try:
         yield
@@ -118,7 +118,7 @@ class Way(StrEnum):
 async def end_and_let_go(live: LiveServer, way: Way) -> weakref.ref[InferenceCall]:
     principal = server_principal(DEFAULT_TENANT, "open")
     target = await live.control.resolver.resolve(principal, "tiny")
-    scope, demand = scope_of(time.monotonic()), Demand(1, 1, Asked())
+    scope, demand = scope_of(time.monotonic()), Demand(1, 1, RouteInfo())
     ended: list[weakref.ref[InferenceCall]] = []
     with contextlib.suppress(ServingError):
         async with live.context.calls.admit(principal, target, scope, demand) as call:
@@ -137,7 +137,7 @@ async def end_and_let_go(live: LiveServer, way: Way) -> weakref.ref[InferenceCal
 @pytest.mark.parametrize("way", Way)
 def test_what_ended_is_freed_without_the_garbage_collector(tmp_path: Path, way: Way) -> None:
     """It comes seldom, and prompts are large."""
-    with live_server(FakeEngine(), make_settings(tmp_path)) as live, nothing_collected():
+    with live_server(FakeEngine(), make_settings(tmp_path)) as live, gc_disabled():
         call = live.run(end_and_let_go(live, way))
         assert call() is None
 
@@ -145,7 +145,7 @@ def test_what_ended_is_freed_without_the_garbage_collector(tmp_path: Path, way: 
 async def leave_or_be_refused(live: LiveServer, is_sent: Callable[[Generation], bool]) -> Outcome:
     principal = server_principal(DEFAULT_TENANT, "open")
     target = await live.control.resolver.resolve(principal, "tiny")
-    scope, demand = scope_of(time.monotonic()), Demand(1, 1, Asked())
+    scope, demand = scope_of(time.monotonic()), Demand(1, 1, RouteInfo())
     with contextlib.suppress(ServingError, asyncio.CancelledError):
         async with live.context.calls.admit(principal, target, scope, demand) as call:
             generation = await call.start([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")

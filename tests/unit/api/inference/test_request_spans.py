@@ -25,7 +25,7 @@ def told(*headers: tuple[bytes, bytes]) -> ReadableSpan:
         "state": {},
     }
     note_received(scope)
-    RequestSpans(provider.get_tracer("test"), "base").tell(scope, RequestNotes(status=401))
+    RequestSpans(provider.get_tracer("test"), "base").record(scope, RequestNotes(status=401))
     (span,) = exporter.get_finished_spans()
     return span
 

@@ -79,7 +79,7 @@ class Watched:
         """What is published by so many of them."""
         self.published.names.clear()
         for _ in range(count):
-            asyncio.run(self.watch.look())
+            asyncio.run(self.watch.scan())
         return [*self.published.names]
 
 

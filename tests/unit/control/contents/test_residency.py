@@ -85,13 +85,13 @@ def test_what_the_engine_cannot_read_is_packed_anew_for_the_next(valkey: Valkey,
             await with_tenants(node)
             digest = await node.publish("sql", "one")
             async with node.residency.hold(digest):
-                node.residency.distrust(digest)
+                node.residency.mark_damaged(digest)
             packed = [*node.packer.packed]
             for _ in range(2):
                 async with node.residency.hold(digest):
                     assert digest in node.engine.known
             assert node.packer.packed == [*packed, digest]
-            node.residency.distrust("of nobody")
+            node.residency.mark_damaged("of nobody")
 
     run(scenario)
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.deletion.erasure import HEARD_AFTER_S
+from loraserve.control.deletion.erasure import PROPAGATED_AFTER_S
 from loraserve.control.deletion.remains import Remains
 from loraserve.control.documents.adapter_edits import RESTORABLE_S
 from loraserve.control.documents.tenant_edits import TenantState
@@ -62,7 +62,7 @@ async def erased(node: Node, tenant: str = "acme") -> None:
     """As time goes by after a deletion."""
     node.clock.now += RESTORABLE_S
     await node.erasure.sweep()
-    node.clock.now += HEARD_AFTER_S
+    node.clock.now += PROPAGATED_AFTER_S
     await node.erasure.sweep()
     assert await state_of(node, tenant) is TenantState.ERASED
 
@@ -123,7 +123,7 @@ def test_what_a_killed_server_leaves_is_erased_by_the_next_sweep(
             node.clock.now += RESTORABLE_S
             grown_old(node, digests)
             await node.erasure.sweep()
-            node.clock.now += HEARD_AFTER_S
+            node.clock.now += PROPAGATED_AFTER_S
 
             def die(*_: object) -> None:
                 raise KilledError
@@ -156,7 +156,7 @@ def test_two_servers_erase_it_once_and_neither_brings_it_back(valkey: Valkey, tm
             await eventually(lambda: len(two.catalog.held_keys("acme")) == 1)
             await one.tenant_deletion.delete(ADMIN, "r", "acme")
             grown_old(one, digests)
-            for step_s in (RESTORABLE_S, HEARD_AFTER_S):
+            for step_s in (RESTORABLE_S, PROPAGATED_AFTER_S):
                 one.clock.now += step_s
                 two.clock.now = one.clock.now
                 for node in (one, two):
@@ -191,7 +191,7 @@ def test_one_that_is_restored_in_time_is_not_erased_by_a_server_that_has_not_hea
             await one.tenant_deletion.restore(ADMIN, "r", "acme")
             two.clock.now += RESTORABLE_S
             await two.erasure.sweep()
-            two.clock.now += HEARD_AFTER_S
+            two.clock.now += PROPAGATED_AFTER_S
             await two.erasure.sweep()
             assert await state_of(two) is TenantState.ACTIVE
             assert len(two.catalog.adapters("acme")) == 1
@@ -234,7 +234,7 @@ def test_nobody_is_said_to_be_erased_while_a_document_cannot_be_read_or_redis_is
             grown_old(node, digests)
             node.clock.now += RESTORABLE_S
             await node.erasure.sweep()
-            node.clock.now += HEARD_AFTER_S
+            node.clock.now += PROPAGATED_AFTER_S
             damaged = next(
                 path for path in (data_dir / "docs" / "adapter").glob("*/*/*.json") if b"copy" in path.read_bytes()
             )

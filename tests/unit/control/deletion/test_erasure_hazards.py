@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from loraserve.control.deletion.erasure import HEARD_AFTER_S
+from loraserve.control.deletion.erasure import PROPAGATED_AFTER_S
 from loraserve.control.documents.adapter_edits import RESTORABLE_S
 from loraserve.control.documents.tenant_edits import TenantState
 from loraserve.store.blobs import SWEEP_AFTER_S
@@ -48,7 +48,7 @@ async def being_erased(node: Node) -> list[str]:
     grown_old(node, digests)
     node.clock.now += RESTORABLE_S
     await node.erasure.sweep()
-    node.clock.now += HEARD_AFTER_S
+    node.clock.now += PROPAGATED_AFTER_S
     return digests
 
 
@@ -101,7 +101,7 @@ def test_an_older_copy_in_which_it_is_deleted_erases_nobody_that_was_restored(
             await node.tenant_deletion.restore(ADMIN, "r", "acme")
         async with running_node(copy, valkey.url, follow=False) as again:
             before = len(held(again))
-            for step_s in (RESTORABLE_S, HEARD_AFTER_S, HEARD_AFTER_S):
+            for step_s in (RESTORABLE_S, PROPAGATED_AFTER_S, PROPAGATED_AFTER_S):
                 again.clock.now += step_s
                 await again.erasure.sweep()
             assert len([*again.documents.scan(DocumentKind.ADAPTER)]) == 2
@@ -121,14 +121,14 @@ def test_on_an_older_copy_one_that_redis_knows_more_of_keeps_no_other_from_being
         async with running_node(data_dir, valkey.url, follow=False) as node:
             await being_erased(node)
             shutil.copytree(data_dir, copy)
-            node.clock.now += HEARD_AFTER_S
+            node.clock.now += PROPAGATED_AFTER_S
             await node.erasure.sweep()
             assert await state_of(node) is TenantState.ERASED
         async with running_node(copy, valkey.url, follow=False) as again:
             for other in others:
                 await again.tenants.create(ADMIN, "r", other)
                 await again.tenant_deletion.delete(ADMIN, "r", other)
-            for step_s in (RESTORABLE_S, HEARD_AFTER_S):
+            for step_s in (RESTORABLE_S, PROPAGATED_AFTER_S):
                 again.clock.now += step_s
                 await again.erasure.sweep()
             erased = [
@@ -153,7 +153,7 @@ def test_a_directory_that_is_replaced_under_a_server_loses_nothing(valkey: Valke
             await node.erasure.sweep()
             shutil.rmtree(data_dir / "docs")
             shutil.copytree(copy, data_dir / "docs")
-            node.clock.now += HEARD_AFTER_S
+            node.clock.now += PROPAGATED_AFTER_S
             await node.erasure.sweep()
             assert "invoices" in on_disk(node)
             found = node.documents.get(DocumentKind.TENANT, "acme")
@@ -237,7 +237,7 @@ def test_a_tenant_that_cannot_be_read_keeps_no_other_from_being_erased(valkey: V
             damaged.write_bytes(b"{")
             node.clock.now += RESTORABLE_S
             await node.erasure.sweep()
-            node.clock.now += HEARD_AFTER_S
+            node.clock.now += PROPAGATED_AFTER_S
             await node.erasure.sweep()
             assert await state_of(node, "globex") is TenantState.ERASED
             assert "invoices" in on_disk(node)

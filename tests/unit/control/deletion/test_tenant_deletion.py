@@ -116,7 +116,7 @@ def test_what_it_has_is_in_no_list_and_counts_nowhere(valkey: Valkey, tmp_path: 
 def test_running_requests_end_on_every_server_and_are_waited_for(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraserve.control.requests.draining.ASK_OTHERS_EVERY_S", 0.01)
+    monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)
 
     async def scenario() -> None:
         async with two_telling(tmp_path / "data", valkey.url) as (one, two):
@@ -154,7 +154,7 @@ def test_what_does_not_end_is_told_and_asked_for_again(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.requests.draining.ACK_WAIT_S", 0.1)
-    monkeypatch.setattr("loraserve.control.requests.draining.ASK_OTHERS_EVERY_S", 0.01)
+    monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)
 
     async def scenario() -> None:
         async with two_telling(tmp_path / "data", valkey.url) as (one, two):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from loraserve.control.deletion.erasure import HEARD_AFTER_S
+from loraserve.control.deletion.erasure import PROPAGATED_AFTER_S
 from loraserve.control.documents.adapter_edits import RESTORABLE_S
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, DocumentKind, Role, TenantDoc
@@ -148,7 +148,7 @@ class TenantLife(RuleBasedStateMachine):
                 for node in self.nodes:
                     await eventually(lambda node=node: node.catalog.ready)
                     await node.erasure.sweep()
-                    node.clock.now += HEARD_AFTER_S
+                    node.clock.now += PROPAGATED_AFTER_S
             node = self.nodes[0]
             found = node.documents.get(DocumentKind.TENANT, "acme")
             assert found is not None

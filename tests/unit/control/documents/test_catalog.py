@@ -401,13 +401,13 @@ def test_what_the_disk_lacks_is_said_once_for_each_revision_however_it_is_learne
                 await one.keys.patch(ACME, "r", key.id, KeyPatch(name="heard"))
                 await eventually(lambda: two.catalog.is_behind(ref))
                 for _ in range(3):
-                    await two.catalog.ask([ref])
+                    await two.catalog.query_revs([ref])
                 assert warnings_of(caplog, key.id) == ["Redis knows revision 2"]
             async with running_node(copy, valkey.url, follow=False) as levelled:
-                await levelled.catalog.ask([ref])
+                await levelled.catalog.query_revs([ref])
                 assert warnings_of(caplog, key.id) == ["Redis knows revision 2"] * 2
                 await one.keys.patch(ACME, "r", key.id, KeyPatch(name="asked"))
-                await levelled.catalog.ask([ref])
+                await levelled.catalog.query_revs([ref])
                 await one.keys.patch(ACME, "r", key.id, KeyPatch(name="put"))
                 await levelled.catalog.refresh(*ref)
                 assert warnings_of(caplog, key.id)[2:] == ["Redis knows revision 3", "Redis knows revision 4"]
@@ -446,7 +446,7 @@ def test_what_was_missing_until_the_disk_caught_up_is_not_remembered_when_it_is_
             shutil.copytree(data_dir, copy)
             async with running_node(copy, valkey.url, follow=False) as two:
                 await one.keys.revoke(ACME, "r", key.id)
-                await two.catalog.ask([ref])
+                await two.catalog.query_revs([ref])
                 assert two.catalog.is_behind(ref)
                 shutil.copytree(data_dir / "docs", copy / "docs", dirs_exist_ok=True)
                 await two.catalog.catch_up()

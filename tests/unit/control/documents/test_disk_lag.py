@@ -69,8 +69,8 @@ def test_it_is_said_once_for_each_revision(lag: DiskLag, caplog: pytest.LogCaptu
 
 def test_what_may_be_retired_counts_from_a_revision_behind_all_of_them_on(lag: DiskLag, disk: Disk) -> None:
     lag.compare_retired(DocumentKind.KEY, rev=9, known_rev=3)
-    assert lag.knows_less_retired(DocumentKind.KEY)
-    assert not lag.knows_less_retired(DocumentKind.TENANT)
+    assert lag.is_missing_removals(DocumentKind.KEY)
+    assert not lag.is_missing_removals(DocumentKind.TENANT)
     assert [lag.may_be_retired(DocumentKind.KEY, rev) for rev in (5, 9, 10)] == [True, True, False]
     lag.compare(KEY, 0)
     assert lag.has(KEY)
@@ -90,5 +90,5 @@ def test_one_that_redis_has_in_the_same_revision_is_not_retired(lag: DiskLag) ->
 def test_a_disk_that_knows_of_all_removals_lost_none(lag: DiskLag, known_rev: int) -> None:
     lag.compare_retired(DocumentKind.KEY, rev=12, known_rev=3)
     lag.compare_retired(DocumentKind.KEY, rev=9, known_rev=known_rev)
-    assert not lag.knows_less_retired(DocumentKind.KEY)
+    assert not lag.is_missing_removals(DocumentKind.KEY)
     assert not lag.may_be_retired(DocumentKind.KEY, 1)

@@ -68,7 +68,7 @@ def test_a_tenant_sees_its_own_names_and_others_as_one_sum(valkey: Valkey, tmp_p
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             sql, _, _, upper = await busy_node(node)
             snapshots = snapshots_of(node)
-            await snapshots.tell()
+            await snapshots.publish()
             views = LiveViews(snapshots, ContentNames(node.catalog), node.outage)
             (view,) = await views.engines(ACME_VIEWER)
             assert view.extents == [
@@ -92,7 +92,7 @@ def test_operators_of_all_tenants_see_every_name(valkey: Valkey, tmp_path: Path)
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await busy_node(node)
             snapshots = snapshots_of(node)
-            await snapshots.tell()
+            await snapshots.publish()
             (view,) = await LiveViews(snapshots, ContentNames(node.catalog), node.outage).engines(ADMIN)
             assert [(extent.offset_bytes, extent.adapter, extent.in_use) for extent in view.extents] == [
                 (0, "sql", True),

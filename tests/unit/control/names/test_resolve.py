@@ -109,7 +109,7 @@ def test_the_adapter_of_the_url_and_of_the_body_must_agree(valkey: Valkey, tmp_p
             for nothing in (None, ""):  # OpenAI's clients cannot leave it out.
                 target = await node.resolver.resolve(ACME, nothing, path_adapter="sql")
                 assert (target.name, target.adapter is not None) == ("sql", True)
-                assert (await node.resolver.again(ACME, target)).adapter == target.adapter
+                assert (await node.resolver.resolve_again(ACME, target)).adapter == target.adapter
             target = await node.resolver.resolve(ACME, "sql@v1", path_adapter="sql")
             assert target.name == "sql@v1"
             await node.publish("sql", "three")

@@ -20,7 +20,7 @@ async def two_telling(data_dir: Path, url: str) -> AsyncIterator[tuple[Node, Nod
     async def keep_telling(node: Node) -> None:
         while True:
             node.clock.now += 0.001
-            await node.snapshots.tell()
+            await node.snapshots.publish()
             await asyncio.sleep(0.005)
 
     async with two_nodes(data_dir, url) as (one, two):
@@ -38,7 +38,7 @@ async def two_telling(data_dir: Path, url: str) -> AsyncIterator[tuple[Node, Nod
 def test_another_servers_requests_are_waited_for_though_another_adapter_has_the_same_content(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraserve.control.requests.draining.ASK_OTHERS_EVERY_S", 0.01)
+    monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)
 
     async def scenario() -> None:
         async with two_telling(tmp_path / "data", valkey.url) as (one, two):
@@ -63,7 +63,7 @@ def test_another_servers_requests_are_waited_for_though_another_adapter_has_the_
 def test_a_request_that_another_server_does_not_end_is_not_waited_for_beyond_the_deadline(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraserve.control.requests.draining.ASK_OTHERS_EVERY_S", 0.01)
+    monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)
     monkeypatch.setattr("loraserve.control.requests.draining.ACK_WAIT_S", 0.1)
 
     async def scenario() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.requests.lost import LostRequests
-from loraserve.control.requests.running import Asked, Progress, Route
+from loraserve.control.requests.running import Progress, Route, RouteInfo
 from loraserve.control.requests.service import RequestService
 from loraserve.control.requests.snapshot_records import RequestState
 from loraserve.live import leases
@@ -29,11 +29,11 @@ async def killed(node: Node, *, tell: bool) -> str:
     await with_tenants(node)
     await node.publish("sql", "one")
     admitted = await node.admit(ACME, "sql")
-    admitted.running.asked = Asked(Route.CHAT, stream=True)
+    admitted.running.route_info = RouteInfo(Route.CHAT, stream=True)
     admitted.running.progress = lambda: Progress(num_prompt_tokens=5, num_output_tokens=2)
     if tell:
         dying = snapshots_of(node, admitted.lease.process)
-        await dying.tell()
+        await dying.publish()
         await node.live.snapshots.remove(SnapshotKind.PROCESS, admitted.lease.process)
     node.running.remove(admitted.request_id)
     # Redis has been there for long enough to have heard from everybody.
@@ -71,7 +71,7 @@ def test_a_process_that_lives_keeps_its_requests(valkey: Valkey, tmp_path: Path)
             await with_tenants(node)
             admitted = await node.admit(ACME)
             snapshots = snapshots_of(node, admitted.lease.process)
-            await snapshots.tell()
+            await snapshots.publish()
             node.live.connection.up_since = time.monotonic() - 60
             assert await LostRequests(node.live, snapshots).sweep() == 0
             await node.admission.finish(admitted, DONE)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.requests.running import Asked, Progress, Route
+from loraserve.control.requests.running import Progress, Route, RouteInfo
 from loraserve.control.requests.snapshot_records import EngineState, RequestState
 from loraserve.control.requests.snapshots import LONG_STEPS, engine_state
 from loraserve.engine.request import EngineStats
@@ -22,10 +22,10 @@ def test_every_server_knows_what_all_of_them_run(valkey: Valkey, tmp_path: Path)
             await one.publish("sql", "one")
             first, second = snapshots_of(one, "p1", "engine-0"), snapshots_of(two, "p2", "engine-1")
             admitted = await one.admit(ACME, "sql")
-            admitted.running.asked = Asked(Route.CHAT, stream=True)
+            admitted.running.route_info = RouteInfo(Route.CHAT, stream=True)
             admitted.running.progress = lambda: Progress(num_prompt_tokens=5, num_output_tokens=2)
-            await first.tell()
-            await second.tell()
+            await first.publish()
+            await second.publish()
             found = await second.requests()
             assert set(found) == {"p1", "p2"}
             (record,) = found["p1"]
@@ -47,10 +47,10 @@ def test_a_request_is_ended_on_the_server_that_runs_it(valkey: Valkey, tmp_path:
             ended: list[ServingError] = []
             admitted.running.on_abort(ended.append)
             assert not second.abort_own(admitted.request_id)
-            await two.live.aborts.ask("p1", admitted.request_id)
-            await second.tell()
+            await two.live.aborts.request("p1", admitted.request_id)
+            await second.publish()
             assert ended == []
-            await first.tell()
+            await first.publish()
             assert [error.code for error in ended] == [ErrorCode.REQUEST_ABORTED]
 
     run(scenario)
@@ -59,12 +59,12 @@ def test_a_request_is_ended_on_the_server_that_runs_it(valkey: Valkey, tmp_path:
 def test_a_deletion_is_drained_once_every_engine_has_let_go(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraserve.control.requests.draining.ASK_OTHERS_EVERY_S", 0.01)
+    monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)
 
     async def keep_telling(node: Node) -> None:
         while True:
             node.clock.now += 1
-            await node.snapshots.tell()
+            await node.snapshots.publish()
             await asyncio.sleep(0.005)
 
     async def scenario() -> None:

@@ -8,7 +8,7 @@ from loraserve.control.tenancy import audit_trail
 from loraserve.control.tenancy.audit_trail import AuditQuery, AuditTrail
 from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.principal import Principal, server_principal
-from loraserve.control.tenancy.refusals import HOUR_S, MAX_AN_HOUR, SAME_AGAIN_S, Refusals
+from loraserve.control.tenancy.refusals import DEDUPLICATE_S, HOUR_S, MAX_PER_HOUR, Refusals
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import AnyDocument, DocumentKind, Role
 from tests.support.clock import Clock
@@ -177,19 +177,19 @@ def test_refusals_are_noted_but_not_each_of_a_flood(valkey: Valkey, tmp_path: Pa
             (act, *_) = await trail(node).export(ADMIN, AuditQuery(kind="request", actor="unknown"))
             assert act.was_refused
             assert (act.entry.id, act.entry.detail, act.before) == ("GET /v1/keys", "1.2.3.4: forbidden", None)
-            steady.now += SAME_AGAIN_S
+            steady.now += DEDUPLICATE_S
             assert await note("GET /v1/keys") == 3
-            for number in range(2 * MAX_AN_HOUR):
+            for number in range(2 * MAX_PER_HOUR):
                 await note(f"GET /{number}")
-            num_noted = 1 + MAX_AN_HOUR
+            num_noted = 1 + MAX_PER_HOUR
             assert await note("GET /one-more") == num_noted
             # Strangers leave room for those with keys, and each tenant for the others.
-            for number in range(2 * MAX_AN_HOUR):
+            for number in range(2 * MAX_PER_HOUR):
                 await note(f"GET /{number}", "key-1", "acme")
-            num_noted += MAX_AN_HOUR
+            num_noted += MAX_PER_HOUR
             assert await note("GET /one-more", "key-2", "acme") == num_noted
             assert await note("GET /one-more", "key-3", "globex") == num_noted + 1
-            steady.now += HOUR_S - SAME_AGAIN_S - 1
+            steady.now += HOUR_S - DEDUPLICATE_S - 1
             assert await note("GET /one-more") == num_noted + 1
             steady.now += 1
             assert await note("GET /one-more") == num_noted + 2

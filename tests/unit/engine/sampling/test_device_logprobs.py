@@ -8,7 +8,7 @@ from loraserve_kernels.host_sampling import ReferenceSampling
 from torch import Tensor
 
 from loraserve.engine.request import SamplingParams
-from loraserve.engine.sampling.device_logprobs import ROWS_AT_A_TIME, prompt_logprobs, queue_logprobs
+from loraserve.engine.sampling.device_logprobs import ROWS_PER_CHUNK, prompt_logprobs, queue_logprobs
 from loraserve.engine.sampling.row import SamplingRow
 from loraserve.engine.sampling.sampler import Sampler
 from tests.support.delayed_accelerator import DelayedAccelerator
@@ -42,7 +42,7 @@ def test_equal_logits_are_listed_by_ascending_id_and_share_a_rank(dtype: torch.d
 
 
 def test_rows_are_scored_a_few_at_a_time_and_those_that_ask_alone() -> None:
-    num_rows = 2 * ROWS_AT_A_TIME + 5
+    num_rows = 2 * ROWS_PER_CHUNK + 5
     logits = torch.randn(num_rows, LOGITS_SIZE, generator=torch.Generator().manual_seed(0)) * 4
     assert_as_on_the_host(logits, [row((None, 0, 3)[i % 3]) for i in range(num_rows)])
     assert_as_on_the_host(logits, [row(0)] * num_rows)
@@ -57,7 +57,7 @@ def test_a_row_that_is_not_finite_has_none_and_disturbs_no_other() -> None:
 @pytest.mark.parametrize("num_top", [0, 3, 500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_those_of_a_prompt_are_the_hosts_a_few_at_a_time(dtype: torch.dtype, num_top: int) -> None:
-    num_rows = 2 * ROWS_AT_A_TIME + 5
+    num_rows = 2 * ROWS_PER_CHUNK + 5
     logits = torch.randn(num_rows, LOGITS_SIZE, generator=torch.Generator().manual_seed(0)).to(dtype) * 4
     targets = [7 * index % VOCAB_SIZE for index in range(num_rows)]
     expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).prompt_logprobs(logits, targets, num_top)

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loraserve.serving.process.garbage_collector import calm_garbage_collector, nothing_collected
+from loraserve.serving.process.garbage_collector import gc_disabled, tune_garbage_collector
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def collector_as_before() -> Iterator[None]:
 
 
 def test_what_is_imported_is_never_looked_at_by_the_garbage_collector() -> None:
-    with nothing_collected():
+    with gc_disabled():
         assert not gc.isenabled()
         imported = [[]]
     assert gc.isenabled()
@@ -24,14 +24,14 @@ def test_what_is_imported_is_never_looked_at_by_the_garbage_collector() -> None:
 
 
 def test_the_garbage_collector_runs_again_after_a_failed_import() -> None:
-    with pytest.raises(ImportError), nothing_collected():
+    with pytest.raises(ImportError), gc_disabled():
         raise ImportError("torch is broken")
     assert gc.isenabled()
 
 
 def test_what_is_there_once_all_has_started_is_never_looked_at_again() -> None:
     there = [[]]
-    calm_garbage_collector()
+    tune_garbage_collector()
     assert all(found is not there for found in gc.get_objects())
     assert gc.isenabled()
     assert gc.get_threshold()[0] > 10_000

@@ -97,7 +97,7 @@ OPENING, CLOSING, SPELT = (1, "<think>"), (2, "</think>"), [(0, "</"), (0, "thin
 
 
 @pytest.mark.parametrize(
-    ("held_behind", "tokens", "outcome"),
+    ("grammar_reasoning", "tokens", "outcome"),
     [
         (BEGUN, [(0, "a"), *SPELT, (0, " b\n"), CLOSING, (0, "4")], ("a</think> b", "4", 6)),
         (BEGUN, [OPENING, (0, "a"), (0, "</thi"), CLOSING, (0, "</think>")], ("a</thi", "</think>", 4)),
@@ -108,9 +108,9 @@ OPENING, CLOSING, SPELT = (1, "<think>"), (2, "</think>"), [(0, "</"), (0, "thin
     ],
 )
 def test_what_reads_as_a_mark_is_none_where_a_grammar_goes_by_tokens(
-    held_behind: GrammarReasoning, tokens: list[tuple[int, str]], outcome: tuple[str, str, int]
+    grammar_reasoning: GrammarReasoning, tokens: list[tuple[int, str]], outcome: tuple[str, str, int]
 ) -> None:
-    assert split_by_tokens(held_behind, *tokens) == outcome
+    assert split_by_tokens(grammar_reasoning, *tokens) == outcome
 
 
 def test_white_space_without_end_is_not_looked_at_again_and_again() -> None:
