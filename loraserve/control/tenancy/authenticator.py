@@ -58,24 +58,22 @@ class Authenticator:
     async def authenticate(self, text: str | None, acting_tenant: str | None = None) -> Principal:
         """text: the key as sent. acting_tenant: `X-Tenant`. Raises `ServingError`: 401, 403 or 404."""
         if self.is_open:
-            anyone = Principal(OPEN_ACTOR, Role.ADMIN, ANY_TENANT, DEFAULT_TENANT)
-            await self._learn_tenant(anyone, acting_tenant)
-            return self._act_for(anyone, acting_tenant)
-        if not text:
+            principal = Principal(OPEN_ACTOR, Role.ADMIN, ANY_TENANT, DEFAULT_TENANT)
+        elif not text:
             raise _refused("No API key was sent. Send one as 'Authorization: Bearer ls-…'.")
-        # NOTE: compare all of them, so that timing reveals nothing.
-        num_equal = sum(is_key(text, flag) for flag in self._flag_hashes)
-        if num_equal > 0 and not self._is_declared(text):
-            flag = Principal(FLAG_KEY_ID, Role.INFER, DEFAULT_TENANT, DEFAULT_TENANT)
-            await self._learn_tenant(flag, acting_tenant)
-            return self._act_for(flag, acting_tenant)
-        principal = await self._of_text(text)
-        await self._learn_tenant(principal, acting_tenant)
-        return self._act_for(principal, acting_tenant)
+        elif self._is_flag_secret(text) and not self._is_declared(text):
+            principal = Principal(FLAG_KEY_ID, Role.INFER, DEFAULT_TENANT, DEFAULT_TENANT)
+        else:
+            principal = await self._of_text(text)
+        return await self._act_for(principal, acting_tenant)
 
     def is_flag(self, key_id: str) -> bool:
         """Whether the key was also given as `--api-key`. If it has a document, that decides what it may do."""
         return key_id in self._flag_ids
+
+    def _is_flag_secret(self, text: str) -> bool:
+        # NOTE: compare all of them, so that timing reveals nothing.
+        return sum(is_key(text, flag) for flag in self._flag_hashes) > 0
 
     def _is_declared(self, text: str) -> bool:
         """Whether a `--api-key` has a document. The commands send `LORASERVE_API_KEY`, and a server started in the same
@@ -98,8 +96,7 @@ class Authenticator:
         if document is None or not self._is_good(document.doc, sha256):
             raise _refused("The API key of this session was rotated or no longer works. Log in again.")
         principal = self._principal(document, document.doc.sha256 if sha256 is None else sha256)
-        await self._learn_tenant(principal, acting_tenant)
-        return self._act_for(principal, acting_tenant)
+        return await self._act_for(principal, acting_tenant)
 
     def newest_sha256(self, key_id: str) -> str:
         """Hash of a known key's newest secret."""
@@ -186,7 +183,8 @@ class Authenticator:
         if document is None or document.doc.status is not Status.ACTIVE:
             await self._catalog.try_refresh(DocumentKind.TENANT, tenant)
 
-    def _act_for(self, principal: Principal, acting_tenant: str | None) -> Principal:
+    async def _act_for(self, principal: Principal, acting_tenant: str | None) -> Principal:
+        await self._learn_tenant(principal, acting_tenant)
         if acting_tenant is not None and acting_tenant != principal.acting_tenant:
             if not principal.is_any_tenant:
                 message = "X-Tenant names a tenant other than your key's. Only a key for all tenants ('*') may do that."
