@@ -31,7 +31,7 @@ def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
     cache_dir defaults to `$XDG_CACHE_HOME/loraserve` or `~/.cache/loraserve`. A directory that is not writable, into
     which others could write a library, or from which no library can be loaded is replaced by a private temporary one.
 
-    Prebuilt comes first because it is as fast as `-march=native` and needs no compiling: see ADR 0005.
+    Prebuilt comes first because it is as fast as `-march=native` and needs no compiling: see ADR 5.
     Raises `CompilerUnavailable`.
     """
     reasons: list[str] = []

@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
 from loraserve.engine.adapters.arrival import StepArrivals
 from loraserve.engine.device.accelerator import Accelerator
 
-MAX_GRAPH_ROWS = 512
-"""With more rows, the GPU computes for longer than the host takes to launch."""
+MAX_GRAPH_ROWS = DECODE_MAX_ROWS
+"""With more rows, the GPU computes for longer than the host takes to launch. Not above `DECODE_MAX_ROWS`: see there."""
 PROMPT_SIZES = (32, 64, 128, 192, 256, 384, MAX_GRAPH_ROWS)
 """Fewer sizes than for decode steps: rows are nearly free until products take longer than reading weights, at some 200
 rows on an H200, and each graph makes the start longer."""
