@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import cast
 
 import msgspec
@@ -65,7 +66,7 @@ def _key(data_dir: Path, key_id: str | None) -> Document[KeyDoc]:
         keys = [key for key in keys if key.doc.role is Role.ADMIN and key.doc.tenant == ANY_TENANT]
     if not keys:
         what = "admin key for all tenants ('*')" if key_id is None else f"key {key_id!r} that may log in"
-        how = f"loraserve keys create --role admin --data-dir {data_dir}"
+        how = f"loraserve keys create --role admin --data-dir {quote(str(data_dir))}"
         raise click.ClickException(f"{data_dir} has no {what}: create one with `{how}`")
     return max(keys, key=lambda key: key.doc.created_at)
 

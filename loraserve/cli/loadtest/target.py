@@ -77,7 +77,8 @@ def wanted_models(target: Target, adapters: str, num_adapters: int | None) -> li
         case _:
             names = [name.strip() for name in adapters.split(",") if name.strip()]
     if not names:
-        raise click.ClickException("the server lists no models: name them with --adapters a,b,c or --adapters @FILE")
+        what = "the server lists no models" if adapters in ("all", "base") else f"--adapters {adapters} has no names"
+        raise click.ClickException(f"{what}: name models with --adapters a,b,c or --adapters @FILE")
     if num_adapters is not None and num_adapters > len(names):
         raise click.ClickException(f"--num-adapters {num_adapters}: there are only {len(names)}")
     return names[:num_adapters]

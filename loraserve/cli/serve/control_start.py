@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncGenerator, Generator
+from shlex import quote
 
 from loraserve.cli.serve.settings import ServeSettings
 from loraserve.cli.serve.start_error import StartError
@@ -64,6 +65,6 @@ def _check_reachable_only_with_admin(settings: ServeSettings, declared: Declared
     infers_only = "; a key given with --api-key can only infer" if settings.api_key else ""
     raise StartError(
         f"on {settings.bind_host}{default} other machines can reach the server, but it has no admin key{infers_only}. "
-        f"Create an admin key with `loraserve keys create --role admin --data-dir {settings.data_path}`, or start with "
-        "--host 127.0.0.1"
+        f"Create an admin key with `loraserve keys create --role admin --data-dir {quote(str(settings.data_path))}`, "
+        "or start with --host 127.0.0.1"
     )

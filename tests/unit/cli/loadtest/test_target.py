@@ -104,5 +104,7 @@ def test_models_can_stand_in_a_file(tmp_path: Path) -> None:
 def test_no_models_and_too_few_are_refused_with_a_remedy() -> None:
     with pytest.raises(click.ClickException, match="--adapters a,b,c"):
         wanted_models(Target(ServerKind.OPENAI), "all", None)
+    with pytest.raises(click.ClickException, match=r"^--adapters , has no names: name models with"):
+        wanted_models(LISTED, ",", None)
     with pytest.raises(click.ClickException, match="--num-adapters 4: there are only 3"):
         wanted_models(LISTED, "all", 4)
