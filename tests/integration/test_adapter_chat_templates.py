@@ -32,7 +32,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def says_hi_and_goes_on(request: EngineRequest, index: int) -> list[int]:
-    """As the engine does, up to the first token that ends it."""
+    """Like the engine, stops after the first token that ends the answer."""
     said = [*TOKENIZER.encode("hi", add_special_tokens=False).ids, END, *tokens("more"), EOS]
     ends = {EOS, *request.sampling.stop_token_ids}
     return said[: next(place for place, token in enumerate(said) if token in ends) + 1]
@@ -40,7 +40,7 @@ def says_hi_and_goes_on(request: EngineRequest, index: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """Adapters by the names of their templates; "sql" has none."""
+    """Adapters are named after their templates; "sql" has none."""
     settings = make_settings(tmp_path_factory.mktemp("data"), adapter_chat_templates=TEMPLATES)
     model = make_model(TOKENIZER, turn_end_ids={"<|end|>": END})
     with live_server(FakeEngine(model, says_hi_and_goes_on), settings, ("sql",)) as server:
@@ -75,7 +75,7 @@ def test_a_chat_is_rendered_with_the_template_that_its_adapter_names(server: Liv
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_its_turns_end_with_the_templates_stop_tokens(server: LiveServer, path: str) -> None:
+def test_the_templates_stop_tokens_end_the_answer(server: LiveServer, path: str) -> None:
     assert text_in(post(server, path, "brackets").json()) == "hi"
     assert server.engine.requests[-1].sampling.stop_token_ids == (END,)
     for model in ("endless", "sql", "tiny"):
@@ -83,8 +83,8 @@ def test_its_turns_end_with_the_templates_stop_tokens(server: LiveServer, path: 
 
 
 @pytest.mark.parametrize("model", ["endless", "sql", "tiny"])
-def test_what_a_grammar_holds_ends_with_them_whoever_answers(server: LiveServer, model: str) -> None:
-    """As the engine takes them for ends of it."""
+def test_answers_under_a_grammar_end_at_turn_end_tokens_for_every_model(server: LiveServer, model: str) -> None:
+    """The engine accepts these tokens as ends of the grammar."""
     fields = {"structured_outputs": {"regex": "[a-z]+"}, "skip_special_tokens": False}
     for path, more in (("/v1/chat/completions", {}), ("/v1/completions", {"prompt": "hello"})):
         choice = post(server, path, model, **fields, **more).json()["choices"][0]
@@ -93,7 +93,7 @@ def test_what_a_grammar_holds_ends_with_them_whoever_answers(server: LiveServer,
         assert server.engine.requests[-1].sampling.stop_token_ids == (END,)
 
 
-def test_that_is_an_end_as_any_other(server: LiveServer) -> None:
+def test_a_template_stop_token_behaves_like_eos(server: LiveServer) -> None:
     choice = post(server, "/v1/chat/completions", "brackets").json()["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
     assert post(server, "/v1/chat/completions", "brackets", ignore_eos=True, max_tokens=3).status_code == 200
@@ -109,13 +109,13 @@ def test_that_is_an_end_as_any_other(server: LiveServer) -> None:
         assert "".join(deltas) == text
 
 
-def test_prompts_are_what_they_are(server: LiveServer) -> None:
+def test_the_template_does_not_affect_plain_completions(server: LiveServer) -> None:
     answer = post(server, "/v1/completions", "brackets", prompt="hello").json()
     assert server.engine.requests[-1].prompt_token_ids == tokens("<|bos|>hello")
     assert answer["choices"][0]["text"] == "himore"
 
 
-def test_lorax_chats_too(server: LiveServer) -> None:
+def test_lorax_generate_applies_the_adapters_template_on_request(server: LiveServer) -> None:
     for parameters, prompt, text in (
         ({"apply_chat_template": True}, "<|bos|>[hello]", "hi"),
         ({}, "<|bos|>hello", "himore"),
@@ -126,7 +126,7 @@ def test_lorax_chats_too(server: LiveServer) -> None:
         assert server.engine.requests[-1].prompt_token_ids == tokens(prompt)
 
 
-def test_tokens_are_counted_by_it(server: LiveServer) -> None:
+def test_tokenize_and_count_tokens_use_the_adapters_template(server: LiveServer) -> None:
     counted = httpx.post(f"{server.url}/tokenize", json={"model": "brackets", "messages": MESSAGES}).json()
     assert counted["tokens"] == tokens("<|bos|>[hello]")
     counted = httpx.post(f"{server.url}/tokenize", json={"messages": MESSAGES}).json()
@@ -137,8 +137,8 @@ def test_tokens_are_counted_by_it(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_template_of_another_server_is_named(server: LiveServer, path: str) -> None:
-    """As after a restart without it."""
+def test_a_template_missing_on_this_server_is_named_in_the_error(server: LiveServer, path: str) -> None:
+    """As after a restart without that template."""
     answer = post(server, path, "elsewhere")
     assert answer.status_code == 409
     assert answer.headers["x-should-retry"] == "false"
@@ -149,7 +149,7 @@ def test_a_template_of_another_server_is_named(server: LiveServer, path: str) ->
     assert post(server, "/v1/completions", "elsewhere", prompt="hello").status_code == 200
 
 
-def test_it_is_told_of_models_and_versions(server: LiveServer) -> None:
+def test_models_and_versions_report_their_chat_template(server: LiveServer) -> None:
     models = {model["id"]: model for model in httpx.get(f"{server.url}/v1/models").json()["data"]}
     assert models["brackets"]["adapter"]["chat_template"] == "brackets"
     assert "chat_template" not in models["sql"]["adapter"]
@@ -163,8 +163,8 @@ def test_it_is_told_of_models_and_versions(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("path", [*BODIES, "/generate"])
-def test_a_version_that_comes_meanwhile_brings_its_template(server: LiveServer, path: str) -> None:
-    """The one whose weights answer counts, not the one that was live when the request came."""
+def test_a_version_published_during_a_request_brings_its_own_template(server: LiveServer, path: str) -> None:
+    """The template is that of the version whose weights answer, not of the version that was live on arrival."""
     name = f"moving{path.replace('/', '-')}"
     server.run(register(server.control, server.engine, name, content=f"{name} 1", chat_template="endless"))
     resolve = server.control.resolver.resolve
@@ -185,8 +185,8 @@ def test_a_version_that_comes_meanwhile_brings_its_template(server: LiveServer, 
     assert (newest.prompt_token_ids, newest.sampling.stop_token_ids) == (tokens("<|bos|>[hello]"), (END,))
 
 
-def test_reasoning_begins_only_where_the_template_knows_of_it(tmp_path: Path) -> None:
-    """With a parser for which all answers begin with it."""
+def test_answers_begin_with_reasoning_only_if_the_template_has_a_reasoning_mark(tmp_path: Path) -> None:
+    """With a parser that expects every answer to begin with reasoning."""
     templates = [
         NamedChatTemplate(name="plain", source=OWN),
         NamedChatTemplate(name="thinks", source=OWN + "{% set mark = '</think>' %}"),
@@ -209,7 +209,7 @@ def test_reasoning_begins_only_where_the_template_knows_of_it(tmp_path: Path) ->
     assert [said[model]["reasoning_content"] for model in ("thinks", "sql", "tiny")] == ["himore"] * 3
 
 
-def test_harmony_is_of_the_templates_that_are(tmp_path: Path) -> None:
+def test_harmony_rules_apply_only_to_harmony_templates(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens([*HARMONY_MARKS])
     tokenizer.add_tokens(["final"])

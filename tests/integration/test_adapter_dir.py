@@ -1,4 +1,4 @@
-"""Folders that come to `--adapter-dir`, or change there, while a server runs."""
+"""Folders that are added to `--adapter-dir`, or change there, while a server runs."""
 
 import shutil
 import time
@@ -11,12 +11,12 @@ from tests.support.server_process import serve_fake, stop, wait_until
 
 
 def live(http: httpx.Client) -> dict[str, int]:
-    """Numbers of the live versions."""
+    """Numbers of the live versions, by adapter name."""
     adapters = http.get("/v1/adapters", headers={"x-tenant": "shared"}).json()["data"]
     return {adapter["name"]: adapter["live"]["n"] for adapter in adapters}
 
 
-def test_they_are_served_once_complete_and_what_is_deleted_stays_deleted(tmp_path: Path) -> None:
+def test_new_folders_are_served_once_complete_and_deleted_adapters_stay_deleted(tmp_path: Path) -> None:
     folder, aside = tmp_path / "adapters", tmp_path / "aside"
     fake_adapter(folder / "first", 1)
     key = offline_admin_key(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Whatever a model writes, a chat, a response and a message say the same of it, whole and streamed."""
+"""Whatever a model writes, chat completions, responses and messages report the same, streamed or not."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ Asking = Callable[[list[int], int], httpx.Client]
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asking]:
-    """Sets what the model says, in steps of so many tokens. A function, as hypothesis writes down what a test got."""
+    """Sets the model's answer and its tokens per step. A function, because hypothesis prints a test's arguments."""
     engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE))
     parsers: Any = {"tool_call_parser": ToolCallFormat.HERMES, "reasoning_parser": ReasoningFormat.QWEN3}
     with (
@@ -118,7 +118,7 @@ def said_in(response: Any) -> Said:
     num_tokens=st.integers(9, 150),
     num_at_once=st.sampled_from([1, 2, 7, 1000]),
 )
-def test_what_is_said_does_not_depend_on_how_it_is_asked(
+def test_all_apis_report_the_same_answer_streamed_or_not(
     asking: Asking, token_ids: list[int], fields: Any, choice: Any, num_tokens: int, num_at_once: int
 ) -> None:
     http = asking(token_ids, num_at_once)
@@ -154,7 +154,7 @@ def test_what_is_said_does_not_depend_on_how_it_is_asked(
 
 
 def said_as_message(said: Said) -> Said:
-    """Arguments as input has them."""
+    """With the arguments as a message's `input` has them."""
     calls: list[tuple[str, Any]] = []
     for name, arguments in said.calls:
         try:
@@ -176,7 +176,7 @@ def said_by(message: Any) -> Said:
 
 
 def put_together(events: list[Any]) -> Any:
-    """Of the events of a stream, the message without the ids of its calls."""
+    """The message that a stream's events add up to, without the ids of its calls."""
     start, *events, told, stop = events
     message, blocks = start["message"], []
     for event in events:

@@ -1,6 +1,6 @@
-"""Requests made up from the OpenAPI document: whatever is sent, the server answers as documented and never with a 5xx.
+"""Requests generated from the OpenAPI document: the server always answers as documented and never with a 5xx but 503.
 
-The examples are always the same ones. The engine is the fake one; adapters, keys, tenants and Redis are real.
+The examples are the same in every run. The engine is the fake one; adapters, keys, tenants and Redis are real.
 """
 
 import json
@@ -25,13 +25,13 @@ from tests.support.management import add_adapter, client, fake_adapter, new_key,
 from tests.support.server_process import ServerProcess, serve_fake, stop
 
 EXAMPLES = 20
-"""Of each operation."""
+"""Per operation."""
 WAIT_S = 20.0
 MOST_TOKENS = 4
 OPERATIONS = [
     found.ok()
     for found in from_dict(json.loads(openapi_document())).get_all_operations()
-    # Of /schema, which is Litestar's own, the document says too little.
+    # The document says too little about /schema, which is Litestar's own.
     if isinstance(found, Ok) and not found.ok().path.startswith("/schema")
 ]
 DOCUMENT_CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -42,7 +42,7 @@ class Bench:
     server: ServerProcess
     admin_key: str
     known: dict[str, str | int]
-    """Path parameters that lead to something."""
+    """Path parameters that name existing objects."""
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +88,14 @@ def test_every_answer_is_as_documented(operation: APIOperation, bench: Bench) ->
         aim(case, bench.known)
         response = case.call(base_url=bench.server.url, headers=bearer(bench.admin_key), timeout=WAIT_S)
         assert response.status_code < 500 or response.status_code == 503, response.text
-        is_table = (case.query or {}).get("format") in ("csv", "ndjson")  # OpenAPI as Litestar writes it has one type
+        is_table = (case.query or {}).get("format") in ("csv", "ndjson")  # Litestar documents only one media type
         case.validate_response(response, checks=DOCUMENT_CHECKS[:1] if is_table else DOCUMENT_CHECKS)
 
     check()
 
 
 def aim(case: Case, known: dict[str, str | int]) -> None:
-    """Half of what is asked for exists, and no answer is long."""
+    """Makes about half of the path parameters name existing objects, and keeps waits and answers short."""
     for name, value in (case.path_parameters or {}).items():
         if name in known and zlib.crc32(repr(value).encode()) % 2:
             case.path_parameters[name] = known[name]
@@ -120,7 +120,7 @@ def min_of(value: Any, most: float) -> Any:
 
 
 @pytest.mark.parametrize("ttl_s", ["0", "-1", "2592001", "1" + 320 * "0"], ids=["none", "negative", "long", "huge"])
-def test_the_time_of_a_pin_is_refused_with_its_limits_however_many_digits_it_has(bench: Bench, ttl_s: str) -> None:
+def test_an_invalid_pin_ttl_is_refused_with_its_limits_however_many_digits_it_has(bench: Bench, ttl_s: str) -> None:
     with client(bench.server, bench.admin_key) as admin:
         body = f'{{"tier": "host", "ttl_s": {ttl_s}}}'
         answer = admin.put("/v1/adapters/skill/residency", content=body, headers={"content-type": "application/json"})

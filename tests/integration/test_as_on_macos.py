@@ -1,4 +1,4 @@
-"""The server without what a Mac lacks. None of us has run it on one: this is what can be known from here."""
+"""The server without the features that macOS lacks. Never run on a Mac by us: this is as much as can be tested here."""
 
 import signal
 import subprocess
@@ -16,7 +16,7 @@ AS_ON_MACOS = Path(__file__).parents[1] / "support" / "as_on_macos"
 
 
 @pytest.mark.slow
-def test_the_demo_answers_takes_an_upload_and_leaves_nothing_behind(
+def test_the_demo_answers_accepts_an_upload_and_leaves_no_process_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(AS_ON_MACOS))

@@ -52,7 +52,7 @@ DIE = (sys.executable, "-c", "raise SystemExit(1)")
 
 
 class Published:
-    """A tiny model, and one adapter of it that went through an upload."""
+    """A tiny model and one uploaded adapter of it."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Published:
         dtype: str = "float32",
         has_row_copies: bool = False,
     ) -> None:
-        """config: None = the one of `adapter_configs`. is_headless: it is of the model without its head. num_labels: of
-        a classifier. has_row_copies: it has the rows of its tokens for the tied `lm_head`, too."""
+        """config: None = the adapter's in `adapter_configs`. is_headless: trained on the model without its head.
+        num_labels: set for a classifier. has_row_copies: its token rows are also saved for the tied `lm_head`."""
         save = save_nf4 if architecture == "nf4" else partial(save_tiny_model, architecture)
         model = save(folder / "model")
         configs = None if config is None else {adapter: config}
@@ -132,7 +132,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     return Published(tmp_path_factory.mktemp("certificate"), "patterns64")
 
 
-def test_an_adapter_that_is_served_right_agrees_with_peft(published: Published) -> None:
+def test_a_correctly_served_adapter_agrees_with_peft(published: Published) -> None:
     certificate = published.certify()
     assert certificate.status is CertificateStatus.AGREES, certificate
     assert certificate.relative_difference is not None
@@ -142,10 +142,10 @@ def test_an_adapter_that_is_served_right_agrees_with_peft(published: Published) 
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_weights_in_fewer_bits_are_measured_against_peft_on_the_rounded_base(
+def test_quantized_weights_are_compared_with_peft_on_the_rounded_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
-    """And one of the base as it was would not agree."""
+    """PEFT on the unrounded base would not agree."""
     published = Published(tmp_path, "patterns64")
     job = published.job(engine=replace(published.engine, quantization=quantization))
     certificate = measure(job)
@@ -154,9 +154,7 @@ def test_weights_in_fewer_bits_are_measured_against_peft_on_the_rounded_base(
     assert measure(job).status is CertificateStatus.DIFFERS
 
 
-def test_a_base_that_stays_in_four_bits_is_measured_as_it_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_nf4_base_is_measured_as_it_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published = Published(tmp_path, "patterns64", architecture="nf4")
     for quantization in ("none", "int8"):
         job = published.job(engine=replace(published.engine, quantization=quantization))
@@ -166,11 +164,11 @@ def test_a_base_that_stays_in_four_bits_is_measured_as_it_is_served(
 
 
 def answering(certificate: Certificate) -> tuple[str, ...]:
-    """In place of `MEASURE`."""
+    """Replaces `MEASURE`: a command that prints the certificate."""
     return sys.executable, "-c", f"print(); print({msgspec.json.encode(certificate).decode()!r})"
 
 
-def test_each_form_of_the_weights_has_a_certificate_of_its_own(tmp_path: Path) -> None:
+def test_each_quantization_has_its_own_certificate(tmp_path: Path) -> None:
     published = Published(tmp_path, "patterns64")
     plain = skipped(published.job(), "plain")
     assert published.certify(answering(plain)) == plain
@@ -182,7 +180,7 @@ def test_each_form_of_the_weights_has_a_certificate_of_its_own(tmp_path: Path) -
     assert published.certifier().of(published.digest) == plain
 
 
-def test_copies_that_peft_saved_of_weights_that_are_rounded_do_not_count(tmp_path: Path) -> None:
+def test_peft_copies_of_base_weights_are_ignored_if_the_base_is_rounded(tmp_path: Path) -> None:
     config = LoraConfig(r=8, lora_alpha=24, target_modules=["q_proj", "lm_head"])
     published = Published(tmp_path, "head", config=config)
     assert any("lora_" not in name for name in load_file(published.blob() / WEIGHTS))
@@ -197,7 +195,7 @@ def headless(tmp_path_factory: pytest.TempPathFactory) -> Published:
     return Published(tmp_path_factory.mktemp("headless"), "embeds", config=config, is_headless=True)
 
 
-def test_one_of_the_model_without_its_head_agrees_with_peft_on_its_body(headless: Published) -> None:
+def test_an_adapter_of_a_headless_model_agrees_with_peft_on_its_body(headless: Published) -> None:
     certificate = headless.certify()
     assert certificate.status is CertificateStatus.AGREES, certificate
     assert certificate.relative_difference is not None
@@ -209,7 +207,7 @@ def test_one_of_the_model_without_its_head_agrees_with_peft_on_its_body(headless
     [("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("llama", "float32", 9)],
 )
 def test_a_classifier_agrees_with_peft(architecture: str, dtype: str, num_labels: int, tmp_path: Path) -> None:
-    """And one whose head is not what PEFT saved would not, nor one whose LoRA is another."""
+    """With another head than PEFT saved, or another LoRA, it would not."""
     config = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="SEQ_CLS")
     published = Published(tmp_path, "intent", architecture, config, num_labels=num_labels, dtype=dtype)
     certificate = measure(published.job())
@@ -228,7 +226,7 @@ def test_a_classifier_agrees_with_peft(architecture: str, dtype: str, num_labels
         assert measure(published.job(packed_path=str(wrong))).status is CertificateStatus.DIFFERS, name
 
 
-def test_a_chat_template_that_it_names_changes_nothing(published: Published, tmp_path: Path) -> None:
+def test_an_adapters_chat_template_does_not_affect_its_certificate(published: Published, tmp_path: Path) -> None:
     blob = shutil.copytree(published.blob(), tmp_path / "blob")
     fields = json.loads((blob / CONFIG).read_text())
     (blob / CONFIG).write_text(json.dumps(fields | {"chat_template": "chatml"}))
@@ -236,8 +234,8 @@ def test_a_chat_template_that_it_names_changes_nothing(published: Published, tmp
     assert certificate.status is CertificateStatus.AGREES, certificate
 
 
-def test_an_activated_one_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that counted for the whole prompt would not."""
+def test_an_activated_adapter_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it applied to the whole prompt, it would not."""
     config = LoraConfig(
         r=8, lora_alpha=32, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", alora_invocation_tokens=[7, 9]
     )
@@ -249,8 +247,8 @@ def test_an_activated_one_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_of_dora_agrees_with_peft(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one without its magnitudes would not."""
+def test_a_dora_adapter_agrees_with_peft(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its magnitudes it would not."""
     config = LoraConfig(r=8, lora_alpha=16, use_dora=True, target_modules=["q_proj", "o_proj", "down_proj"])
     published = Published(tmp_path, "dora", config=config, dtype=dtype)
     certificate = measure(published.job())
@@ -262,10 +260,10 @@ def test_one_of_dora_agrees_with_peft(dtype: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("architecture", "dtype", "has_row_copies"), [("llama", "float32", False), ("qwen3", "bfloat16", True)]
 )
-def test_one_with_rows_of_tokens_agrees_with_peft(
+def test_an_adapter_with_trained_token_rows_agrees_with_peft(
     architecture: str, dtype: str, has_row_copies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one whose rows were added to the base's would not."""
+    """If its rows were added to the base's rows, it would not."""
     config = LoraConfig(r=8, target_modules=["q_proj"], trainable_token_indices=[200, 3, 17])
     published = Published(tmp_path, "tokens", architecture, config, dtype=dtype, has_row_copies=has_row_copies)
     certificate = measure(published.job())
@@ -275,7 +273,7 @@ def test_one_with_rows_of_tokens_agrees_with_peft(
 
 
 @pytest.mark.parametrize("of", ["published", "headless"])
-def test_a_packed_form_that_is_wrong_differs(of: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_wrong_packed_file_differs(of: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     published: Published = request.getfixturevalue(of)
     packed = read_packed(published.packed)
     payload = np.array(packed.payload).view(np.float32)
@@ -296,10 +294,10 @@ def without_magnitudes(place: Callable[..., None]) -> Callable[..., None]:
 
 
 def measure(job: CertificateJob) -> Certificate:
-    """As a child does, without importing torch, transformers and PEFT again, which takes 6 s of a core."""
+    """Like the child, but without importing torch, transformers and PEFT again, which takes 6 s of CPU time."""
     num_threads = torch.get_num_threads()
     try:
-        with torch.enable_grad():  # what the child leaves off is as before behind it
+        with torch.enable_grad():  # restores the grad mode, which the child turns off
             return certificate_child.measure(job)
     finally:
         torch.set_num_threads(num_threads)
@@ -323,7 +321,7 @@ def run_child(job: CertificateJob, script: str) -> Certificate:
 
 
 def send_to_other_experts(job: CertificateJob, monkeypatch: pytest.MonkeyPatch) -> Certificate:
-    """As if rounding had sent a token of the first prompt to other experts."""
+    """Measures as if rounding had routed a token of the first prompt to other experts."""
     compare, prompts = certificate_child._compare, []
 
     def compare_changed(
@@ -339,7 +337,7 @@ def send_to_other_experts(job: CertificateJob, monkeypatch: pytest.MonkeyPatch) 
         return measure(job)
 
 
-def test_of_experts_one_prompt_that_agrees_is_enough(
+def test_for_a_mixture_of_experts_one_agreeing_prompt_is_enough(
     published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_experts = Published(tmp_path, "rank1", "mixtral")
@@ -347,7 +345,7 @@ def test_of_experts_one_prompt_that_agrees_is_enough(
     assert send_to_other_experts(published.job(), monkeypatch).status is CertificateStatus.DIFFERS
 
 
-def test_is_skipped_where_peft_is_not_installed(published: Published) -> None:
+def test_is_skipped_if_peft_is_not_installed(published: Published) -> None:
     without = (
         "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'peft' else f(n, *a)"
     )
@@ -355,8 +353,8 @@ def test_is_skipped_where_peft_is_not_installed(published: Published) -> None:
     assert (certificate.status, certificate.reason) == (CertificateStatus.SKIPPED, "peft is not installed")
 
 
-def test_is_skipped_where_peft_scales_otherwise_than_the_adapter_was_trained(tmp_path: Path) -> None:
-    """Of an expert's gate and up, now one weight, it adds the ranks, and takes the root of the sum."""
+def test_is_skipped_if_peft_scales_rslora_on_experts_differently_than_in_training(tmp_path: Path) -> None:
+    """An expert's gate and up are one weight now: PEFT adds their ranks and takes the root of the sum."""
     (tmp_path / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 4, "use_rslora": True}))
     save_file({"base_model.model.mlp.experts.0.gate_proj.lora_A.weight": torch.zeros(4, 8)}, tmp_path / WEIGHTS)
     engine = EngineConfig(model="m")
@@ -365,12 +363,12 @@ def test_is_skipped_where_peft_scales_otherwise_than_the_adapter_was_trained(tmp
         certificate_child._reference(job, torch.float32, "model")
 
 
-def test_is_skipped_where_memory_does_not_suffice(published: Published) -> None:
+def test_is_skipped_if_there_is_too_little_memory(published: Published) -> None:
     with pytest.raises(certificate_child.Skipped, match="times the base's"):
         measure(published.job(memory_factor=1e9))
 
 
-def test_is_skipped_where_a_gpu_serves_not_where_one_merely_is(published: Published) -> None:
+def test_is_skipped_if_a_gpu_serves_but_not_if_one_is_merely_present(published: Published) -> None:
     with_gpu = "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 1"
     assert run_child(published.job(), with_gpu).status is CertificateStatus.AGREES
     on_gpu = run_child(published.job(engine=replace(published.engine, device="cuda:0")), with_gpu)
@@ -378,7 +376,7 @@ def test_is_skipped_where_a_gpu_serves_not_where_one_merely_is(published: Publis
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_a_servers_own_device_is_what_auto_was(device: str) -> None:
+def test_the_certifier_replaces_auto_with_the_device_that_serves(device: str) -> None:
     serving = cast(EngineClient, SimpleNamespace(model=SimpleNamespace(device=device)))
     declared = cast(Declared, SimpleNamespace(blobs=None))
     ingest = cast(Ingest, SimpleNamespace(packed_path=None, pack=None))
@@ -395,7 +393,7 @@ def test_a_measurement_that_dies_or_hangs_is_skipped(published: Published) -> No
     assert published.certifier().of("0" * 64) is None
 
 
-def test_what_is_queued_is_measured_in_the_background(published: Published) -> None:
+def test_queued_digests_are_measured_in_the_background(published: Published) -> None:
     async def run() -> None:
         certifier = published.certifier(DIE)
         task = asyncio.create_task(certifier.run())
@@ -413,10 +411,10 @@ def test_what_is_queued_is_measured_in_the_background(published: Published) -> N
     asyncio.run(run())
 
 
-def test_one_that_is_missing_is_queued_by_who_asks_for_it(
+def test_reading_a_missing_certificate_queues_its_measurement(
     published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its server was stopped while it waited."""
+    """Missing because its server was stopped while the measurement waited."""
 
     async def read(*_: object) -> tuple[None, object]:
         return None, SimpleNamespace(digest=published.digest)
@@ -434,8 +432,8 @@ def test_one_that_is_missing_is_queued_by_who_asks_for_it(
     assert certifier._waiting.qsize() == 1
 
 
-def test_a_packed_file_that_is_not_there_is_made_for_it(published: Published) -> None:
-    """As after a change of the base, until somebody asks for the adapter."""
+def test_a_missing_packed_file_is_made_for_the_measurement(published: Published) -> None:
+    """As after a change of the base model, before the first request for the adapter."""
     published.forget_certificates()
     content = published.packed.read_bytes()
     published.packed.unlink()

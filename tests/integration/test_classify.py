@@ -16,7 +16,7 @@ from tests.support.live_server import LiveServer, live_server, make_settings, re
 TOKENIZER = make_tokenizer()
 BOS = 0
 LABELS = [f"label {number}" for number in range(HIDDEN_SIZE)]
-"""The fake engine gives as many numbers."""
+"""As many as the fake engine returns numbers."""
 CLASSIFIERS = {
     "intent": ClassifierRecord(num_labels=HIDDEN_SIZE, labels=LABELS),
     "topics": ClassifierRecord(num_labels=HIDDEN_SIZE, problem_type="multi_label_classification"),
@@ -36,7 +36,7 @@ TEXT_BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """Base "tiny", an adapter "sql" for text."""
+    """Base "tiny", a text adapter "sql" and the classifiers."""
     with live_server(FakeEngine(), make_settings(tmp_path_factory.mktemp("data")), ("sql",)) as server:
         for name, classifier in CLASSIFIERS.items():
             server.run(register(server.control, server.engine, name, classifier=classifier))
@@ -55,7 +55,7 @@ def tokens_of(text: str) -> list[int]:
     return [BOS, *TOKENIZER.encode(text, add_special_tokens=False).ids]
 
 
-def test_each_input_has_its_label(server: LiveServer) -> None:
+def test_each_input_gets_its_label(server: LiveServer) -> None:
     answer = post(server, {"input": ["hello world", "hi"]})
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -78,9 +78,9 @@ def test_each_input_has_its_label(server: LiveServer) -> None:
     assert (item["route"], item["state"], item["num_output_tokens"]) == ("classify", "stop", 0)
 
 
-def test_every_path_and_name_of_an_adapter_asks_it(server: LiveServer) -> None:
+def test_every_path_and_model_name_reaches_the_classifier(server: LiveServer) -> None:
     data = post(server, {}).json()["data"]
-    assert post(server, {}, "/classify").json()["data"] == data  # as vLLM calls it
+    assert post(server, {}, "/classify").json()["data"] == data  # vLLM's path
     assert post(server, {"model": "tiny:intent@v1"}).json()["data"] == data
     by_path = httpx.post(f"{server.url}/adapters/intent/v1/classify", json={"input": "hi"})
     assert by_path.json()["data"] == data
@@ -98,7 +98,7 @@ def test_every_path_and_name_of_an_adapter_asks_it(server: LiveServer) -> None:
         ("stars", LabelActivation.NONE),
     ],
 )
-def test_what_its_labels_mean_decides_what_probabilities_are(
+def test_the_problem_type_and_number_of_labels_select_the_activation(
     server: LiveServer, name: str, activation: LabelActivation
 ) -> None:
     for use_activation in (None, True):
@@ -125,7 +125,7 @@ def test_labels_without_names_are_numbered(server: LiveServer) -> None:
         ({"use_activation": "yes"}, "use_activation", "bool"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_name(
+def test_invalid_requests_are_refused_and_name_the_parameter(
     server: LiveServer, body: dict[str, Any], param: str, named: str
 ) -> None:
     answer = post(server, body)
@@ -136,13 +136,13 @@ def test_what_cannot_be_answered_is_refused_by_name(
 
 
 @pytest.mark.parametrize("path", TEXT_BODIES)
-def test_a_classifier_has_no_text_to_answer_with(server: LiveServer, path: str) -> None:
+def test_a_classifier_cannot_generate_text(server: LiveServer, path: str) -> None:
     answer = httpx.post(f"{server.url}{path}", json={"model": "intent", **TEXT_BODIES[path]})
     assert answer.status_code == 400
     assert "'intent' (version 1), a classifier, which cannot generate text. POST /v1/classify" in answer.text
 
 
-def test_a_classifier_has_vectors(server: LiveServer) -> None:
+def test_a_classifier_can_compute_embeddings(server: LiveServer) -> None:
     answer = httpx.post(f"{server.url}/v1/embeddings", json={"model": "intent", "input": "hi"})
     assert answer.status_code == 200
     pooling = newest(server).pooling
@@ -150,7 +150,7 @@ def test_a_classifier_has_vectors(server: LiveServer) -> None:
     assert pooling.labels is None
 
 
-def test_what_it_tells_apart_is_listed(server: LiveServer) -> None:
+def test_models_and_versions_list_the_classifiers_labels(server: LiveServer) -> None:
     cards = {card["id"]: card for card in httpx.get(f"{server.url}/v1/models").json()["data"]}
     expected = {"num_labels": HIDDEN_SIZE, "labels": LABELS, "problem_type": None, "score_template": None}
     assert cards["intent"]["adapter"]["classifier"] == {"num_labels": HIDDEN_SIZE, "problem_type": None}
@@ -163,8 +163,10 @@ def test_what_it_tells_apart_is_listed(server: LiveServer) -> None:
         assert version["classifier"] == classifier
 
 
-def test_a_version_that_comes_meanwhile_has_its_own_labels(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request is admitted with it; its head has other numbers."""
+def test_a_version_published_during_a_request_brings_its_own_labels(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is admitted with the new version, whose head is another."""
     admit = server.context.calls.admission.admit
     names = [f"new {number}" for number in range(HIDDEN_SIZE)]
     newer = ClassifierRecord(num_labels=HIDDEN_SIZE, labels=names, problem_type="regression")
@@ -181,7 +183,7 @@ def test_a_version_that_comes_meanwhile_has_its_own_labels(server: LiveServer, m
     assert item["label"] in names
 
 
-def test_a_version_that_comes_meanwhile_may_have_too_many_labels(
+def test_a_version_published_during_a_request_may_have_too_many_labels(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admit = server.context.calls.admission.admit
@@ -198,7 +200,7 @@ def test_a_version_that_comes_meanwhile_may_have_too_many_labels(
     assert f"the limit is {most}" in answer.json()["error"]["message"]
 
 
-def test_there_is_a_limit_to_the_numbers_of_an_answer(tmp_path: Path) -> None:
+def test_the_numbers_in_one_answer_are_limited(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, limits=Limits(max_pooled_values=3 * HIDDEN_SIZE))
     with live_server(FakeEngine(), settings) as server:
         server.run(register(server.control, server.engine, "intent", classifier=CLASSIFIERS["intent"]))

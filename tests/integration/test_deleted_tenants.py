@@ -1,4 +1,4 @@
-"""A tenant deleted and restored over HTTP: who may, what is answered, and what is left to be seen."""
+"""Deleting and restoring a tenant over HTTP: who may do it, what the answers are, and what stays visible."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
 
 @pytest.fixture
 def tenant(keyed: Keyed, request: pytest.FixtureRequest) -> str:
-    """Nobody else's."""
+    """A new tenant, for this test alone."""
     name = request.node.name.replace("_", "-")[:60]
     assert keyed.admin.post("/v1/tenants", json={"id": name}).status_code == 201
     return name
@@ -41,7 +41,7 @@ def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
     return response.status_code, error["code"], error["param"]
 
 
-def test_only_an_admin_of_all_tenants_may(keyed: Keyed, tenant: str) -> None:
+def test_only_an_admin_of_all_tenants_may_delete_or_restore(keyed: Keyed, tenant: str) -> None:
     key = new_key(keyed.admin, tenant, "admin")["secret"]
     with client(keyed.server, key) as http:
         for path in (f"/v1/tenants/{tenant}", "/v1/tenants/default", "/v1/tenants/missing"):
@@ -52,7 +52,7 @@ def test_only_an_admin_of_all_tenants_may(keyed: Keyed, tenant: str) -> None:
     assert refusal(keyed.admin.delete("/v1/tenants/missing"))[:2] == (404, "not_found")
 
 
-def test_a_deletion_of_what_one_has_not_seen_is_refused(keyed: Keyed, tenant: str) -> None:
+def test_delete_and_restore_refuse_a_stale_if_match(keyed: Keyed, tenant: str) -> None:
     path = f"/v1/tenants/{tenant}"
     old = {"if-match": keyed.admin.get(path).headers["etag"]}
     newer = {"if-match": keyed.admin.patch(path, json={"weight": 2}).headers["etag"]}
@@ -65,7 +65,7 @@ def test_a_deletion_of_what_one_has_not_seen_is_refused(keyed: Keyed, tenant: st
     assert (restored.status_code, restored.json()["weight"], restored.json()["deleted_at"]) == (200, 2, None)
 
 
-def test_it_is_seen_by_nobody_but_who_can_restore_it(keyed: Keyed, tenant: str, tmp_path: Path) -> None:
+def test_only_an_admin_of_all_tenants_sees_a_deleted_tenant(keyed: Keyed, tenant: str, tmp_path: Path) -> None:
     admin, path = keyed.admin, f"/v1/tenants/{tenant}"
     secret = new_key(admin, tenant, "operator")["secret"]
     with client(keyed.server, secret) as http, client(keyed.server, "") as browser:
@@ -102,7 +102,7 @@ def test_it_is_seen_by_nobody_but_who_can_restore_it(keyed: Keyed, tenant: str, 
         assert browser.get("/v1/adapters").status_code == 200
 
 
-def test_an_upload_that_was_open_goes_on_after_a_restoration(keyed: Keyed, tenant: str, tmp_path: Path) -> None:
+def test_an_open_upload_continues_after_a_restoration(keyed: Keyed, tenant: str, tmp_path: Path) -> None:
     folder = fake_adapter(tmp_path / "skill", 42)
     files = [{"name": path.name, "size_bytes": path.stat().st_size} for path in folder.iterdir()]
     with client(keyed.server, new_key(keyed.admin, tenant, "operator")["secret"]) as http:

@@ -21,7 +21,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_four_racing_processes_leave_no_gap_and_one_winner_of_each_revision(tmp_path: Path) -> None:
+def test_four_racing_processes_leave_no_gap_and_one_winner_per_revision(tmp_path: Path) -> None:
     processes = [start("race", tmp_path / "data", 120) for _ in range(4)]
     assert [process.stdout.readline() for process in processes if process.stdout] == ["ready\n"] * 4
     for process in processes:
@@ -35,8 +35,8 @@ def test_four_racing_processes_leave_no_gap_and_one_winner_of_each_revision(tmp_
     assert [document.rev for document in history] == list(range(120, 0, -1))
 
 
-def test_nothing_is_lost_of_a_name_that_is_used_again_while_others_remove_its_document(tmp_path: Path) -> None:
-    """One that was lost would let its revision be committed again."""
+def test_no_revision_of_a_reused_name_is_lost_while_others_remove_its_document(tmp_path: Path) -> None:
+    """If one were lost, it could be committed again."""
     processes = [start(job, tmp_path / "data", 300) for job in ("reuse", "reuse", "retire", "retire")]
     assert [process.stdout.readline() for process in processes if process.stdout] == ["ready\n"] * 4
     for process in processes:
@@ -51,8 +51,8 @@ def test_nothing_is_lost_of_a_name_that_is_used_again_while_others_remove_its_do
     assert set(retired.values()) == {1}
 
 
-def test_a_killed_writer_tears_nothing_and_loses_nothing_it_confirmed(tmp_path: Path) -> None:
-    """Confirmed = printed. Twelve kills, each after a random number of commits and a random part of the next."""
+def test_a_killed_writer_tears_no_document_and_loses_nothing_it_confirmed(tmp_path: Path) -> None:
+    """Confirmed = printed. Twelve kills, each after a random number of commits, somewhere in the next."""
     chance = random.Random(5)
     confirmed: dict[str, int] = {}
     for number in range(12):
@@ -86,7 +86,7 @@ def read_confirmation(line: str, confirmed: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{"])
-def test_the_test_above_would_see_a_torn_file(tmp_path: Path, content: bytes) -> None:
+def test_the_test_above_would_notice_a_torn_document(tmp_path: Path, content: bytes) -> None:
     process = start("race", tmp_path / "data", 1)
     assert process.communicate("go\n")[0] == "ready\n1\n"
     (path,) = (tmp_path / "data" / "docs").glob("*/*/*/*")

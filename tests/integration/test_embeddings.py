@@ -1,4 +1,4 @@
-"""/v1/embeddings by the unmodified openai client and raw HTTP, with a fake engine."""
+"""/v1/embeddings through the unmodified openai client and raw HTTP, with a fake engine."""
 
 import threading
 from collections.abc import Iterator
@@ -41,12 +41,14 @@ def newest(server: LiveServer, count: int = 1) -> list[EngineRequest]:
 
 
 def post(server: LiveServer, body: dict[str, Any]) -> httpx.Response:
-    """For the base model, unless the body says otherwise."""
+    """For the base model, unless the body names another."""
     return httpx.post(f"{server.url}/v1/embeddings", json={"model": "tiny"} | body, timeout=30)
 
 
 class TestAnswers:
-    def test_shape(self, client: openai.OpenAI, server: LiveServer) -> None:
+    def test_an_answer_has_openais_shape_and_the_engines_vectors(
+        self, client: openai.OpenAI, server: LiveServer
+    ) -> None:
         answer = client.embeddings.create(model="sql", input=["hello world", "hi"])
         assert (answer.object, answer.model) == ("list", "sql")
         assert [(item.object, item.index) for item in answer.data] == [("embedding", 0), ("embedding", 1)]
@@ -58,14 +60,14 @@ class TestAnswers:
             assert item.embedding == vector_of(request).tolist()
             assert request.pooling == PoolingParams(Pooling.LAST)
 
-    def test_both_encodings_are_the_same_numbers(self, client: openai.OpenAI, server: LiveServer) -> None:
+    def test_both_encodings_carry_the_same_numbers(self, client: openai.OpenAI, server: LiveServer) -> None:
         numbers = client.embeddings.create(model="sql", input="hi", encoding_format="float")
         encoded = client.embeddings.create(model="sql", input="hi", encoding_format="base64")
         assert isinstance(encoded.data[0].embedding, str)
-        as_client_asks = client.embeddings.create(model="sql", input="hi")  # base64, which it decodes
+        as_client_asks = client.embeddings.create(model="sql", input="hi")  # it requests base64 and decodes it
         assert numbers.data[0].embedding == as_client_asks.data[0].embedding == vector_of(newest(server)[0]).tolist()
 
-    def test_what_is_asked_reaches_the_engine(self, client: openai.OpenAI, server: LiveServer) -> None:
+    def test_request_fields_reach_the_engine(self, client: openai.OpenAI, server: LiveServer) -> None:
         extra = {"pooling": "mean", "normalize": False, "cache_salt": "mine"}
         answer = client.embeddings.create(model="shout", input=[7, 8], dimensions=3, extra_body=extra)
         (request,) = newest(server)
@@ -74,13 +76,13 @@ class TestAnswers:
         assert request.cache_salt.endswith(":mine")
         assert len(answer.data[0].embedding) == 3
 
-    def test_null_is_what_is_not_said(self, server: LiveServer) -> None:
+    def test_null_means_the_default(self, server: LiveServer) -> None:
         names = ("dimensions", "pooling", "normalize", "encoding_format", "add_special_tokens", "cache_salt", "user")
         answer = post(server, {"input": "hi", **dict.fromkeys((*names, "truncate_prompt_tokens", "priority"))})
         assert answer.status_code == 200, answer.text
         assert newest(server)[0].pooling == PoolingParams(Pooling.LAST)
 
-    def test_each_name_has_its_own(self, server: LiveServer) -> None:
+    def test_each_model_name_has_its_own_vectors(self, server: LiveServer) -> None:
         def vector(model: str) -> list[float]:
             return post(server, {"input": "hi", "model": model}).json()["data"][0]["embedding"]
 
@@ -88,7 +90,7 @@ class TestAnswers:
         assert by_path.json()["data"][0]["embedding"] == vector("sql") == vector("tiny:sql@v1")
         assert len({*map(tuple, map(vector, ("tiny", "sql", "shout")))}) == 3
 
-    def test_headers_and_the_log(self, server: LiveServer) -> None:
+    def test_headers_and_the_request_log_describe_the_request(self, server: LiveServer) -> None:
         answer = post(server, {"model": "sql", "input": "hi"})
         assert answer.headers["content-type"] == "application/json"
         assert answer.headers["x-adapter-version"] == "1"
@@ -98,7 +100,7 @@ class TestAnswers:
         assert (item["route"], item["state"]) == ("embeddings", "stop")
         assert (item["num_prompt_tokens"], item["num_output_tokens"]) == (len(tokens_of("hi")), 0)
 
-    def test_no_more_inputs_than_some_are_in_the_engine_at_once(self, tmp_path: Path) -> None:
+    def test_the_number_of_inputs_in_the_engine_at_once_is_limited(self, tmp_path: Path) -> None:
         most_running = 0
 
         class Counting(FakeEngine):
@@ -116,7 +118,7 @@ class TestAnswers:
 
 
 class TestTruncation:
-    def test_the_beginning_is_kept_with_what_the_tokenizer_adds(self, server: LiveServer) -> None:
+    def test_the_beginning_is_kept_including_tokens_that_the_tokenizer_adds(self, server: LiveServer) -> None:
         post(server, {"input": "hello world", "truncate_prompt_tokens": 3}).raise_for_status()
         assert newest(server)[0].prompt_token_ids == tokens_of("hello world")[:3]
         post(server, {"input": [5, 6, 7], "truncate_prompt_tokens": 2}).raise_for_status()
@@ -161,9 +163,11 @@ class TestTruncation:
         ({"input": "a", "model": "nope"}, "model", "does not exist"),
     ],
 )
-def test_refusals(server: LiveServer, body: dict[str, Any], param: str, message: str | None) -> None:
+def test_invalid_requests_are_refused_and_name_the_parameter(
+    server: LiveServer, body: dict[str, Any], param: str, message: str | None
+) -> None:
     num_requests = len(server.engine.requests)
-    if message is None:  # of a tokenizer that adds nothing
+    if message is None:  # the cases that need a tokenizer that adds nothing
         body = {**body, "add_special_tokens": False}
         message = "has no tokens"
     answer = post(server, body)
@@ -174,7 +178,7 @@ def test_refusals(server: LiveServer, body: dict[str, Any], param: str, message:
     assert len(server.engine.requests) == num_requests
 
 
-def test_a_pooling_that_only_the_models_files_know_is_to_be_said(tmp_path: Path) -> None:
+def test_pooling_is_required_if_the_models_files_specify_an_unsupported_one(tmp_path: Path) -> None:
     engine = FakeEngine(model=make_model(default_pooling=None))
     with live_server(engine, make_settings(tmp_path)) as server:
         refused = post(server, {"input": "a"})
@@ -189,7 +193,7 @@ def test_the_models_own_pooling_is_the_default(tmp_path: Path) -> None:
         assert newest(server)[0].pooling == PoolingParams(Pooling.MEAN)
 
 
-def test_a_model_without_a_head_answers_nothing_else(tmp_path: Path) -> None:
+def test_a_headless_model_cannot_generate_text(tmp_path: Path) -> None:
     engine = FakeEngine(model=make_model(is_headless=True))
     with live_server(engine, make_settings(tmp_path)) as server:
         assert post(server, {"input": "a"}).status_code == 200
@@ -207,7 +211,7 @@ def test_a_model_without_a_head_answers_nothing_else(tmp_path: Path) -> None:
         assert len(engine.requests) == num_requests
 
 
-def test_how_many_numbers_there_may_be_in_all(tmp_path: Path) -> None:
+def test_the_numbers_in_one_answer_are_limited(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, limits=Limits(max_pooled_values=3 * HIDDEN_SIZE))
     with live_server(FakeEngine(), settings) as server:
         assert post(server, {"input": ["a"] * 3}).status_code == 200
@@ -217,7 +221,7 @@ def test_how_many_numbers_there_may_be_in_all(tmp_path: Path) -> None:
         assert "would be answered with 32 numbers; the limit is 24" in error["message"]
 
 
-def test_what_is_not_finite_is_an_error(tmp_path: Path) -> None:
+def test_non_finite_numbers_are_an_error(tmp_path: Path) -> None:
     class Failing(FakeEngine):
         def _reply_outputs(self, request: EngineRequest, index: int) -> list[Any]:
             (output,) = super()._reply_outputs(request, index)
@@ -230,7 +234,7 @@ def test_what_is_not_finite_is_an_error(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
 
 
-def test_a_client_that_leaves_aborts_its_work(tmp_path: Path) -> None:
+def test_a_client_disconnect_aborts_its_work(tmp_path: Path) -> None:
     with live_server(FakeEngine(step_s=60), make_settings(tmp_path)) as server:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.url}/v1/embeddings", json={"model": "tiny", "input": ["a", "b"]}, timeout=0.5)

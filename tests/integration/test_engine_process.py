@@ -70,7 +70,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_its_socket_holds_more_than_macos_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_sockets_buffers_exceed_the_macos_default(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with running_engine() as engine:
             assert engine._transport is not None
@@ -91,7 +91,7 @@ def test_start_reports_progress_and_model() -> None:
     run(test)
 
 
-def test_choices_of_concurrent_requests_arrive_whole_and_in_order() -> None:
+def test_choices_of_concurrent_requests_arrive_complete_and_in_order() -> None:
     async def test() -> None:
         async with running_engine() as engine:
             asked = [request(f"r{i}", max_tokens=i + 1, n=i % 3 + 1) for i in range(20)]
@@ -101,7 +101,7 @@ def test_choices_of_concurrent_requests_arrive_whole_and_in_order() -> None:
     run(test)
 
 
-def test_a_prompt_is_begun_before_it_gains_anything_also_for_who_leaves_then() -> None:
+def test_a_prompt_is_reported_as_begun_once_even_if_its_consumer_leaves() -> None:
     async def test() -> None:
         async with running_engine() as engine:
             begun: list[str] = []
@@ -202,7 +202,7 @@ def test_refused_request_is_answered_for_every_choice() -> None:
     run(test)
 
 
-def test_request_id_in_use_is_a_bug() -> None:
+def test_request_id_in_use_raises_value_error() -> None:
     async def test() -> None:
         async with running_engine() as engine:
             stream = engine.generate(request(max_tokens=ENDLESS))
@@ -214,7 +214,7 @@ def test_request_id_in_use_is_a_bug() -> None:
     run(test)
 
 
-def test_adapters_load_unload_and_are_refused_with_the_reason() -> None:
+def test_adapters_load_and_unload_and_a_refusal_gives_its_reason() -> None:
     async def test() -> None:
         async with running_engine() as engine:
             await asyncio.gather(engine.load("d", "/packed"), engine.load("d", "/packed"), engine.load("e", "/packed"))
@@ -236,7 +236,7 @@ def test_idle_engine_sends_heartbeats() -> None:
     run(test)
 
 
-def test_a_step_counts_as_long_as_the_engine_was_silent() -> None:
+def test_the_longest_step_includes_the_time_the_engine_was_silent() -> None:
     async def test() -> None:
         async with running_engine() as engine:
             await tokens_of(engine, request())
@@ -273,7 +273,7 @@ def test_killed_engine_fails_generate_load_and_everything_after() -> None:
     run(test)
 
 
-def test_the_end_of_an_engine_is_noticed_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_an_engine_is_noticed_even_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -286,7 +286,7 @@ def test_the_end_of_an_engine_is_noticed_where_no_thread_can_be_started(monkeypa
     run(test)
 
 
-def test_an_engine_that_hangs_at_its_end_is_killed_and_memory_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_at_exit_is_killed_and_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loraserve.serving.process.local_engine.EXIT_WAIT_S", 0.1)
     hanging = (sys.executable, "-c", "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(600)")
 
@@ -297,7 +297,7 @@ def test_an_engine_that_hangs_at_its_end_is_killed_and_memory_is_not_blamed(monk
     run(test)
 
 
-def test_failing_step_says_what_failed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failing_step_reports_the_exception(capfd: pytest.CaptureFixture[str]) -> None:
     async def test() -> None:
         async with running_engine() as engine:
             with pytest.raises(EngineDeadError, match="RuntimeError: a planted failure"):
@@ -342,8 +342,8 @@ def test_cancelled_start_leaves_no_process() -> None:
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_start_that_is_cancelled_at_once_ends(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """Also while the socket connects, when its transport is closed and says nothing of it."""
+def test_a_start_cancelled_at_once_ends(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Also while the socket is connecting, when its transport is closed without notice."""
 
     async def test() -> None:
         for num_turns in range(6):
@@ -357,7 +357,7 @@ def test_a_start_that_is_cancelled_at_once_ends(loop_factory: Callable[[], async
     run(test, loop_factory)
 
 
-def test_close_finishes_what_runs_as_aborted() -> None:
+def test_close_ends_running_requests_as_aborted() -> None:
     async def test() -> None:
         async with running_engine() as engine:
             stream = engine.generate(request(max_tokens=ENDLESS))
@@ -370,7 +370,7 @@ def test_close_finishes_what_runs_as_aborted() -> None:
     run(test)
 
 
-def test_signals_of_the_terminal_do_not_stop_the_engine() -> None:
+def test_terminal_signals_do_not_stop_the_engine() -> None:
     async def test() -> None:
         async with running_engine() as engine:
             os.kill(engine.pid, signal.SIGINT)

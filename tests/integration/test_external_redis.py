@@ -1,4 +1,4 @@
-"""A server on a Redis of its operator, as they have it: over TCP, with a password, in a database of its own."""
+"""A server that uses the operator's Redis: over TCP, with a password, in a separate database."""
 
 import socket
 from pathlib import Path

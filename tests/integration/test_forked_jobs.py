@@ -1,4 +1,4 @@
-"""A child of its own for each job: what it has, what comes back, and what is left of it."""
+"""One forked child per job: what it inherits, what it returns, and what it leaves behind."""
 
 import asyncio
 import gc
@@ -56,7 +56,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 async def the_server(other_than: int = 0) -> int:
-    """Its command is not known in the instant after it was started."""
+    """Waits for it, because its command is not known right after it was started."""
     while not (found := servers() - {other_than}):
         await asyncio.sleep(0.005)
     (server,) = found
@@ -69,7 +69,7 @@ async def child_of(server: int) -> int:
     return children[0]
 
 
-def test_a_job_goes_in_and_what_the_child_says_comes_out() -> None:
+def test_a_child_gets_the_job_and_its_output_is_returned() -> None:
     with jobs_of(UPPER) as jobs:
         assert asyncio.run(jobs.run(b"select 1")) == Ended(0, b"SELECT 1", b"")
         large = b"a" * 5_000_000
@@ -87,13 +87,13 @@ def test_a_job_goes_in_and_what_the_child_says_comes_out() -> None:
         ("import sys; sys.stdin.close(); sys.stdout.close()", 0, b""),
     ],
 )
-def test_how_a_child_ends(script: str, returncode: int, errors: bytes) -> None:
+def test_a_childs_exit_status_and_errors_are_returned(script: str, returncode: int, errors: bytes) -> None:
     with jobs_of(script) as jobs:
         ended = asyncio.run(jobs.run(b"a" * 1_000_000))
     assert (ended.returncode, ended.errors) == (returncode, errors)
 
 
-def test_an_error_is_told_on_stderr() -> None:
+def test_an_exception_in_the_child_is_reported_on_stderr() -> None:
     with jobs_of("import sys; sys.stdin.read(); raise ValueError('forty-two')") as jobs:
         jobs._max_error_bytes = 10_000
         ended = asyncio.run(jobs.run(b""))
@@ -102,7 +102,7 @@ def test_an_error_is_told_on_stderr() -> None:
 
 
 @pytest.mark.parametrize("system", ["", "sys.platform = 'darwin'; del os.closerange"], ids=["ours", "macos"])
-def test_a_child_has_its_own_sockets_alone_and_nothing_of_the_one_before(system: str) -> None:
+def test_a_child_has_only_its_own_sockets_and_no_state_of_earlier_children(system: str) -> None:
     script = """
 import builtins, json, os, sys
 job = sys.stdin.read()
@@ -129,7 +129,7 @@ json.dump({"pid": os.getpid(), "seen": seen, "places": places, "environment": di
         assert places["3"].startswith("pipe:")
 
 
-def test_a_child_s_sockets_hold_more_than_macos_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_childs_socket_buffers_exceed_the_macos_default(monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
 import os, socket, sys
 for descriptor in (1, 2):
@@ -142,7 +142,7 @@ for descriptor in (1, 2):
     assert min(map(int, ended.answer.split())) > 2 * MACOS_BYTES
 
 
-def test_a_cancelled_job_s_child_is_gone_at_once_and_the_others_go_on() -> None:
+def test_a_cancelled_jobs_child_is_gone_at_once_and_the_fork_server_continues() -> None:
     script = """
 import os, sys, time
 if sys.stdin.read() == "hang":
@@ -167,12 +167,12 @@ sys.stdout.write("done")
 
 
 def open_sockets() -> set[str]:
-    """Of this process."""
+    """In this process."""
     places = (f"/proc/self/fd/{place}" for place in os.listdir("/proc/self/fd"))
     return {found for place in places if os.path.lexists(place) and (found := os.readlink(place)).startswith("socket:")}
 
 
-def test_sockets_stay_open_until_the_server_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_stay_open_until_the_fork_server_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: set[str] = set()
     send_fds = socket.send_fds
 
@@ -204,7 +204,7 @@ def test_sockets_stay_open_until_the_server_has_them(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGCONT], ids=["it dies", "the job is not wanted any more"])
-def test_sockets_that_the_server_never_got_are_closed(ending: signal.Signals) -> None:
+def test_sockets_that_the_fork_server_never_received_are_closed(ending: signal.Signals) -> None:
     async def run(jobs: ForkedJobs) -> None:
         await jobs.run(b"")
         server = await the_server()
@@ -229,7 +229,7 @@ def test_sockets_that_the_server_never_got_are_closed(ending: signal.Signals) ->
         asyncio.run(run(jobs))
 
 
-def test_jobs_whose_server_dies_fail_and_the_next_gets_another() -> None:
+def test_jobs_fail_if_their_fork_server_dies_and_the_next_job_gets_another() -> None:
     async def run(jobs: ForkedJobs) -> None:
         hanging = asyncio.create_task(jobs.run(b"hang"))
         await asyncio.sleep(0)
@@ -254,7 +254,7 @@ def test_jobs_whose_server_dies_fail_and_the_next_gets_another() -> None:
     assert servers() == set()
 
 
-def test_a_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loraserve.control.ingest.forked_jobs.KILLED_WITHIN_S", 0.2)
 
     async def run(jobs: ForkedJobs) -> None:
@@ -278,7 +278,7 @@ def test_a_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch)
         (("/nowhere/python",), "cannot be started"),
     ],
 )
-def test_a_server_that_cannot_run_is_told(command: tuple[str, ...], reason: str) -> None:
+def test_a_fork_server_that_cannot_run_is_reported(command: tuple[str, ...], reason: str) -> None:
     jobs = forked_jobs(command)
     for _ in range(2):
         with pytest.raises(ForkServerError, match=reason):
@@ -286,7 +286,7 @@ def test_a_server_that_cannot_run_is_told(command: tuple[str, ...], reason: str)
     jobs.close()
 
 
-def test_it_ends_with_its_children_when_it_is_closed_or_nobody_has_it() -> None:
+def test_close_and_garbage_collection_end_the_fork_server_and_its_children() -> None:
     async def run(jobs: ForkedJobs) -> tuple[int, int, asyncio.Task[Ended]]:
         task = asyncio.create_task(jobs.run(b""))
         await asyncio.sleep(0)
@@ -311,7 +311,7 @@ def test_it_ends_with_its_children_when_it_is_closed_or_nobody_has_it() -> None:
     assert not is_running(server)
 
 
-def test_nothing_is_left_when_the_process_that_uses_it_is_killed() -> None:
+def test_no_process_is_left_if_the_process_that_uses_the_fork_server_is_killed() -> None:
     program = f"""
 import asyncio, os, sys
 from loraserve.control.ingest.forked_jobs import ForkedJobs

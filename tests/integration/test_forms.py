@@ -1,4 +1,4 @@
-"""Adapters as multipart forms, against the quota of their tenant: what does not fit is not stored first."""
+"""Adapters as multipart forms, against their tenant's quota: a form that does not fit is not stored first."""
 
 import http.client
 import json
@@ -26,13 +26,13 @@ class Keyed:
     admin: httpx.Client
 
     def tenant(self, name: str, max_adapter_bytes: int) -> str:
-        """A new one with that limit; the key of its operator."""
+        """Creates a tenant with that limit; returns an operator's key."""
         limits = {"max_adapter_bytes": max_adapter_bytes}
         assert self.admin.post("/v1/tenants", json={"id": name, "limits": limits}).status_code == 201
         return new_key(self.admin, name, "operator")["secret"]
 
     def begin(self, key: str, **headers: str) -> http.client.HTTPConnection:
-        """A form of which the head is sent."""
+        """A form of which only the HTTP headers are sent."""
         connection = http.client.HTTPConnection(urlsplit(self.server.url).netloc, timeout=WAIT_S)
         connection.putrequest("POST", "/v1/adapters")
         for name, value in {"x-api-key": key, "content-type": FORM, **headers}.items():
@@ -60,14 +60,14 @@ def error_of(connection: http.client.HTTPConnection) -> tuple[int, dict[str, Any
     return response.status, body["error"]
 
 
-def test_a_form_that_announces_too_much_is_refused_before_its_first_byte(keyed: Keyed) -> None:
+def test_a_form_that_announces_more_than_the_quota_is_refused_before_its_first_byte(keyed: Keyed) -> None:
     key = keyed.tenant("announced", 100_000)
     status, error = error_of(keyed.begin(key, **{"content-length": "50000000"}))
     assert (status, error["code"]) == (429, "insufficient_quota")
     assert "100000 bytes" in error["message"]
 
 
-def test_a_form_that_announces_more_than_an_adapter_has_is_refused_before_its_first_byte(keyed: Keyed) -> None:
+def test_a_form_that_announces_more_than_any_adapter_may_have_is_refused_before_its_first_byte(keyed: Keyed) -> None:
     key = new_key(keyed.admin, "default", "operator")["secret"]
     status, error = error_of(keyed.begin(key, **{"content-length": "99999999999999"}))
     assert (status, error["code"]) == (413, "request_too_large")
@@ -75,7 +75,7 @@ def test_a_form_that_announces_more_than_an_adapter_has_is_refused_before_its_fi
     assert str(sum(FILES.values())) in error["message"]
 
 
-def test_a_form_that_announces_nothing_is_cut_off_where_the_quota_ends(keyed: Keyed) -> None:
+def test_a_form_that_announces_no_length_is_cut_off_at_the_quota(keyed: Keyed) -> None:
     key = keyed.tenant("unannounced", 100_000)
     connection = keyed.begin(key, **{"transfer-encoding": "chunked"})
     for piece in (HEAD, bytes(60_000), bytes(60_000)):
@@ -85,7 +85,7 @@ def test_a_form_that_announces_nothing_is_cut_off_where_the_quota_ends(keyed: Ke
     assert keyed.stored() == []
 
 
-def test_a_form_on_its_way_leaves_its_tenant_the_rest_only(keyed: Keyed) -> None:
+def test_a_form_being_received_counts_against_its_tenants_quota(keyed: Keyed) -> None:
     key = keyed.tenant("busy", 10_000_000)
     connection = keyed.begin(key, **{"content-length": "9000000"})
     connection.send(HEAD)
@@ -94,7 +94,7 @@ def test_a_form_on_its_way_leaves_its_tenant_the_rest_only(keyed: Keyed) -> None
     connection.close()
 
 
-def test_a_form_that_fits_to_the_byte_is_taken(keyed: Keyed, tmp_path: Path) -> None:
+def test_a_form_that_fits_the_quota_to_the_byte_is_accepted(keyed: Keyed, tmp_path: Path) -> None:
     folder = fake_adapter(tmp_path / "skill", 1)
     size_bytes = sum((folder / name).stat().st_size for name in ADAPTER_FILES)
     with client(keyed.server, keyed.tenant("exact", size_bytes)) as http:

@@ -1,4 +1,4 @@
-"""A server whose model writes as gpt-oss does, through the unmodified clients of three APIs, with a fake engine."""
+"""A server whose model answers like gpt-oss, through the unmodified clients of three APIs, with a fake engine."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -88,7 +88,7 @@ def client(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(params=[1, 1000])
 def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Sets what the model says, in steps of so many tokens, and the token that ends it."""
+    """Sets the model's answer and the token that ends it. The fixture's parameter is the number of tokens per step."""
 
     def say(text: str, end: int = 1) -> None:
         token_ids = [*TOKENIZER.encode(text, add_special_tokens=False).ids, end]
@@ -113,13 +113,15 @@ def prompt_of(server: LiveServer) -> str:
         ("<|channel|>analysis<|message|>Two", "Two", None),
     ],
 )
-def test_chats(client: openai.OpenAI, answer: Callable[..., None], text: str, reasoning: Any, content: Any) -> None:
+def test_chats_separate_reasoning_from_content(
+    client: openai.OpenAI, answer: Callable[..., None], text: str, reasoning: Any, content: Any
+) -> None:
     answer(text)
     message = message_of(client)
     assert (message.reasoning_content, message.content) == (reasoning, content)
 
 
-def test_tokens_of_reasoning_are_counted(client: openai.OpenAI, answer: Callable[..., None]) -> None:
+def test_reasoning_tokens_are_counted(client: openai.OpenAI, answer: Callable[..., None]) -> None:
     answer(FINAL)
     usage = client.chat.completions.create(**ASKED).usage
     expected = len(TOKENIZER.encode(THOUGHT.removesuffix("<|start|>assistant"), add_special_tokens=False).ids)
@@ -128,7 +130,7 @@ def test_tokens_of_reasoning_are_counted(client: openai.OpenAI, answer: Callable
     assert usage.completion_tokens_details.reasoning_tokens == expected
 
 
-def test_it_calls_and_sees_what_it_called(
+def test_a_call_is_returned_and_rendered_in_the_next_prompt(
     server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
 ) -> None:
     answer(CALL, end=CALL_ID)
@@ -146,7 +148,7 @@ def test_it_calls_and_sees_what_it_called(
     assert {TOKENIZER.token_to_id("<|call|>"), TOKENIZER.token_to_id("<|return|>")} == {*stop}
 
 
-def test_several_calls_of_a_message_are_shown_each_with_its_result(
+def test_several_calls_of_a_message_are_each_rendered_with_their_result(
     server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
 ) -> None:
     answer(FINAL)
@@ -160,7 +162,9 @@ def test_several_calls_of_a_message_are_shown_each_with_its_result(
     assert prompt.count("I ask.") == 1
 
 
-def test_no_instruction_is_left_out(server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+def test_no_system_or_developer_message_is_left_out(
+    server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
+) -> None:
     answer(FINAL)
     roles = ("system", "developer", "user", "system", "user")
     messages: Any = [{"role": role, "content": f"m{i}"} for i, role in enumerate(roles)]
@@ -169,7 +173,7 @@ def test_no_instruction_is_left_out(server: LiveServer, client: openai.OpenAI, a
     assert prompt_of(server) == f"<|start|>developer<|message|>m0\n\nm1<|end|>{users}<|start|>assistant"
 
 
-def test_marks_that_are_text_are_kept_where_a_format_is_held(
+def test_marks_spelled_in_ordinary_tokens_are_kept_as_text(
     server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
 ) -> None:
     answer("")
@@ -186,7 +190,7 @@ def test_reasoning_cannot_be_turned_off(client: openai.OpenAI) -> None:
         client.chat.completions.create(**ASKED, reasoning_effort="none")
 
 
-def test_what_begins_the_answer_counts_for_the_context(http: httpx.Client) -> None:
+def test_the_tokens_that_begin_the_answer_count_toward_the_context(http: httpx.Client) -> None:
     asked: Any = {**ASKED, "response_format": {"type": "json_object"}}
     num_tokens = http.post("/v1/chat/completions", json={**asked, "max_tokens": 1}).json()["usage"]["prompt_tokens"]
     for max_tokens, status in ((512 - num_tokens, 200), (513 - num_tokens, 400)):
@@ -204,7 +208,9 @@ def test_reasoning_may_follow_text(http: httpx.Client, answer: Callable[..., Non
 
 
 @pytest.mark.parametrize(("text", "kind"), [(FINAL, "message"), (CALL, "function_call")])
-def test_responses(http: httpx.Client, answer: Callable[..., None], text: str, kind: str) -> None:
+def test_a_response_has_the_same_items_streamed_or_not(
+    http: httpx.Client, answer: Callable[..., None], text: str, kind: str
+) -> None:
     answer(text, end=CALL_ID)
     asked = {"model": "tiny", "input": "2 + 2?", "tools": [{"type": "function", "name": "add"}], "request_id": "r"}
     whole = http.post("/v1/responses", json=asked).raise_for_status().json()
@@ -215,7 +221,9 @@ def test_responses(http: httpx.Client, answer: Callable[..., None], text: str, k
 
 
 @pytest.mark.parametrize(("text", "kind"), [(FINAL, "text"), (CALL, "tool_use")])
-def test_messages(server: LiveServer, answer: Callable[..., None], text: str, kind: str) -> None:
+def test_a_message_has_the_same_blocks_streamed_or_not(
+    server: LiveServer, answer: Callable[..., None], text: str, kind: str
+) -> None:
     answer(text, end=CALL_ID)
     tool: Any = {"name": "add", "input_schema": {"type": "object"}}
     asked: Any = {**ASKED, "max_tokens": 90, "tools": [tool], "extra_body": {"request_id": "r1"}}

@@ -1,4 +1,4 @@
-"""What clients of HTTP/1.0 get, such as proxies; a real socket."""
+"""Answers to HTTP/1.0 clients, such as proxies, over a real socket."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ PIECES = [b"data: one\n\n", b"", b"data: two\n\n"]
 
 
 class Streaming(App):
-    """An answer of which nobody knows the length before its end."""
+    """An answer whose length is not known before its end."""
 
     headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"text/event-stream"),)
 
@@ -27,7 +27,7 @@ class Streaming(App):
 
 
 async def answer(port: int, line: str) -> tuple[list[bytes], bytes]:
-    """Head and body, of a connection that ends with them."""
+    """Head and body; the connection closes after them."""
     async with connected(port) as (reader, writer):
         writer.write(f"{line}\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
@@ -35,7 +35,7 @@ async def answer(port: int, line: str) -> tuple[list[bytes], bytes]:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_a_stream_is_not_cut_into_chunks_for_a_client_that_knows_none(method: str) -> None:
+def test_an_http_1_0_client_gets_a_stream_without_chunks(method: str) -> None:
     async def client(_app: Any, _http: HttpServer, port: int) -> None:
         head, body = await asyncio.wait_for(answer(port, f"{method} / HTTP/1.0"), 5.0)
         assert b"connection: close" in head
@@ -45,7 +45,7 @@ def test_a_stream_is_not_cut_into_chunks_for_a_client_that_knows_none(method: st
     against(Streaming, client)
 
 
-def test_an_answer_of_known_length_says_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_of_known_length_has_a_content_length(caplog: pytest.LogCaptureFixture) -> None:
     async def client(_app: Any, _http: HttpServer, port: int) -> None:
         head, body = await asyncio.wait_for(answer(port, "GET / HTTP/1.0"), 5.0)
         assert (b"content-length: 4" in head, body) == (True, b"done")
@@ -54,7 +54,7 @@ def test_an_answer_of_known_length_says_it(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.text == ""
 
 
-def test_others_get_chunks() -> None:
+def test_an_http_1_1_client_gets_chunks() -> None:
     async def client(_app: Any, _http: HttpServer, port: int) -> None:
         head, body = await asyncio.wait_for(answer(port, "GET / HTTP/1.1"), 5.0)
         assert b"transfer-encoding: chunked" in head

@@ -1,4 +1,4 @@
-"""Repeated requests over HTTP, also while the first is still worked on or was never finished."""
+"""Repeated requests over HTTP, including when the first is still in progress or was never finished."""
 
 import asyncio
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def create(admin: httpx.Client, path: str, **changes: Any) -> httpx.Response:
 
 
 class Held:
-    """Work on the server's event loop that does not begin before it may."""
+    """Work on the server's event loop that waits for `release` before it begins."""
 
     def __init__(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
         self._server = server
@@ -80,7 +80,7 @@ class Held:
 
 
 @pytest.mark.parametrize("path", [KEYS, UPLOADS])
-def test_while_the_first_is_worked_on_its_repetitions_are_told_to_wait(
+def test_repetitions_are_told_to_wait_while_the_first_request_is_in_progress(
     server: LiveServer, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     held = Held(server, monkeypatch, path)
@@ -102,7 +102,7 @@ def test_while_the_first_is_worked_on_its_repetitions_are_told_to_wait(
     assert held.num_begun == 1
 
 
-def test_another_body_is_refused_without_a_wait_whether_or_not_the_first_is_done(
+def test_another_body_is_refused_without_retry_after_whether_or_not_the_first_is_done(
     server: LiveServer, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(server, monkeypatch, KEYS)
@@ -119,8 +119,8 @@ def test_another_body_is_refused_without_a_wait_whether_or_not_the_first_is_done
         assert "retry-after" not in refused.headers
 
 
-def test_what_was_never_finished_works_once_its_record_has_gone(server: LiveServer, admin: httpx.Client) -> None:
-    """As after a kill: the record of the request is there, nobody works on it."""
+def test_an_unfinished_request_can_be_repeated_once_its_record_is_gone(server: LiveServer, admin: httpx.Client) -> None:
+    """As after a kill: the request's record exists, but the request is not in progress."""
     created = create(admin, KEYS)
     assert created.status_code == 201
     (name,) = [word for word in server.valkey.command("KEYS", f"{{{DEFAULT_PREFIX}}}:x:*").split() if ":x:" in word]
@@ -135,7 +135,7 @@ def test_what_was_never_finished_works_once_its_record_has_gone(server: LiveServ
 
 
 @pytest.mark.parametrize("with_key", [True, False])
-def test_a_secret_is_shown_though_redis_fails_once_the_key_is_on_disk(
+def test_a_secret_is_returned_even_if_redis_fails_once_the_key_is_on_disk(
     server: LiveServer, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch, with_key: bool
 ) -> None:
     async def refused(*_: object) -> None:
@@ -152,7 +152,7 @@ def test_a_secret_is_shown_though_redis_fails_once_the_key_is_on_disk(
         assert httpx.get(f"{server.url}/v1/models", headers={"x-api-key": secret}).status_code == status
 
 
-def test_what_failed_can_be_repeated_at_once(server: LiveServer, admin: httpx.Client) -> None:
+def test_a_failed_request_can_be_repeated_at_once(server: LiveServer, admin: httpx.Client) -> None:
     assert create(admin, KEYS, tenant="nobody").status_code == 404
     assert server.valkey.command("KEYS", f"{{{DEFAULT_PREFIX}}}:x:*") == "*0\r\n"
     assert create(admin, KEYS).status_code == 201

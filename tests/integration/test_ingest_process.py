@@ -34,7 +34,7 @@ from tests.unit.adapters.folders import lora_key, safetensors_bytes, tiny_layout
 from tests.zoo.artifacts import CONFIG, WEIGHTS, as_headless, files, good_tensors
 
 CHILD = (sys.executable, "-c", "import sys; from loraserve.control.ingest.child import main; sys.exit(main())")
-"""One job without the fork server."""
+"""Runs one job without the fork server."""
 MIB = 1 << 20
 
 
@@ -44,7 +44,7 @@ def wide_layout(features: int) -> BaseLayout:
 
 
 def write_sparse_adapter(folder: Path, features: int, rank: int) -> int:
-    """A float32 adapter of 2 * rank * features values, nearly all of them holes on the disk; returns its bytes."""
+    """A float32 adapter of 2 * rank * features values, nearly all of them holes on disk; returns their bytes."""
     folder.mkdir()
     size = rank * features * 4
     header = {
@@ -70,7 +70,7 @@ def write_sparse_adapter(folder: Path, features: int, rank: int) -> int:
 
 
 def digest_kept(bench: UploadBench, digest: str) -> str:
-    """Of what is stored under that name, read again."""
+    """The digest of the content stored under that name, read again."""
     folder = bench.blobs.folder(digest)
     assert folder is not None
     return read_adapter(folder, bench.layout).digest
@@ -81,11 +81,11 @@ import resource, subprocess, sys
 done = subprocess.run(sys.argv[1:], check=True)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
 """
-"""Starts the child from a small process: the kernel counts what the starter held before `exec` as the child's."""
+"""Starts the child from a small process: the kernel counts its starter's memory before `exec` as the child's."""
 
 
 def run_child(job: IngestJob) -> tuple[JobAnswer, int]:
-    """The answer and the largest resident set in bytes, of the child alone."""
+    """The answer and the peak resident set in bytes, of the child alone."""
     command = [sys.executable, "-c", MEASURED_CHILD, *CHILD]
     done = subprocess.run(command, input=msgspec.json.encode(job), capture_output=True, check=True)
     return msgspec.json.decode(done.stdout, type=JobAnswer), int(done.stderr) * 1024
@@ -106,8 +106,8 @@ def job_for(folder: Path, layout: BaseLayout, size: int, **resources: int) -> In
     )
 
 
-def test_the_packed_form_of_the_largest_growth_may_be_written() -> None:
-    """16-bit tensors for a float32 base, of linears of experts: in B, gate and up have zeros beside each other."""
+def test_the_file_size_limit_admits_the_packed_file_that_grows_most() -> None:
+    """16-bit tensors of expert linears for a float32 base: B of the fused gate and up is half zeros."""
     up = BaseModule("mlp.experts.gate_up_proj", 64, 2 * 65_536, None, 8, ("gate_proj", "up_proj"))
     source_bytes = 2 * 8 * (2 * 16 * 64 + 2 * 65_536 * 16)
     packed_bytes = plan_payload([(up,)], [32], "float32").size_bytes
@@ -115,7 +115,7 @@ def test_the_packed_form_of_the_largest_growth_may_be_written() -> None:
     assert packed_bytes < _resources(source_bytes, tiny_layout(), DEFAULT_LIMITS).file_size_bytes - 64 * MIB
 
 
-def test_the_packed_form_of_all_trained_tokens_of_large_tables_may_be_written() -> None:
+def test_the_file_size_limit_admits_the_packed_file_of_all_trained_tokens_of_large_tables() -> None:
     num_rows, hidden_size, num_tokens = 200_000, 64, DEFAULT_LIMITS.max_trained_tokens
     tables = (
         (BaseModule("embed", num_rows, hidden_size, "0" * 64, is_embedding=True),),
@@ -150,8 +150,8 @@ def test_two_gigabytes_take_the_memory_of_a_small_adapter(tmp_path: Path) -> Non
     assert peak < 160 * MIB
 
 
-def test_it_can_open_nothing_and_start_nothing_once_it_reads(tmp_path: Path) -> None:
-    """Its own limits, applied in a process of their own."""
+def test_a_child_that_gave_up_its_rights_can_open_nothing_nor_exceed_its_memory(tmp_path: Path) -> None:
+    """The child's own limits, applied in a separate process."""
     probe = """
 import os, resource, sys
 from loraserve.control.ingest.child import _give_up_rights
@@ -175,7 +175,7 @@ except MemoryError:
     assert not target.exists()
 
 
-def test_on_macos_where_memory_cannot_be_bounded_an_adapter_is_read_all_the_same(tmp_path: Path) -> None:
+def test_an_adapter_is_read_even_on_macos_where_memory_cannot_be_limited(tmp_path: Path) -> None:
     child = """
 import resource, sys
 from loraserve.control.ingest.child import main
@@ -196,7 +196,7 @@ sys.exit(main())
     assert msgspec.json.decode(done.stdout, type=JobAnswer).manifest is not None
 
 
-def test_too_large_a_packed_form_ends_without_an_answer(tmp_path: Path) -> None:
+def test_a_packed_file_over_the_size_limit_ends_the_child_without_an_answer(tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     size = write_sparse_adapter(folder, 64 * 1024, 64)
     job = job_for(folder, wide_layout(64 * 1024), size, file_size_bytes=MIB)
@@ -219,7 +219,7 @@ def bench_with(tmp_path: Path, script: str) -> UploadBench:
         ("print('not json')", "gave no answer"),
     ],
 )
-def test_a_process_that_dies_fails_the_upload_which_can_be_committed_again(
+def test_an_upload_whose_process_dies_fails_and_can_be_committed_again(
     script: str, reason: str, tmp_path: Path
 ) -> None:
     bench = bench_with(tmp_path, script)
@@ -243,7 +243,7 @@ def test_a_process_that_dies_fails_the_upload_which_can_be_committed_again(
     assert len(again.contents()) == 1
 
 
-def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
 
@@ -262,7 +262,7 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
 
 
 def test_no_more_processes_than_allowed_run_at_once(tmp_path: Path) -> None:
-    """Each notes how many are there when it starts."""
+    """Each records how many are running when it starts."""
     script = f"""
 import os, sys, time, pathlib
 folder = pathlib.Path({str(tmp_path)!r})
@@ -290,13 +290,13 @@ print('{{"report":{{"checks":[]}}}}')
 
 
 async def commit_and_kill(bench: UploadBench, number: int, kill: Awaitable[None]) -> bool:
-    """Commits content of its own; whether it was accepted. All of it is there then, else nothing."""
+    """Commits new content; returns whether it was accepted. Checks that all of it is stored then, else nothing."""
     name, content = f"a{number}", files()
     data = {**content, CONFIG: json.dumps({**json.loads(content[CONFIG]), "lora_alpha": 8 + number}).encode()}
     before = bench.remains()
     session = await bench.service.open(ALICE, name, announced(data))
     for file, bytes_ in data.items():
-        # Straight into the store: only the ingest process of the commit is to be killed.
+        # Directly into the store: only the commit's ingest process is to be killed.
         bench.store.append(session.id, file, 0, bytes_)
     await bench.service.commit(ALICE, "request", session.id)
     killer = asyncio.ensure_future(kill)
@@ -319,7 +319,7 @@ async def commit_and_kill(bench: UploadBench, number: int, kill: Awaitable[None]
 
 
 async def life_of_one_process(bench: UploadBench) -> float:
-    """Seconds, of the shortest one: others wait for the fork server, or for a core."""
+    """Seconds, of the shortest life: others wait for the fork server or for a core."""
     lives_s: list[float] = []
     for number in range(6):
         started = time.perf_counter()
@@ -345,8 +345,8 @@ async def _kill_child(server: int, after_s: float) -> None:
             return
 
 
-def test_kills_of_the_process_at_random_moments_leave_all_or_nothing(tmp_path: Path) -> None:
-    """Until 40 came while it lived: how many do depends on how its pace changes."""
+def test_kills_at_random_moments_leave_all_or_nothing(tmp_path: Path) -> None:
+    """Until 40 kills hit a living process: how many come too late depends on how its pace changes."""
     bench, rng = UploadBench(tmp_path), random.Random(1)
 
     async def run() -> None:
@@ -363,8 +363,8 @@ def test_kills_of_the_process_at_random_moments_leave_all_or_nothing(tmp_path: P
     asyncio.run(run())
 
 
-def test_a_kill_at_any_change_of_a_file_leaves_all_or_nothing(tmp_path: Path) -> None:
-    """At the first, the second and so on that the process makes, until it comes through."""
+def test_a_kill_at_any_file_change_leaves_all_or_nothing(tmp_path: Path) -> None:
+    """At the process's first change, then at the second and so on, until it completes."""
     num_changes = tmp_path / "num-changes"
     script = f"""
 from pathlib import Path
@@ -405,7 +405,7 @@ def test_a_blob_is_packed_again_for_another_base(tmp_path: Path) -> None:
         bench.layout = wide_layout(64)
         with pytest.raises(DoesNotFitError, match="does not fit the served base model"):
             await bench.ingest.pack(digest, folder)
-        # What was good for this very base once, and is not any more, is damaged.
+        # Content that fit this very base once and no longer does is damaged.
         bench.layout = tiny_layout()
         (folder / WEIGHTS).chmod(0o600)
         (folder / WEIGHTS).write_bytes(b"\0" * 64)
@@ -417,8 +417,8 @@ def test_a_blob_is_packed_again_for_another_base(tmp_path: Path) -> None:
     assert sorted(path.suffix for path in bench.packed_dir.iterdir()) == [".packed", ".packed"]
 
 
-def test_an_adapter_of_the_model_without_its_head_is_kept_as_one_and_packed_again(tmp_path: Path) -> None:
-    """Where its author gave no task type, which goes with names of the whole model too."""
+def test_an_adapter_of_a_headless_model_is_stored_as_such_and_can_be_packed_again(tmp_path: Path) -> None:
+    """Also without a task type from its author, which an adapter of the whole model may lack too."""
     bench = UploadBench(tmp_path)
     tensors = good_tensors()
     as_headless(tensors)
@@ -439,8 +439,8 @@ def test_an_adapter_of_the_model_without_its_head_is_kept_as_one_and_packed_agai
     asyncio.run(run())
 
 
-def test_a_config_that_is_longer_than_a_tenant_may_send_once_it_is_kept_is_packed_again(tmp_path: Path) -> None:
-    """Sent on one line, and kept with a line for each of its names."""
+def test_an_adapter_whose_stored_config_exceeds_the_upload_limit_can_be_packed_again(tmp_path: Path) -> None:
+    """Sent on one line, but stored with one line per module name."""
     bench = UploadBench(tmp_path)
     config = json.loads(files()[CONFIG])
     config["target_modules"] += [f"unused_{number}" for number in range(16_000)]
@@ -457,7 +457,7 @@ def test_a_config_that_is_longer_than_a_tenant_may_send_once_it_is_kept_is_packe
     asyncio.run(run())
 
 
-def test_what_is_kept_holds_nothing_that_the_sender_wrote_beside_the_content(tmp_path: Path) -> None:
+def test_stored_files_contain_nothing_that_the_sender_wrote_besides_the_content(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path)
     config = json.loads(files()[CONFIG]) | {
         "base_model_name_or_path": "/home/alice/secret-model",
@@ -480,7 +480,7 @@ def test_what_is_kept_holds_nothing_that_the_sender_wrote_beside_the_content(tmp
     assert plain.result.digest == session.result.digest
 
 
-def test_what_is_kept_is_the_same_whoever_sends_it_first(tmp_path: Path) -> None:
+def test_stored_files_do_not_depend_on_how_the_same_content_was_sent(tmp_path: Path) -> None:
     tensors = good_tensors()
     config = json.loads(files()[CONFIG])
     plain = {CONFIG: json.dumps(config).encode(), WEIGHTS: safetensors_bytes(tensors, {"format": "pt"})}

@@ -1,4 +1,4 @@
-"""`loraserve batch` as a process that is interrupted, and goes on."""
+"""`loraserve batch` as a process that is interrupted and resumed."""
 
 import asyncio
 import json
@@ -22,15 +22,15 @@ NUM_ANSWERED = 3
 
 @dataclass(slots=True)
 class SlowServer:
-    """Answers some requests, and is waited for by the others until it has more to give."""
+    """Answers some requests and keeps the others waiting until it breaks off their connections."""
 
     num_answered: int
     num_waiting: int = 0
     asked: Counter[str] = field(default_factory=Counter[str])
     is_full: asyncio.Event = field(default_factory=asyncio.Event)
-    """All requests that are sent at once wait."""
+    """All concurrent requests are waiting."""
     breaks_off: asyncio.Event = field(default_factory=asyncio.Event)
-    """Those who wait get no answer."""
+    """Waiting requests get no answer."""
 
     async def list_models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": []})
@@ -71,7 +71,7 @@ async def ended(batch: Process) -> tuple[int | None, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With requests."""
+    """Contains the file of requests."""
     lines = [
         {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": {"prompt": f"p{i}"}}
         for i in range(NUM_REQUESTS)
@@ -89,7 +89,9 @@ ALL_ANSWERS = [(f"r{i}", f"p{i}") for i in range(NUM_REQUESTS)]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_what_was_answered_stays_and_is_not_asked_again(number: signal.Signals, code: int, folder: Path) -> None:
+def test_answers_from_before_an_interruption_are_kept_and_not_requested_again(
+    number: signal.Signals, code: int, folder: Path
+) -> None:
     async def interrupt_and_go_on() -> SlowServer:
         slow = SlowServer(NUM_ANSWERED)
         async with TestServer(slow.app()) as server:
@@ -109,11 +111,11 @@ def test_what_was_answered_stays_and_is_not_asked_again(number: signal.Signals, 
 
     slow = asyncio.run(interrupt_and_go_on())
     assert sorted(answers_in(folder)) == ALL_ANSWERS
-    # Those that were under way are asked twice, those that were answered once.
+    # Requests that were in flight are sent twice, those that were answered once.
     assert sorted(slow.asked.values()) == [1] * (NUM_REQUESTS - CONCURRENCY) + [2] * CONCURRENCY
 
 
-def test_a_server_that_starts_anew_is_waited_for(folder: Path) -> None:
+def test_batch_waits_for_a_server_that_restarts(folder: Path) -> None:
     async def restart() -> SlowServer:
         slow = SlowServer(NUM_ANSWERED)
         async with TestServer(slow.app()) as server:
@@ -131,7 +133,7 @@ def test_a_server_that_starts_anew_is_waited_for(folder: Path) -> None:
     assert sorted(answers_in(folder)) == ALL_ANSWERS
 
 
-def test_a_second_run_says_how_to_go_on(folder: Path) -> None:
+def test_a_second_run_without_resume_suggests_it(folder: Path) -> None:
     async def run_twice() -> tuple[int | None, str]:
         async with TestServer(SlowServer(NUM_REQUESTS).app()) as server:
             assert (await ended(await start_batch(server, folder)))[0] == 0
@@ -143,7 +145,7 @@ def test_a_second_run_says_how_to_go_on(folder: Path) -> None:
     assert sorted(answers_in(folder)) == ALL_ANSWERS
 
 
-def test_nothing_more_is_sent_once_the_server_is_gone(folder: Path) -> None:
+def test_batch_stops_sending_once_the_server_is_gone(folder: Path) -> None:
     async def stop() -> tuple[int | None, str]:
         slow = SlowServer(NUM_ANSWERED)
         async with TestServer(slow.app()) as server:
@@ -163,8 +165,8 @@ def test_nothing_more_is_sent_once_the_server_is_gone(folder: Path) -> None:
     assert len(failed) < NUM_REQUESTS - NUM_ANSWERED
 
 
-def test_requests_that_change_meanwhile_are_told(folder: Path) -> None:
-    """More of them than are read at a time."""
+def test_a_change_of_the_requests_file_during_the_run_is_reported(folder: Path) -> None:
+    """It has more requests than are read at once."""
     requests = folder / "requests.jsonl"
     padded = {"url": "/v1/completions", "body": {"prompt": "x" * 10_000}}
     requests.write_text("".join(json.dumps({"custom_id": f"r{i}", **padded}) + "\n" for i in range(50)))

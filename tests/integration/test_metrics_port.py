@@ -18,7 +18,7 @@ def metrics_url(server: ServerProcess) -> str:
     return found[1]
 
 
-def test_metrics_have_a_port_of_their_own_that_needs_no_key_and_has_nothing_else(tmp_path: Path) -> None:
+def test_the_metrics_port_serves_metrics_without_a_key_and_nothing_else(tmp_path: Path) -> None:
     key = offline_admin_key(tmp_path)
     with serve_fake(tmp_path, "--metrics-port", "0") as server, client(server, key) as admin:
         assert complete(admin, "fake").status_code == 200
@@ -35,20 +35,20 @@ def test_metrics_have_a_port_of_their_own_that_needs_no_key_and_has_nothing_else
             assert found == dict.fromkeys(paths, 404)
             asked = anyone.post("/v1/completions", json={"model": "fake", "prompt": [1]})
             assert asked.status_code == 404
-            # A page that has its own name lead here.
+            # A page that makes its own host name resolve to this server.
             rebound = anyone.get("/metrics", headers={"host": "attacker.example"})
             assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "forbidden")
             foreign = anyone.get("/metrics", headers={"sec-fetch-site": "cross-site"})
             assert foreign.status_code == 403
             stop(server)
-    # A Prometheus of another machine calls it by whatever name it has.
+    # A Prometheus on another machine may use any host name.
     with serve_fake(tmp_path, "--metrics-port", "0", "--metrics-host", "0.0.0.0") as server:
         called = httpx.get(f"{metrics_url(server)}/metrics", headers={"host": "loraserve:9400"})
         assert called.status_code == 200
         stop(server)
 
 
-def test_a_metrics_port_that_is_taken_is_one_line_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_taken_metrics_port_is_a_one_line_error_before_anything_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, output = run_to_end(tmp_path, "--metrics-port", str(port))

@@ -1,4 +1,4 @@
-"""What is kept of an adapter that has tensors for a tower beside the decoder: a model with one, and real uploads."""
+"""What is stored of an adapter that also has tensors for a vision tower: a multimodal model and real uploads."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.tiny_models import multimodal_config, random_model, save_mode
 from tests.support.uploads import UploadBench
 
 
-def test_what_is_kept_has_no_tensor_of_the_tower_and_is_read_again(tmp_path: Path) -> None:
+def test_stored_adapters_have_no_tower_tensors_and_can_be_uploaded_again(tmp_path: Path) -> None:
     model, folder = random_model(multimodal_config()), tmp_path / "plain"
     save_model(model, tmp_path / "model")
     save_adapter(model, TARGETS["plain"], folder)
@@ -35,5 +35,5 @@ def test_what_is_kept_has_no_tensor_of_the_tower_and_is_read_again(tmp_path: Pat
         asyncio.run(bench.ingest.pack(digest, blob))
         kept.append({path.name: path.read_bytes() for path in blob.iterdir()})
         uploaded = {name: (blob / name).read_bytes() for name in (CONFIG_NAME, WEIGHTS_NAME)}
-    # The same, whether or not the sender's file has tensors of the tower.
+    # The stored files are the same whether or not the uploaded file has tower tensors.
     assert kept[0] == kept[1]

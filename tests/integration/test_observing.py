@@ -1,4 +1,4 @@
-"""What a server with keys tells of itself over HTTP, and to whom. The engine is the fake one."""
+"""What a server with keys reports about itself over HTTP, and to whom. The engine is fake."""
 
 import contextlib
 import csv
@@ -39,12 +39,12 @@ class Observed:
     acme: httpx.Client
     globex: httpx.Client
     viewer: httpx.Client
-    """Of acme."""
+    """A viewer of acme."""
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    """Two servers on one Redis; everybody talks to the first. Each tenant has an adapter of a name of its own."""
+    """Two servers on one Redis; all clients use the first. Each tenant has an adapter with its own name."""
     folder = tmp_path_factory.mktemp("observed")
     data_dir = folder / "data"
     key = offline_admin_key(data_dir)
@@ -67,7 +67,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 
 @contextlib.contextmanager
 def streaming(server: ServerProcess, http: httpx.Client, model: str) -> Iterator[Iterator[dict[str, Any]]]:
-    """A stream that has begun, on whichever server."""
+    """A stream on `server` whose first event has arrived."""
     body = {"model": model, "prompt": [1, 2], "max_tokens": ENDLESS, "stream": True, "ignore_eos": True}
     headers = {"authorization": http.headers["authorization"]}
     with (
@@ -87,7 +87,7 @@ def data(http: httpx.Client, path: str, **query: str | int) -> list[dict[str, An
 
 
 def everything(http: httpx.Client) -> str:
-    """All that a tenant's admin can be told."""
+    """Everything that a tenant's admin can read."""
     paths = (
         *("/v1/live", "/v1/engines", "/v1/series", "/v1/requests", "/v1/usage?group_by=key,adapter,version"),
         *("/v1/adapters", "/v1/usage?group_by=adapter&format=csv", "/v1/audit", "/v1/audit?format=ndjson"),
@@ -98,7 +98,7 @@ def everything(http: httpx.Client) -> str:
 
 
 class TestTenants:
-    def test_a_tenant_learns_nothing_of_another(self, observed: Observed) -> None:
+    def test_a_tenant_learns_nothing_about_another(self, observed: Observed) -> None:
         own_admin = new_key(observed.admin, "acme", "admin")["secret"]
         with client(observed.a, own_admin) as acme, streaming(observed.a, observed.globex, "of-globex"):
             told = everything(acme)
@@ -107,10 +107,8 @@ class TestTenants:
             (digest,) = {item["live"]["digest"] for item in data(observed.globex, "/v1/adapters", q="of-globex")}
             assert digest not in told
 
-    def test_a_versions_files_and_report_do_not_say_who_sent_them_first(
-        self, observed: Observed, tmp_path: Path
-    ) -> None:
-        """The same content as `of-globex`."""
+    def test_version_files_and_report_do_not_reveal_an_earlier_upload(self, observed: Observed, tmp_path: Path) -> None:
+        """Uploads the same content as `of-globex`."""
         add_adapter(observed.acme, "copy", fake_adapter(tmp_path / "copy", seed=TENANTS.index("globex")))
         path = "/v1/adapters/copy/versions/1"
         version = observed.acme.get(path).json()
@@ -124,15 +122,15 @@ class TestTenants:
         assert not {check["name"] for check in report["checks"]} & OF_THE_FILES
         assert observed.acme.delete("/v1/adapters/copy").status_code < 300
 
-    def test_no_browser_shows_a_tenant_what_it_had_of_another(self, observed: Observed) -> None:
-        """Who acts for both in turn may find an adapter of the same name and revision at the same URL."""
+    def test_browsers_do_not_cache_one_tenants_data_for_another(self, observed: Observed) -> None:
+        """A user who acts for both in turn may find an adapter with the same name and revision at the same URL."""
         version = "/v1/adapters/of-acme/versions/1"
         files = [f"{version}/files/{name}" for name in ADAPTER_FILES]
         for path in ("/v1/tenants/acme", "/v1/adapters/of-acme", version, *files):
             answer = observed.acme.get(path)
             assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
 
-    def test_each_tenants_requests_are_its_own(self, observed: Observed) -> None:
+    def test_a_tenant_sees_only_its_own_requests(self, observed: Observed) -> None:
         for http, name in ((observed.acme, "of-acme"), (observed.globex, "of-globex")):
             assert {found["adapter"] for found in data(http, "/v1/requests")} == {name}
         (newest, *_) = data(observed.globex, "/v1/requests")
@@ -145,7 +143,7 @@ class TestTenants:
                 == (missing.json()["error"]["message"])
             )
 
-    def test_operators_of_all_tenants_see_all(self, observed: Observed) -> None:
+    def test_an_admin_of_all_tenants_sees_all_requests_and_usage(self, observed: Observed) -> None:
         found = data(observed.admin, "/v1/requests", tenant="*", limit=500)
         assert set(TENANTS) <= {request["tenant"] for request in found}
         rows = data(observed.admin, "/v1/usage", group_by="tenant,adapter")
@@ -165,13 +163,13 @@ class TestTenants:
             ("/v1/requests", "viewer", 200),
         ],
     )
-    def test_a_role_sees_what_it_may(self, observed: Observed, path: str, role: str, status: int) -> None:
+    def test_a_role_sees_only_the_paths_it_may(self, observed: Observed, path: str, role: str, status: int) -> None:
         with client(observed.a, new_key(observed.admin, "acme", role)["secret"]) as http:
             assert http.get(path).status_code == status
 
 
 class TestLive:
-    def test_both_engines_are_told_by_either_server(self, observed: Observed) -> None:
+    def test_either_server_reports_both_engines(self, observed: Observed) -> None:
         with client(observed.b, observed.admin.headers["authorization"].removeprefix("Bearer ")) as other:
             for http in (observed.admin, other):
                 live = http.get("/v1/live").json()
@@ -182,9 +180,9 @@ class TestLive:
                 assert [engine["id"] for engine in engines] == ["engine-0", "engine-1"]
                 assert all(engine["weights"] == engine["dtype"] for engine in engines)
 
-    def test_who_has_seen_it_gets_no_body(self, observed: Observed) -> None:
+    def test_a_poll_without_changes_returns_304_and_no_body(self, observed: Observed) -> None:
         def is_unchanged() -> bool:
-            """A poll after a poll, while nothing happens in between."""
+            """Two polls in a row, with no change in between."""
             seen = observed.viewer.get("/v1/live")
             again = observed.viewer.get("/v1/live", headers={"if-none-match": seen.headers["etag"]})
             return (again.status_code, again.content) == (304, b"")
@@ -193,7 +191,7 @@ class TestLive:
 
 
 class TestRequests:
-    def test_a_request_on_another_server_is_listed_and_ended(self, observed: Observed) -> None:
+    def test_a_request_on_another_server_can_be_listed_and_aborted(self, observed: Observed) -> None:
         with streaming(observed.b, observed.acme, "of-acme") as events:
 
             def running() -> list[dict[str, Any]]:
@@ -210,7 +208,7 @@ class TestRequests:
         assert (ended["state"], ended["error"]) == ("abort", "request_aborted")
         assert ended["num_output_tokens"] > 0
 
-    def test_pages_go_on_where_they_stopped(self, observed: Observed) -> None:
+    def test_each_page_continues_where_the_previous_one_ended(self, observed: Observed) -> None:
         for _ in range(5):
             assert complete(observed.acme, "of-acme").status_code == 200
         whole = [request["id"] for request in data(observed.acme, "/v1/requests", state="length")]
@@ -228,12 +226,12 @@ class TestRequests:
 
 
 class TestUsage:
-    def test_adapters_show_what_was_asked_of_them(self, observed: Observed) -> None:
+    def test_adapters_show_their_request_count_last_use_and_latency(self, observed: Observed) -> None:
         (item,) = data(observed.acme, "/v1/adapters", q="of-acme")
         assert item["requests_24h"] is not None
         assert set(item) >= {"last_used_at", "ttft_p95_ms"}
 
-    def test_csv_and_json_tell_the_same(self, observed: Observed) -> None:
+    def test_usage_is_the_same_in_csv_and_json(self, observed: Observed) -> None:
         rows = data(observed.acme, "/v1/usage", group_by="adapter,version")
         answer = observed.acme.get("/v1/usage", params={"group_by": "adapter,version", "format": "csv"})
         assert answer.headers["content-type"].startswith("text/csv")
@@ -253,14 +251,14 @@ class TestUsage:
             ({"interval": "hour", "from": "0"}, "from"),
         ],
     )
-    def test_what_cannot_be_answered_is_refused_by_name(
+    def test_invalid_usage_queries_are_refused_naming_the_parameter(
         self, observed: Observed, query: dict[str, str], param: str
     ) -> None:
         refused = observed.viewer.get("/v1/usage", params=query)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-def test_settings_are_told_with_where_they_come_from(observed: Observed) -> None:
+def test_settings_are_reported_with_their_sources(observed: Observed) -> None:
     found = {item["name"]: item for item in data(observed.admin, "/v1/config")}
     assert (found["port"]["value"], found["port"]["source"]) == ("0", "flag")
     assert (found["redis-url"]["source"], found["max-queued"]["source"]) == ("flag", "default")
@@ -283,7 +281,7 @@ def test_refusals_are_in_the_audit_trail(observed: Observed) -> None:
     wait_until(noted, "the refusal in the audit trail")
 
 
-def test_the_audit_trail_is_saved_as_it_is_listed(observed: Observed) -> None:
+def test_a_downloaded_audit_trail_equals_the_listed_one(observed: Observed) -> None:
     listed = data(observed.admin, "/v1/audit", kind="key", limit=500)
     assert any(entry["after"] is not None for entry in listed)
     query = {"kind": "key", "format": "ndjson"}
@@ -302,7 +300,7 @@ def test_the_audit_trail_is_saved_as_it_is_listed(observed: Observed) -> None:
     assert (empty.status_code, empty.text) == (200, "")
 
 
-def test_saving_an_audit_trail_of_large_documents_takes_little_memory(observed: Observed) -> None:
+def test_downloading_an_audit_trail_of_large_documents_takes_little_memory(observed: Observed) -> None:
     names = [f"{number:064}" for number in range(1000)]
     key = observed.admin.post("/v1/keys", json={"role": "infer", "tenant": "acme", "adapters": names}).json()
     for number in range(150):
@@ -316,7 +314,7 @@ def test_saving_an_audit_trail_of_large_documents_takes_little_memory(observed: 
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_a_certificate_is_always_told_of_a_version_that_is_there(observed: Observed, version: str) -> None:
+def test_every_existing_version_reports_a_certificate_state(observed: Observed, version: str) -> None:
     answer = observed.acme.get(f"/v1/adapters/of-acme/versions/{version}/certificate")
     if version == "2":
         assert answer.status_code == 404

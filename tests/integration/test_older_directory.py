@@ -1,4 +1,4 @@
-"""A data directory that is older than Redis: a restored backup, or a disk that does not show yet what others wrote."""
+"""A data directory that is older than Redis: a restored backup, or a disk that lags behind other servers' writes."""
 
 import shutil
 import time
@@ -25,15 +25,15 @@ CHANGES = ("revoked", "demoted", "rotated", "tenant suspended")
 
 @dataclass(frozen=True, slots=True)
 class OlderCopy:
-    """A server on what `data` was before keys of it were changed, each as its name says."""
+    """A server on a copy of `data` from before its keys were changed, each as its name in `CHANGES` says."""
 
     server: ServerProcess
     valkey: Valkey
     admin: httpx.Client
-    """Of whom nothing was changed."""
+    """Its key was not changed."""
     keys: dict[str, dict[str, Any]]
     sessions: dict[str, str]
-    """Cookies of the console, from before the changes."""
+    """Console cookies from before the changes."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def older(tmp_path: Path) -> Iterator[OlderCopy]:
 
 
 def cookie_of(server: ServerProcess, key: dict[str, Any]) -> str:
-    """Its token."""
+    """The token in the session cookie."""
     answered = httpx.post(f"{server.url}/v1/session", json={"key": key["secret"]}, timeout=WAIT_S)
     assert answered.status_code == 200, answered.text
     return next(iter(answered.cookies.values()))
@@ -74,7 +74,7 @@ def code_of(response: httpx.Response) -> tuple[int, str | None]:
 
 
 def answers(http: httpx.Client) -> list[httpx.Response]:
-    """To what the admin of a tenant may ask."""
+    """Responses to requests that a tenant's admin may send."""
     return [
         http.get("/v1/keys"),
         http.post("/v1/keys", json={"role": "admin"}),
@@ -90,7 +90,7 @@ def num_keys(admin: httpx.Client) -> int:
     return len(admin.get("/v1/keys").json()["data"])
 
 
-def test_who_may_less_by_now_is_refused_and_the_others_are_not(older: OlderCopy) -> None:
+def test_keys_with_newer_revisions_in_redis_are_refused_and_others_are_not(older: OlderCopy) -> None:
     before = num_keys(older.admin)
     for change, key in older.keys.items():
         cookie = {"cookie": f"ls_session_{older.server.url.rpartition(':')[2]}={older.sessions[change]}"}
@@ -104,7 +104,7 @@ def test_who_may_less_by_now_is_refused_and_the_others_are_not(older: OlderCopy)
     assert {answer.status_code for answer in answers(older.admin)} == {200, 201}
 
 
-def test_who_is_refused_learns_nothing_of_what_is_there(older: OlderCopy, tmp_path: Path) -> None:
+def test_a_refused_caller_cannot_learn_which_adapters_exist(older: OlderCopy, tmp_path: Path) -> None:
     with client(older.server, new_key(older.admin, "acme", "admin")["secret"]) as http:
         add_adapter(http, "sql", fake_adapter(tmp_path / "sql", 1))
     with client(older.server, older.keys["revoked"]["secret"]) as http:
@@ -118,7 +118,7 @@ def test_who_is_refused_learns_nothing_of_what_is_there(older: OlderCopy, tmp_pa
     assert {code_of(answer) for answer in refused} == {(503, "service_unavailable")}
 
 
-def test_who_is_refused_can_log_out(older: OlderCopy) -> None:
+def test_a_refused_session_can_log_out(older: OlderCopy) -> None:
     key, names = new_key(older.admin, "acme", "admin"), KeyNames(DEFAULT_PREFIX)
     with httpx.Client(base_url=older.server.url, timeout=WAIT_S) as browser:
         csrf = browser.post("/v1/session", json={"key": key["secret"]}).json()["csrf"]
@@ -129,7 +129,7 @@ def test_who_is_refused_can_log_out(older: OlderCopy) -> None:
         assert not browser.cookies
 
 
-def test_it_stays_so_while_redis_is_gone_and_ends_with_what_redis_knew(older: OlderCopy) -> None:
+def test_a_key_stays_refused_while_redis_is_gone_until_an_empty_redis_returns(older: OlderCopy) -> None:
     with client(older.server, older.keys["revoked"]["secret"]) as http:
         older.valkey.kill()
         assert older.admin.get("/v1/keys").status_code == 200
@@ -139,14 +139,14 @@ def test_it_stays_so_while_redis_is_gone_and_ends_with_what_redis_knew(older: Ol
         assert complete(http, "fake").status_code == 200
 
 
-def test_what_redis_learned_while_a_body_was_still_coming_counts(older: OlderCopy) -> None:
+def test_a_key_change_that_reaches_redis_during_a_slow_body_refuses_the_request(older: OlderCopy) -> None:
     key = new_key(older.admin, "acme", "admin")
     before, names = num_keys(older.admin), KeyNames(DEFAULT_PREFIX)
 
     def body() -> Iterator[bytes]:
         yield b'{"role": "admin"'
         assert older.admin.get("/v1/keys").status_code == 200
-        # Without the change that wakes up the server, and nobody else asks.
+        # Without the change notification that wakes the server, and with no other request.
         older.valkey.command("HSET", names.document("key", key["id"]), "rev", "2")
         yield b"}"
 
@@ -156,7 +156,7 @@ def test_what_redis_learned_while_a_body_was_still_coming_counts(older: OlderCop
     assert num_keys(older.admin) == before
 
 
-def test_a_secret_from_before_a_rotation_that_was_not_heard_of_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_rotated_secret_is_refused_at_once_without_a_notification(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     admin_key = offline_admin_key(data_dir)
     with running_valkey(tmp_path) as valkey, serve_fake(data_dir, "--redis-url", valkey.url) as server:
@@ -168,7 +168,7 @@ def test_a_secret_from_before_a_rotation_that_was_not_heard_of_is_refused_at_onc
         assert isinstance(document.doc, KeyDoc)
         doc = rotated(document.doc, generate_key(document.id), 0, time.time())
         documents.commit(replace(document, rev=2, doc=doc))
-        # As another server puts it, without the change that wakes up this one.
+        # As another server writes it, but without the change notification that wakes this one.
         valkey.command("HSET", KeyNames(DEFAULT_PREFIX).document("key", document.id), "rev", "2")
         with client(server, key["secret"]) as http:
             assert code_of(http.post("/v1/session", json={"key": key["secret"]})) == (401, "invalid_api_key")

@@ -35,7 +35,7 @@ def encode(text: str) -> list[int]:
 
 
 def says(text: str, end: bool = True) -> FakeEngine:
-    """An engine whose every choice is this text."""
+    """An engine that answers every choice with `text`."""
     token_ids = encode(text) + ([1] if end else [])
     return FakeEngine(model=make_model(TOKENIZER), reply=lambda request, index: token_ids)
 
@@ -48,7 +48,7 @@ def module_stack() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="module")
 def server(module_stack: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
-    """Says TEXT; base "tiny", adapters "sql" and "shout"."""
+    """Answers TEXT; base "tiny", adapters "sql" and "shout"."""
     served = make_settings(tmp_path_factory.mktemp("data"))
     return module_stack.enter_context(live_server(says(TEXT), served, ("sql", "shout")))
 
@@ -66,7 +66,7 @@ def client(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 
 def events(body: str) -> list[Any]:
-    """The data of an SSE body, [DONE] left out but checked."""
+    """The data of an SSE body; checks for [DONE] and leaves it out."""
     blocks = [block for block in body.split("\n\n") if block and not block.startswith(":")]
     assert all(block.startswith("data: ") for block in blocks)
     assert blocks[-1] == "data: [DONE]"
@@ -75,7 +75,7 @@ def events(body: str) -> list[Any]:
 
 
 def noting(work: Callable[..., Any], on_loop: list[bool]) -> Callable[..., Any]:
-    """Whether it is done on an event loop."""
+    """Wraps `work` to record whether each call runs on an event loop."""
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -98,7 +98,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 class TestModels:
-    def test_base_names_first_then_adapters(self, client: openai.OpenAI, server: LiveServer) -> None:
+    def test_base_names_are_listed_before_adapters(self, client: openai.OpenAI, server: LiveServer) -> None:
         cards = client.models.list().data
         assert [card.id for card in cards] == ["tiny", "org/tiny-alias", "shout", "sql"]
         base, sql = cards[0].to_dict(), cards[3].to_dict()
@@ -108,10 +108,10 @@ class TestModels:
         assert base["permission"][0]["object"] == "model_permission"
 
     @pytest.mark.parametrize("name", ["tiny", "org/tiny-alias", "sql", "tiny:sql", "sql@v1", "tiny:sql@live"])
-    def test_one_model(self, client: openai.OpenAI, name: str) -> None:
+    def test_a_model_is_retrieved_by_any_of_its_names(self, client: openai.OpenAI, name: str) -> None:
         assert client.models.retrieve(name).id == name.removeprefix("tiny:")
 
-    def test_names_that_are_paths(self, tmp_path: Path) -> None:
+    def test_model_names_can_be_paths(self, tmp_path: Path) -> None:
         names = ["/models/llama", "path/to/model/", "sq"]
         served = make_settings(tmp_path, served_model_names=names)
         with (
@@ -129,7 +129,7 @@ class TestModels:
             client.models.retrieve("nope")
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
-    def test_an_adapters_base_url_lists_it_alone(self, server: LiveServer) -> None:
+    def test_an_adapters_base_url_lists_only_that_adapter(self, server: LiveServer) -> None:
         with openai.OpenAI(base_url=f"{server.url}/adapters/sql/v1", api_key="x", max_retries=0) as client:
             assert [card.id for card in client.models.list().data] == ["sql"]
             assert client.models.retrieve("sql").id == "sql"
@@ -139,7 +139,7 @@ class TestModels:
 
 
 class TestCompletions:
-    def test_shape(self, client: openai.OpenAI) -> None:
+    def test_response_shape(self, client: openai.OpenAI) -> None:
         completion = client.completions.create(model="sql", prompt="hi", max_tokens=100)
         choice = completion.choices[0]
         assert completion.id.startswith("cmpl-")
@@ -163,7 +163,7 @@ class TestCompletions:
         assert short_of_room.usage is not None
         assert short_of_room.usage.completion_tokens == 2
 
-    def test_token_id_prompts_reach_the_engine_as_they_are(self, client: openai.OpenAI, server: LiveServer) -> None:
+    def test_token_id_prompts_reach_the_engine_unchanged(self, client: openai.OpenAI, server: LiveServer) -> None:
         client.completions.create(model="tiny", prompt=[[5, 6], [7]], max_tokens=1)
         assert sorted(request.prompt_token_ids for request in server.engine.requests[-2:]) == [[5, 6], [7]]
         client.completions.create(model="tiny", prompt=[8, 9], max_tokens=1)
@@ -173,7 +173,7 @@ class TestCompletions:
         client.completions.create(model="tiny", prompt="hi", max_tokens=1, extra_body={"add_special_tokens": False})
         assert server.engine.requests[-1].prompt_token_ids == encode("hi")
 
-    def test_several_prompts_with_several_choices(self, client: openai.OpenAI, server: LiveServer) -> None:
+    def test_several_prompts_return_n_choices_each(self, client: openai.OpenAI, server: LiveServer) -> None:
         completion = client.completions.create(model="tiny", prompt=["a", "b", "c"], n=2, max_tokens=3, seed=5)
         assert [choice.index for choice in completion.choices] == list(range(6))
         assert {request.sampling.seed for request in server.engine.requests[-3:]} == {5}
@@ -191,7 +191,7 @@ class TestCompletions:
         assert logprobs.top_logprobs is not None
         assert len(logprobs.top_logprobs[0]) == 2
 
-    def test_echo_puts_the_prompt_in_front_of_text_and_logprobs(self, client: openai.OpenAI) -> None:
+    def test_echo_puts_the_prompt_before_text_and_logprobs(self, client: openai.OpenAI) -> None:
         choice = client.completions.create(model="tiny", prompt="so: ", max_tokens=2, echo=True, logprobs=0).choices[0]
         assert choice.text == "so: " + TOKENIZER.decode(encode(TEXT)[:2])
         logprobs = choice.logprobs
@@ -204,7 +204,7 @@ class TestCompletions:
         for token, offset in list(zip(logprobs.tokens, logprobs.text_offset, strict=True))[1:]:
             assert choice.text[offset:].startswith(token)
 
-    def test_echo_alone_generates_nothing(self, client: openai.OpenAI) -> None:
+    def test_echo_with_zero_max_tokens_generates_nothing(self, client: openai.OpenAI) -> None:
         completion = client.completions.create(model="tiny", prompt="so: ", max_tokens=0, echo=True, logprobs=1)
         choice = completion.choices[0]
         assert (choice.text, choice.finish_reason) == ("so: ", "length")
@@ -220,7 +220,7 @@ class TestCompletions:
         ids=str,
     )
     @pytest.mark.parametrize("are_texts", [True, False])
-    def test_many_prompts_are_no_work_for_the_event_loop_and_answered_as_alone(
+    def test_many_prompts_are_processed_off_the_event_loop_and_answered_as_if_sent_alone(
         self, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, fields: Any, are_texts: bool
     ) -> None:
         prompts: list[Any] = [f"{index} naïve 🙂 " * (1 + index % 16) for index in range(64)]
@@ -238,7 +238,7 @@ class TestCompletions:
         assert choices == [answered["choices"][0] for answered in alone]
         assert set(on_loop) == {False}
 
-    def test_token_ids_and_prompt_logprobs(self, http: httpx.Client) -> None:
+    def test_token_ids_and_prompt_logprobs_are_returned(self, http: httpx.Client) -> None:
         body = {
             "model": "tiny",
             "prompt": [5, 6],
@@ -255,7 +255,7 @@ class TestCompletions:
         assert choice["prompt_logprobs"][1]["6"] == {"logprob": -0.5, "rank": 1, "decoded_token": TOKENIZER.decode([6])}
         assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in encode(TEXT)[:2]]
 
-    def test_stop_string_over_several_tokens(self, client: openai.OpenAI) -> None:
+    def test_a_stop_string_can_span_several_tokens(self, client: openai.OpenAI) -> None:
         completion = client.completions.create(model="tiny", prompt="hi", max_tokens=100, stop=["STOP", "zzz"])
         choice = completion.choices[0]
         assert choice.text == "hello world 🙂 "
@@ -263,7 +263,7 @@ class TestCompletions:
         assert completion.usage is not None
         assert completion.usage.completion_tokens < len(encode(TEXT))
 
-    def test_stop_token_and_included_stop(self, http: httpx.Client) -> None:
+    def test_a_stop_token_is_left_out_and_a_stop_string_can_be_included(self, http: httpx.Client) -> None:
         token_id = encode(TEXT)[3]
         body = {"model": "tiny", "prompt": "hi", "max_tokens": 100, "stop_token_ids": [token_id]}
         choice = http.post("/v1/completions", json=body).json()["choices"][0]
@@ -272,7 +272,7 @@ class TestCompletions:
         body = {"model": "tiny", "prompt": "hi", "max_tokens": 100, "stop": "STOP", "include_stop_str_in_output": True}
         assert http.post("/v1/completions", json=body).json()["choices"][0]["text"].endswith(" STOP")
 
-    def test_extras_reach_the_engine(self, client: openai.OpenAI, server: LiveServer) -> None:
+    def test_extra_sampling_fields_reach_the_engine(self, client: openai.OpenAI, server: LiveServer) -> None:
         extras = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "ignore_eos": True, "min_tokens": 3}
         client.completions.create(
             model="sql",
@@ -291,13 +291,13 @@ class TestCompletions:
         assert request.tenant == "default"
         assert request.adapter_digest == digest_of("sql")
 
-    def test_truncated_prompt(self, http: httpx.Client, server: LiveServer) -> None:
+    def test_truncate_prompt_tokens_keeps_the_end_of_the_prompt(self, http: httpx.Client, server: LiveServer) -> None:
         body = {"model": "tiny", "prompt": list(range(5, 25)), "max_tokens": 1, "truncate_prompt_tokens": 3}
         assert http.post("/v1/completions", json=body).status_code == 200
         assert server.engine.requests[-1].prompt_token_ids == [22, 23, 24]
 
     @pytest.mark.parametrize(("max_tokens", "kept"), [(None, 511), (100, 412)])
-    def test_a_prompt_that_is_too_long_is_truncated_to_fit_beside_its_answer(
+    def test_a_too_long_prompt_is_truncated_to_leave_room_for_its_answer(
         self, http: httpx.Client, server: LiveServer, max_tokens: int | None, kept: int
     ) -> None:
         asked = {"model": "tiny", "max_tokens": max_tokens, "truncate_prompt_tokens": -1}
@@ -311,7 +311,7 @@ class TestCompletions:
 
 
 class TestChat:
-    def test_shape(self, client: openai.OpenAI, server: LiveServer) -> None:
+    def test_response_shape(self, client: openai.OpenAI, server: LiveServer) -> None:
         chat = client.chat.completions.create(
             model="shout", messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
         )
@@ -347,7 +347,7 @@ class TestChat:
         assert joined.decode(errors="replace") == chat.choices[0].message.content
         assert all(len(entry.top_logprobs) == 2 for entry in logprobs.content)
 
-    def test_prefill(self, http: httpx.Client, server: LiveServer) -> None:
+    def test_a_chat_can_continue_the_final_message(self, http: httpx.Client, server: LiveServer) -> None:
         body = {
             "model": "tiny",
             "messages": [*USER, {"role": "assistant", "content": "Well,"}],
@@ -358,7 +358,7 @@ class TestChat:
         prompt = TOKENIZER.decode(server.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
         assert prompt.endswith("<|assistant|>Well,")
 
-    def test_per_adapter_base_url(self, server: LiveServer) -> None:
+    def test_an_adapters_base_url_serves_only_that_adapter(self, server: LiveServer) -> None:
         url = f"{server.url}/adapters/sql/v1"
         for model, status in ((None, 200), ("sql", 200), ("tiny:sql", 200), ("shout", 400), ("tiny", 400), ("no", 404)):
             body = {"messages": USER, "max_tokens": 2} | ({} if model is None else {"model": model})
@@ -372,7 +372,7 @@ class TestChat:
 
 
 class TestModelsDefaults:
-    """What the model's generation_config says, where the request says nothing."""
+    """The model's generation_config applies to fields that the request omits."""
 
     @pytest.fixture
     def creative(self, tmp_path: Path) -> Iterator[LiveServer]:
@@ -384,7 +384,7 @@ class TestModelsDefaults:
         ("path", "prompt", "max_tokens"),
         [("/v1/chat/completions", {"messages": USER}, 5), ("/v1/completions", {"prompt": "x"}, 16)],
     )
-    def test_fill_gaps_and_limit_nothing(
+    def test_defaults_fill_gaps_and_limit_no_request(
         self, creative: LiveServer, path: str, prompt: dict[str, Any], max_tokens: int
     ) -> None:
         for extra, expected in (
@@ -416,7 +416,7 @@ class TestStreams:
             assert (chunk["id"], chunk["object"], chunk["model"]) == ("chatcmpl-my-id", "chat.completion.chunk", "sql")
             assert "usage" not in chunk
 
-    def test_usage_chunk_only_on_request(self, client: openai.OpenAI) -> None:
+    def test_the_usage_chunk_is_sent_only_on_request(self, client: openai.OpenAI) -> None:
         stream = client.chat.completions.create(
             model="tiny",
             messages=USER,  # pyright: ignore[reportArgumentType]
@@ -429,13 +429,13 @@ class TestStreams:
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == len(encode(TEXT)) + 1
 
-    def test_continuous_usage(self, http: httpx.Client) -> None:
+    def test_continuous_usage_is_in_every_chunk(self, http: httpx.Client) -> None:
         options = {"include_usage": True, "continuous_usage_stats": True}
         body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 3, "stream_options": options}
         chunks = events(http.post("/v1/completions", json=body).text)
         assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 3]
 
-    def test_choices_of_several_prompts(self, client: openai.OpenAI) -> None:
+    def test_streamed_choices_of_several_prompts_keep_their_index(self, client: openai.OpenAI) -> None:
         stream = client.completions.create(model="tiny", prompt=["a", "b"], n=2, max_tokens=100, stream=True)
         texts: dict[int, str] = {}
         reasons: dict[int, str | None] = {}
@@ -447,7 +447,7 @@ class TestStreams:
         assert texts == dict.fromkeys(range(4), TEXT)
         assert reasons == dict.fromkeys(range(4), "stop")
 
-    def test_every_choice_of_a_chat_opens_with_its_role(self, http: httpx.Client) -> None:
+    def test_every_choice_of_a_chat_stream_starts_with_its_role(self, http: httpx.Client) -> None:
         body = {"model": "tiny", "messages": USER, "stream": True, "max_tokens": 2, "n": 3}
         chunks = events(http.post("/v1/chat/completions", json=body).text)
         assert [chunk["choices"][0]["index"] for chunk in chunks[:3]] == [0, 1, 2]
@@ -479,7 +479,7 @@ OPTIONS = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=OPTIONS, tokens_per_step=st.integers(1, 4), prompts=st.sampled_from(["a", ["a", "bc"]]))
-def test_a_stream_joined_is_the_response(
+def test_a_joined_stream_equals_the_response(
     http: httpx.Client, server: LiveServer, options: dict[str, Any], tokens_per_step: int, prompts: object
 ) -> None:
     body = {"model": "sql", "prompt": prompts, "seed": 1, "return_token_ids": True, **options}
@@ -598,7 +598,7 @@ class TestRefusals:
             ({"response_format": {"type": "s" * 100_000}}, "s" * 32),
         ],
     )
-    def test_a_refusal_repeats_only_the_beginning_of_what_was_sent(
+    def test_a_refusal_quotes_only_the_beginning_of_the_sent_text(
         self, http: httpx.Client, extra: dict[str, Any], quoted: str
     ) -> None:
         response = http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True, **extra})
@@ -636,7 +636,9 @@ class TestRefusals:
             ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ],
     )
-    def test_bad_values(self, http: httpx.Client, server: LiveServer, extra: Any, code: str, param: str) -> None:
+    def test_invalid_values_are_refused_naming_the_field(
+        self, http: httpx.Client, server: LiveServer, extra: Any, code: str, param: str
+    ) -> None:
         before = len(server.engine.requests)
         response = http.post("/v1/completions", json={"model": "tiny", "prompt": "x", **extra})
         error = error_of(response)
@@ -654,11 +656,13 @@ class TestRefusals:
             ({"messages": [{"role": "user", "content": "x " * 600}]}, "messages"),
         ],
     )
-    def test_a_chats_limit_is_named_as_it_was_given(self, http: httpx.Client, fields: Any, param: str) -> None:
+    def test_errors_about_a_chats_limit_name_the_field_that_was_sent(
+        self, http: httpx.Client, fields: Any, param: str
+    ) -> None:
         response = http.post("/v1/chat/completions", json={"model": "tiny", "messages": USER, **fields})
         assert (response.status_code, error_of(response)["param"]) == (400, param)
 
-    def test_how_many_log_probabilities_of_a_chats_prompt_there_may_be(self, tmp_path: Path) -> None:
+    def test_prompt_logprobs_of_a_chat_are_limited(self, tmp_path: Path) -> None:
         served = make_settings(tmp_path, limits=Limits(max_prompt_logprobs=20))
         asked: Any = {"model": "tiny", "messages": USER, "prompt_logprobs": 1}
         with live_server(says(TEXT), served) as server:
@@ -668,7 +672,9 @@ class TestRefusals:
         assert (long.status_code, error_of(long)["param"]) == (400, "prompt_logprobs")
 
     @pytest.mark.parametrize("model", ["nope", "tiny:nope", "nope:sql", "org/nope", ":", "tiny:", "SQL"])
-    def test_an_unknown_model_never_means_the_base(self, http: httpx.Client, server: LiveServer, model: str) -> None:
+    def test_an_unknown_model_never_falls_back_to_the_base(
+        self, http: httpx.Client, server: LiveServer, model: str
+    ) -> None:
         before = len(server.engine.requests)
         response = http.post("/v1/completions", json={"model": model, "prompt": "x"})
         error = error_of(response)
@@ -688,13 +694,13 @@ class TestRefusals:
             b'{"model":"tiny","prompt":"x","metadata":{"x":"\xff"}}',
         ],
     )
-    def test_bodies_that_are_no_json_object(self, http: httpx.Client, body: bytes) -> None:
+    def test_bodies_that_are_not_valid_json_objects_are_refused(self, http: httpx.Client, body: bytes) -> None:
         response = http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
         assert response.status_code == 400
         assert error_of(response)["type"] == "invalid_request_error"
 
     @pytest.mark.parametrize("depth", [32, 33])
-    def test_too_deep_a_body(self, http: httpx.Client, depth: int) -> None:
+    def test_a_too_deeply_nested_body_is_refused(self, http: httpx.Client, depth: int) -> None:
         metadata = "[" * (depth - 1) + "]" * (depth - 1)
         body = f'{{"model":"tiny","prompt":"[[[[","metadata":{metadata},"max_tokens":1}}'
         response = http.post("/v1/completions", content=body)
@@ -705,7 +711,7 @@ class TestRefusals:
             assert "33 levels deep; the limit is 32" in error["message"]
 
     @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing"])
-    def test_too_large_a_head(self, http: httpx.Client, path: str) -> None:
+    def test_a_too_large_head_is_refused(self, http: httpx.Client, path: str) -> None:
         assert http.get(path, headers={"x-much": "x" * 31_000}).status_code != 431
         many = [("x-many", "x" * 100)] * 320
         for response in (
@@ -715,11 +721,11 @@ class TestRefusals:
         ):
             assert (response.status_code, error_of(response)["code"]) == (431, "headers_too_large")
 
-    def test_too_large_a_body(self, http: httpx.Client) -> None:
+    def test_a_too_large_body_is_refused(self, http: httpx.Client) -> None:
         response = http.post("/v1/completions", content=b'{"prompt":"' + b"x" * 2_000_001)
         assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
 
-    def test_routes_that_are_not_there(self, http: httpx.Client) -> None:
+    def test_unknown_routes_and_wrong_methods_are_refused(self, http: httpx.Client) -> None:
         missing = http.get("/v1/nothing")
         assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
         wrong = http.delete("/v1/completions")
@@ -735,7 +741,7 @@ class TestRefusals:
         assert (listed.status_code, refused.status_code) == (204, 405)
         assert {*listed.headers["allow"].split(", ")} == {*refused.headers["allow"].split(", ")}
 
-    def test_a_malformed_host(self, http: httpx.Client) -> None:
+    def test_a_malformed_host_is_refused(self, http: httpx.Client) -> None:
         response = http.get("/v1/models", headers={"host": "evil.example/localhost"})
         assert response.status_code == 400
         assert error_of(response)
@@ -747,7 +753,7 @@ class TestRefusals:
 
 
 class TestText:
-    def test_tokenize_and_back(self, http: httpx.Client) -> None:
+    def test_detokenize_reverses_tokenize(self, http: httpx.Client) -> None:
         tokens = http.post("/tokenize", json={"prompt": TEXT, "return_token_strs": True}).json()
         assert tokens["tokens"] == [0, *encode(TEXT)]
         assert (tokens["count"], tokens["max_model_len"]) == (len(tokens["tokens"]), 512)
@@ -756,7 +762,7 @@ class TestText:
         assert back == {"prompt": f"<|bos|>{TEXT}"}
         assert "token_strs" not in http.post("/tokenize", json={"prompt": "x"}).json()
 
-    def test_tokenize_messages(self, http: httpx.Client) -> None:
+    def test_tokenize_renders_messages(self, http: httpx.Client) -> None:
         tokens = http.post("/tokenize", json={"model": "sql", "messages": USER}).json()["tokens"]
         assert TOKENIZER.decode(tokens, skip_special_tokens=False) == "<|bos|><|user|>hi<|end|>\n<|assistant|>"
 
@@ -772,7 +778,7 @@ class TestText:
             ("/detokenize", {}, 400),
         ],
     )
-    def test_refusals(self, http: httpx.Client, path: str, body: object, status: int) -> None:
+    def test_invalid_requests_are_refused(self, http: httpx.Client, path: str, body: object, status: int) -> None:
         assert http.post(path, json=body).status_code == status
 
 
@@ -786,7 +792,9 @@ class TestDisconnects:
 
     @pytest.mark.parametrize("stream", [True, False])
     @pytest.mark.parametrize("prompts", ["x", ["x", "y", "z"]])
-    def test_a_client_that_leaves_aborts_its_work(self, endless: LiveServer, stream: bool, prompts: object) -> None:
+    def test_a_client_that_disconnects_aborts_its_requests(
+        self, endless: LiveServer, stream: bool, prompts: object
+    ) -> None:
         body = {"model": "tiny", "prompt": prompts, "max_tokens": 10**5, "stream": stream, "n": 2}
         with open_request(endless, body) as connection:
             endless.wait_until(lambda: endless.engine.stats.step > 3)
@@ -800,7 +808,7 @@ class TestDisconnects:
             gone = b'loraserve_errors_total{code="client_closed_request"} 1.0'
             endless.wait_until(lambda: gone in endless.runtime.metrics.render())
 
-    def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server(self, endless: LiveServer) -> None:
+    def test_a_disconnect_during_the_body_is_not_an_internal_error(self, endless: LiveServer) -> None:
         for path in ("/v1/completions", "/v1/keys"):
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: x\r\nContent-Length: 99\r\n\r\n"
             with socket.create_connection(("127.0.0.1", httpx.URL(endless.url).port)) as connection:
@@ -809,7 +817,7 @@ class TestDisconnects:
         endless.wait_until(lambda: gone in endless.runtime.metrics.render())
         assert b'code="internal_error"' not in endless.runtime.metrics.render()
 
-    def test_a_client_that_leaves_before_the_first_token(self, endless: LiveServer) -> None:
+    def test_a_disconnect_before_the_first_token_aborts_the_request(self, endless: LiveServer) -> None:
         endless.engine.step_s = 3600
         for stream in (True, False):
             body = {"model": "tiny", "prompt": "x", "max_tokens": 9, "stream": stream}
@@ -818,7 +826,7 @@ class TestDisconnects:
             endless.wait_until(lambda: not endless.engine.running)
             assert endless.runtime.lifecycle.num_sequences == 0
 
-    def test_a_client_that_does_not_read_holds_only_itself_back(self, endless: LiveServer) -> None:
+    def test_a_client_that_does_not_read_stalls_only_its_own_stream(self, endless: LiveServer) -> None:
         endless.engine.step_s = 0
         body = {"model": "tiny", "prompt": "x", "max_tokens": 20_000, "stream": True, "logprobs": 20}
         with open_request(endless, body, receive_bytes=4096):
@@ -835,7 +843,7 @@ class TestDisconnects:
         endless.wait_until(lambda: not endless.engine.running)
         assert endless.runtime.lifecycle.num_sequences == 0
 
-    def test_stop_string_aborts_the_engines_overrun(self, endless: LiveServer) -> None:
+    def test_a_stop_string_aborts_the_request_in_the_engine(self, endless: LiveServer) -> None:
         text = TOKENIZER.decode([50])
         body = {"model": "tiny", "prompt": "x", "max_tokens": 10**5, "stop": text * 3}
         assert httpx.post(f"{endless.url}/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
@@ -871,7 +879,7 @@ class TestFailures:
             assert httpx.get(f"{server.url}/health/live").status_code == 200
             assert httpx.get(f"{server.url}/v1/models").status_code == 200
 
-    def test_an_error_inside_a_stream_is_told_in_it(self, tmp_path: Path) -> None:
+    def test_an_error_during_a_stream_is_sent_in_the_stream(self, tmp_path: Path) -> None:
         engine = says(TEXT)
         engine.fail_with = "the logits are not finite"
         with live_server(engine, make_settings(tmp_path)) as server:
@@ -910,7 +918,7 @@ class TestFailures:
                 assert "'sql'" in error["message"]
                 assert "/packed" not in error["message"]
 
-    def test_what_we_did_not_foresee_is_told_without_details(self, tmp_path: Path) -> None:
+    def test_unexpected_errors_are_reported_without_details(self, tmp_path: Path) -> None:
         engine = says(TEXT)
 
         def broken(request: EngineRequest, index: int) -> list[int]:
@@ -926,7 +934,7 @@ class TestFailures:
                 assert "secret" not in response.text
             server.wait_until(lambda: server.runtime.lifecycle.num_sequences == 0)
 
-    def test_a_full_queue(self, tmp_path: Path) -> None:
+    def test_a_full_queue_refuses_requests_with_429(self, tmp_path: Path) -> None:
         engine = says(TEXT)
         with live_server(engine, make_settings(tmp_path, limits=Limits(max_queued=5))) as server:
             engine.stats = EngineStats(num_waiting=5)
@@ -962,7 +970,7 @@ class TestFailures:
             assert httpx.get(f"{server.url}/health/ready").status_code == 503
             assert httpx.get(f"{server.url}/health").content == b""
 
-    def test_headers_and_pings_come_while_the_engine_is_busy(self, tmp_path: Path) -> None:
+    def test_headers_and_pings_are_sent_while_the_engine_is_busy(self, tmp_path: Path) -> None:
         engine = says(TEXT)
         engine.step_s = 3600
         served = make_settings(tmp_path, first_output_wait_s=0.02, ping_interval_s=0.02)
@@ -976,7 +984,7 @@ class TestFailures:
 
 
 class TestTiming:
-    def test_an_answer_says_where_its_time_went(self, tmp_path: Path) -> None:
+    def test_an_answer_reports_its_timing_in_headers_and_metrics(self, tmp_path: Path) -> None:
         engine = says(TEXT)
         engine.step_s, engine.num_cached_tokens = 0.002, 3
         with live_server(engine, make_settings(tmp_path), ("sql",)) as server:
@@ -999,7 +1007,7 @@ class TestTiming:
             silent = httpx.post(f"{server.url}/v1/completions", json={**body, "include_metrics": False})
             assert "metrics" not in silent.json()
 
-    def test_a_stream_opened_before_its_first_token_promises_nothing(self, tmp_path: Path) -> None:
+    def test_a_stream_opened_before_its_first_token_has_no_ttft_header(self, tmp_path: Path) -> None:
         engine = says(TEXT)
         engine.gate = asyncio.Event()
         with live_server(engine, make_settings(tmp_path, first_output_wait_s=0.01), ("sql",)) as server:
@@ -1022,7 +1030,7 @@ class TestAuth:
         with live_server(says(TEXT), make_settings(tmp_path), ("sql",), flag_keys=("other", self.KEY)) as server:
             yield server
 
-    def test_every_route_asks_for_a_key_except_the_public_ones(self, locked: LiveServer) -> None:
+    def test_every_route_requires_a_key_except_the_public_ones(self, locked: LiveServer) -> None:
         key = {"authorization": f"Bearer {self.KEY}"}
         paths = httpx.get(f"{locked.url}/schema/openapi.json", headers=key).json()["paths"]
         public = {"/health", "/health/live", "/health/ready", "/ping", "/version"}
@@ -1048,7 +1056,7 @@ class TestAuth:
                         assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error"), path
                 assert httpx.request(method, url, headers=key).status_code != 401
 
-    def test_a_key_of_the_command_line_can_infer_and_nothing_else(self, locked: LiveServer) -> None:
+    def test_a_command_line_key_can_only_infer(self, locked: LiveServer) -> None:
         with httpx.Client(base_url=locked.url, headers={"x-api-key": self.KEY}) as client:
             assert client.post("/v1/completions", json={"model": "sql", "prompt": "x"}).status_code == 200
             assert client.get("/v1/models").status_code == 200
@@ -1058,7 +1066,7 @@ class TestAuth:
             other_tenant = client.get("/v1/models", headers={"x-tenant": "shared"})
             assert (other_tenant.status_code, error_of(other_tenant)["code"]) == (403, "forbidden")
 
-    def test_of_two_keys_none_is_chosen(self, locked: LiveServer) -> None:
+    def test_two_different_keys_in_one_request_are_refused(self, locked: LiveServer) -> None:
         asked = {"model": "sql", "prompt": "x", "max_tokens": 1}
         for bearer, own, status in (
             (f"Bearer {self.KEY}", "other", 401),
@@ -1073,7 +1081,7 @@ class TestAuth:
             assert response.status_code == status, headers
             assert self.KEY not in response.text
 
-    def test_the_key_opens_it(self, locked: LiveServer) -> None:
+    def test_the_openai_client_needs_a_valid_key(self, locked: LiveServer) -> None:
         with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=self.KEY, max_retries=0) as client:
             assert client.completions.create(model="sql", prompt="x").choices
         with (
@@ -1082,7 +1090,7 @@ class TestAuth:
         ):
             client.models.list()
 
-    def test_without_keys_the_header_is_ignored(self, http: httpx.Client) -> None:
+    def test_an_open_server_ignores_the_authorization_header(self, http: httpx.Client) -> None:
         basic = base64.b64encode(b"a:b").decode()
         for header in ("Bearer whatever", f"Basic {basic}", "nonsense"):
             assert http.get("/v1/models", headers={"authorization": header}).status_code == 200
@@ -1123,7 +1131,7 @@ class TestOpenMode:
             ({"sec-fetch-site": "none"}, 200),
         ],
     )
-    def test_host_and_origin(self, guarded: LiveServer, headers: dict[str, str], status: int) -> None:
+    def test_hosts_and_origins_are_checked(self, guarded: LiveServer, headers: dict[str, str], status: int) -> None:
         for path in ("/health", "/v1/models", "/schema/openapi.json", "/nothing"):
             response = httpx.get(guarded.url + path, headers=headers)
             assert response.status_code == (404 if path == "/nothing" and status == 200 else status), path
@@ -1143,7 +1151,7 @@ class TestOpenMode:
         assert refused.status_code == 403
         assert "access-control-allow-headers" not in refused.headers
 
-    def test_a_form_of_another_site_uploads_nothing(self, guarded: LiveServer) -> None:
+    def test_a_form_from_another_site_is_refused(self, guarded: LiveServer) -> None:
         files = {"files": ("adapter_config.json", b"{}")}
         for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
             response = httpx.post(f"{guarded.url}/v1/adapters", files=files, headers=headers)
@@ -1151,7 +1159,7 @@ class TestOpenMode:
         ours = httpx.post(f"{guarded.url}/v1/adapters", files=files, headers={"origin": guarded.url})
         assert (ours.status_code, error_of(ours)["param"]) == (400, "adapter_model.safetensors")
 
-    def test_a_post_without_a_body_needs_no_type_but_one_of_another_site_is_refused(self, guarded: LiveServer) -> None:
+    def test_a_post_without_a_body_needs_no_content_type_but_an_allowed_origin(self, guarded: LiveServer) -> None:
         url = f"{guarded.url}/v1/adapters/nope/restore"
         assert httpx.post(url).status_code == 404
         assert httpx.post(url, headers={"origin": "https://evil.example"}).status_code == 403
@@ -1170,7 +1178,7 @@ class TestOpenMode:
             assert response.status_code == status, content_type
 
     @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/tokenize", "/v1/adapters"])
-    def test_a_compressed_body_is_refused_by_its_encoding(self, guarded: LiveServer, path: str) -> None:
+    def test_a_compressed_body_is_refused_naming_its_encoding(self, guarded: LiveServer, path: str) -> None:
         is_form = path == "/v1/adapters"
         headers = {
             "content-type": "multipart/form-data; boundary=x" if is_form else "application/json",
@@ -1182,13 +1190,13 @@ class TestOpenMode:
         headers = {"content-type": "application/json", "content-encoding": "identity"}
         assert httpx.post(f"{guarded.url}/tokenize", content=b'{"prompt":"x"}', headers=headers).status_code == 200
 
-    def test_without_the_flag_nothing_is_checked(self, http: httpx.Client) -> None:
+    def test_nothing_is_checked_without_allowed_hosts(self, http: httpx.Client) -> None:
         headers = {"host": "anything", "origin": "http://elsewhere", "content-type": "text/plain"}
         assert http.post("/tokenize", content=b'{"prompt":"x"}', headers=headers).status_code == 200
 
 
 class TestAdapterRoutes:
-    def test_can_be_switched_off(self, tmp_path: Path) -> None:
+    def test_runtime_loading_can_be_switched_off(self, tmp_path: Path) -> None:
         with live_server(says(TEXT), make_settings(tmp_path, allow_runtime_lora=False), ("sql",)) as server:
             self._refused(server)
 
@@ -1201,14 +1209,14 @@ class TestAdapterRoutes:
             assert (response.status_code, error_of(response)["code"]) == (403, "forbidden")
         assert httpx.get(f"{server.url}/v1/models/sql").status_code == 200
 
-    def test_without_roots_only_a_local_open_server_loads_from_paths(self, tmp_path: Path) -> None:
+    def test_loading_from_a_path_without_adapter_roots_is_refused(self, tmp_path: Path) -> None:
         with live_server(says(TEXT), make_settings(tmp_path), ("sql",)) as server:
             sent = {"lora_name": "x", "lora_path": "/etc"}
             response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
             assert (response.status_code, error_of(response)["code"]) == (403, "forbidden")
             assert "--adapter-roots" in error_of(response)["message"]
 
-    def test_paths_outside_of_the_roots_are_like_missing_ones(self, tmp_path: Path) -> None:
+    def test_paths_outside_the_roots_look_missing(self, tmp_path: Path) -> None:
         inside, outside = tmp_path / "roots", tmp_path / "elsewhere"
         inside.mkdir()
         outside.mkdir()
@@ -1230,9 +1238,7 @@ class TestAdapterRoutes:
             assert "symbolic link" in error_of(response)["message"]
 
     @pytest.mark.parametrize("has_free_paths", [True, False])
-    def test_links_are_followed_where_what_they_lead_to_may_be_loaded(
-        self, tmp_path: Path, has_free_paths: bool
-    ) -> None:
+    def test_links_are_followed_if_their_targets_may_be_loaded(self, tmp_path: Path, has_free_paths: bool) -> None:
         folder = self._linked(tmp_path)
         served = make_settings(tmp_path, has_free_paths=has_free_paths, adapter_roots=[tmp_path])
         with live_server(says(TEXT), served) as server:
@@ -1241,14 +1247,14 @@ class TestAdapterRoutes:
             assert "adapter_model.safetensors is missing" in error_of(response)["message"]
 
     def _linked(self, tmp_path: Path) -> Path:
-        """Has its config elsewhere in `tmp_path`, and no weights."""
+        """An adapter folder without weights whose config links to a file elsewhere in `tmp_path`."""
         (tmp_path / "secret.json").write_text('{"peft_type": "LORA"}')
         folder = tmp_path / "adapter"
         folder.mkdir()
         (folder / "adapter_config.json").symlink_to(tmp_path / "secret.json")
         return folder
 
-    def test_a_path_may_begin_at_home_where_it_may_be_anywhere(
+    def test_a_path_may_start_with_a_tilde_if_any_path_is_allowed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self._linked(tmp_path)
@@ -1261,21 +1267,21 @@ class TestAdapterRoutes:
                 assert message in error_of(response)["message"]
 
     @pytest.mark.parametrize("name", ["", None, "tiny", "org/tiny-alias", "elsewhere/Tiny", "org/Base-1B"])
-    def test_the_base_models_name_may_come_with_what_is_loaded(self, tmp_path: Path, name: str | None) -> None:
+    def test_a_load_may_name_the_served_base_model(self, tmp_path: Path, name: str | None) -> None:
         served = make_settings(tmp_path, has_free_paths=True, model="/models/base-1b/")
         with live_server(says(TEXT), served) as server:
             sent = {"lora_name": "new", "lora_path": str(tmp_path / "no"), "base_model_name": name}
             response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
             assert (response.status_code, error_of(response)["param"]) == (404, "lora_path")
 
-    def test_a_name_that_no_adapter_may_have_is_said_of_its_field(self, tmp_path: Path) -> None:
+    def test_an_invalid_adapter_name_is_refused_naming_its_field(self, tmp_path: Path) -> None:
         with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True)) as server:
             sent = {"lora_name": "a b", "lora_path": str(tmp_path)}
             response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
             assert (response.status_code, error_of(response)["param"]) == (400, "lora_name")
             assert error_of(response)["message"].startswith("'lora_name' is refused: ")
 
-    def test_what_is_for_another_base_model_is_refused(self, tmp_path: Path) -> None:
+    def test_a_load_for_another_base_model_is_refused(self, tmp_path: Path) -> None:
         with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True)) as server:
             sent = {"lora_name": "new", "lora_path": str(tmp_path), "base_model_name": "org/other"}
             response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
@@ -1284,7 +1290,7 @@ class TestAdapterRoutes:
             assert "'org/other'" in error_of(response)["message"]
             assert "tiny" in error_of(response)["message"]
 
-    def test_vllms_texts_and_statuses(self, tmp_path: Path) -> None:
+    def test_load_and_unload_return_vllms_texts_and_statuses(self, tmp_path: Path) -> None:
         with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True), ("sql",)) as server:
             loaded = httpx.post(
                 f"{server.url}/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": str(tmp_path)}
@@ -1311,7 +1317,7 @@ class TestAdapterRoutes:
 
 
 class TestProcessingTime:
-    def test_inference_says_how_long_it_took_until_the_response_began(self, tmp_path: Path) -> None:
+    def test_inference_reports_the_time_until_the_response_began(self, tmp_path: Path) -> None:
         engine = says(TEXT)
         engine.step_s = 0.03
         with live_server(engine, make_settings(tmp_path), ("sql",)) as server:
@@ -1341,7 +1347,7 @@ class TestDocuments:
         assert (response.status_code, response.content) == (http.get(path).status_code, b"")
         assert response.headers["x-request-id"]
 
-    def test_version_and_metrics(self, http: httpx.Client) -> None:
+    def test_version_metrics_and_ping_are_served(self, http: httpx.Client) -> None:
         assert http.get("/version").json()["version"]
         response = http.get("/metrics")
         assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

@@ -1,4 +1,4 @@
-"""A data directory whose adapters were made for another base model than the one that is served from it now."""
+"""A data directory whose adapters were made for a different base model than the one it serves now."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_adapters_of_another_base_are_shown_as_such_and_never_served(tmp_path: P
 
     with serve(data_dir, str(model)) as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
         assert {card["id"] for card in http.get("/v1/models").json()["data"]} == {str(model), "spell"}
-        # Recorded, it is known at once; not recorded, when it is loaded.
+        # A recorded base is checked at once; without one, the mismatch shows when the adapter is loaded.
         for name, told in (("reverse", "'loraserve-demo'"), ("spell", "does not fit")):
             answer = complete(http, name)
             error = answer.json()["error"]

@@ -1,4 +1,4 @@
-"""Redis slow, gone, back, back older, replaced and emptied under a running server: what is still served, what never."""
+"""Redis is slow, gone, back, back with older data, replaced or emptied: what a server still serves, and what never."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ def is_ready(http: httpx.Client) -> bool:
 
 
 def save(server: Valkey) -> None:
-    """Whether or not it can."""
+    """Waits for a save attempt, successful or not."""
     assert server.command("BGSAVE").startswith("+")
     wait_until(lambda: "rdb_bgsave_in_progress:0" in server.command("INFO", "persistence"), "it has tried")
 
@@ -101,7 +101,7 @@ class TestWithinTheGrace:
 
 
 class TestBeyondTheGrace:
-    def test_all_is_refused_but_what_runs_until_redis_is_back(self, tmp_path: Path) -> None:
+    def test_only_running_requests_continue_until_redis_is_back(self, tmp_path: Path) -> None:
         with bench(tmp_path, "--redis-grace-s", "1") as found, contextlib.ExitStack() as stack:
             key = new_key(found.admin, "default", "operator")["secret"]
             http, beside = (stack.enter_context(client(found.server, key)) for _ in range(2))
@@ -120,7 +120,7 @@ class TestBeyondTheGrace:
                 assert complete(http, "fake").status_code == 200
                 assert "choices" in next(events)
 
-    def test_metrics_tell_that_it_is_gone_and_back_without_any_request(self, tmp_path: Path) -> None:
+    def test_metrics_report_redis_gone_and_back_without_any_request(self, tmp_path: Path) -> None:
         with bench(tmp_path, *LONG_GRACE) as found:
 
             def is_told(is_up: str) -> bool:
@@ -132,7 +132,7 @@ class TestBeyondTheGrace:
             found.valkey.start()
             wait_until(lambda: is_told("1.0"), "it is back")
 
-    def test_without_a_grace_nothing_is_served(self, tmp_path: Path) -> None:
+    def test_nothing_is_served_without_redis_if_the_grace_is_zero(self, tmp_path: Path) -> None:
         with bench(tmp_path, "--redis-grace-s", "0") as found:
             assert complete(found.admin, "fake").status_code == 200
             found.valkey.kill()
@@ -140,8 +140,8 @@ class TestBeyondTheGrace:
             found.valkey.start()
             wait_until(lambda: complete(found.admin, "fake").status_code == 200, "Redis is back")
 
-    def test_one_that_answers_but_cannot_save_counts_as_gone_and_the_log_says_why(self, tmp_path: Path) -> None:
-        """It takes no writes then, so it admits nobody."""
+    def test_a_redis_that_cannot_save_counts_as_gone_and_the_log_gives_the_reason(self, tmp_path: Path) -> None:
+        """It then refuses writes, so no request can be admitted."""
         in_its_way = tmp_path / "dump.rdb" / "a folder"
         with bench(tmp_path, "--redis-grace-s", "1") as found:
             assert complete(found.admin, "fake").status_code == 200
@@ -158,8 +158,8 @@ class TestBeyondTheGrace:
             wait_until(lambda: is_ready(found.admin), "it can save again")
             assert complete(found.admin, "fake").status_code == 200
 
-    def test_one_whose_user_may_run_no_scripts_any_more_counts_as_gone(self, tmp_path: Path) -> None:
-        """It answers, and takes writes; but it admits nobody."""
+    def test_a_redis_that_no_longer_allows_scripts_counts_as_gone(self, tmp_path: Path) -> None:
+        """It answers and accepts writes, but no request can be admitted."""
         with bench(tmp_path, "--redis-grace-s", "1") as found:
             assert complete(found.admin, "fake").status_code == 200
             assert found.valkey.command("ACL", "SETUSER", "default", "-eval", "-evalsha") == "+OK\r\n"
@@ -172,7 +172,7 @@ class TestBeyondTheGrace:
 
 
 class TestAFullRedis:
-    def test_requests_are_served_and_whoever_looks_is_told_why_nothing_can_be_changed(self, tmp_path: Path) -> None:
+    def test_requests_are_served_changes_are_refused_and_a_full_redis_is_reported(self, tmp_path: Path) -> None:
         with bench(tmp_path, "--redis-grace-s", "0") as found:
 
             def is_told(is_full: str) -> bool:
@@ -191,8 +191,8 @@ class TestAFullRedis:
             wait_until(lambda: is_told("0.0"), "there is room again")
             assert found.admin.get("/v1/live").json()["redis"] == "ready"
 
-    def test_a_key_revoked_on_disk_meanwhile_does_not_make_it_count_as_gone(self, tmp_path: Path) -> None:
-        """Without a grace that would refuse all requests each time Redis does not take the document."""
+    def test_a_key_revoked_on_disk_does_not_make_a_full_redis_count_as_gone(self, tmp_path: Path) -> None:
+        """Otherwise, with no grace, all requests would be refused each time Redis rejects the document."""
         with bench(tmp_path, "--redis-grace-s", "0") as found:
             key = new_key(found.admin, "default", "infer")
             assert found.valkey.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
@@ -201,7 +201,7 @@ class TestAFullRedis:
                 wait_until(lambda: complete(http, "fake").status_code == 401, "it is found revoked")
             rev, names = "$1\r\n2\r\n", KeyNames(DEFAULT_PREFIX)
             assert found.valkey.command("HGET", names.document("key", key["id"]), "rev") != rev
-            # On a busy machine an answer may be too late, which without a grace counts as none.
+            # On a busy machine Redis may answer too late, which counts as no answer if there is no grace.
             ready = [is_ready(found.admin) and complete(found.admin, "fake").status_code == 200 for _ in range(20)]
             assert sum(ready) > 15
             assert "Redis is not reachable: Redis refused" not in found.server.text
@@ -213,8 +213,8 @@ class TestAFullRedis:
 
 
 class TestAnOlderRedis:
-    def test_does_not_bring_back_what_was_revoked_or_moved(self, tmp_path: Path) -> None:
-        """As after restoring Redis from a copy, or falling back to a replica that lags."""
+    def test_an_older_redis_undoes_neither_a_revocation_nor_an_alias_move(self, tmp_path: Path) -> None:
+        """As after restoring Redis from a copy or failing over to a replica that lags."""
         with bench(tmp_path, *LONG_GRACE, is_persistent=True) as found, contextlib.ExitStack() as stack:
             append_only, copy = found.valkey.socket_path.parent / "appendonlydir", tmp_path / "copy"
             revoked, good = (new_key(found.admin, "default", "operator") for _ in range(2))
@@ -241,7 +241,7 @@ class TestAnOlderRedis:
             rev = found.valkey.command("HGET", names.document("key", revoked["id"]), "rev")
             assert rev == "$1\r\n2\r\n", "Redis was told of the newer revision"
 
-    def test_a_server_that_starts_on_it_refuses_what_was_revoked(self, tmp_path: Path) -> None:
+    def test_a_server_that_starts_on_an_older_redis_refuses_a_revoked_key(self, tmp_path: Path) -> None:
         data_dir = tmp_path / "data"
         admin_key = offline_admin_key(data_dir)
         append_only, copy = data_dir / "kv" / "appendonlydir", tmp_path / "copy"
@@ -261,10 +261,10 @@ class TestAnOlderRedis:
 
 class TestAFailover:
     @pytest.mark.parametrize("stale_data", ["yes", "no"])
-    def test_the_server_goes_on_with_the_new_primary_which_brings_back_nothing(
+    def test_the_server_continues_with_the_new_primary_and_revoked_keys_stay_revoked(
         self, tmp_path: Path, stale_data: str
     ) -> None:
-        """Its address leads there; the one before stays up as a replica, and so do all sockets to it."""
+        """The address leads to the new primary; the old one stays up as a replica, and so do all sockets to it."""
         data_dir = tmp_path / "data"
         key = offline_admin_key(data_dir)
         with contextlib.ExitStack() as stack:
@@ -277,7 +277,7 @@ class TestAFailover:
             revoked, good = (new_key(admin, "default", "operator") for _ in range(2))
             as_revoked, as_good = (stack.enter_context(client(server, key["secret"])) for key in (revoked, good))
             assert complete(as_revoked, "fake").status_code == 200
-            # What the other one knows of when it takes over: it lags.
+            # The new primary's data when it takes over: it lags.
             shutil.copytree(tmp_path / "first" / "appendonlydir", tmp_path / "second" / "appendonlydir")
             assert admin.delete(f"/v1/keys/{revoked['id']}").status_code == 204
             assert complete(as_good, "fake").status_code == 200
@@ -298,7 +298,7 @@ class TestAFailover:
 
 
 class TestAnEmptiedRedis:
-    def test_everything_declared_and_the_usage_are_as_before(self, tmp_path: Path) -> None:
+    def test_documents_and_usage_survive_an_emptied_redis(self, tmp_path: Path) -> None:
         with bench(tmp_path, *LONG_GRACE) as found, contextlib.ExitStack() as stack:
             good, revoked = (new_key(found.admin, "default", "operator") for _ in range(2))
             as_good, as_revoked = (stack.enter_context(client(found.server, key["secret"])) for key in (good, revoked))
@@ -334,7 +334,7 @@ def bring_back(valkey: Valkey, how: str) -> None:
 
 @contextlib.contextmanager
 def streaming(http: httpx.Client, max_tokens: int) -> Iterator[Iterator[dict[str, Any]]]:
-    """A stream that has begun."""
+    """A stream whose first event has arrived."""
     body = {"model": "fake", "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
     with http.stream("POST", "/v1/completions", json=body) as response:
         events = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {"))
@@ -350,7 +350,7 @@ def declared(http: httpx.Client) -> dict[str, Any]:
 
 
 def usage_of(admin: httpx.Client) -> dict[str, tuple[int, int, int]]:
-    """Requests, prompt and output tokens by key, once every log was added up."""
+    """Requests, prompt and output tokens by key, once every log has been added up."""
     found: dict[str, Any] = {"complete": False}
 
     def is_complete() -> bool:

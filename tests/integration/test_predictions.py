@@ -45,7 +45,7 @@ def ask(http: httpx.Client, prediction: object, **fields: object) -> httpx.Respo
 
 
 @pytest.mark.parametrize("content", [TEXT, [{"type": "text", "text": TEXT}]])
-def test_the_engine_gets_the_tokens_and_usage_says_what_they_were_worth(
+def test_the_engine_gets_the_predicted_tokens_and_usage_counts_the_accepted_ones(
     server: LiveServer, client: openai.OpenAI, content: Any
 ) -> None:
     answer = client.chat.completions.create(
@@ -60,7 +60,7 @@ def test_the_engine_gets_the_tokens_and_usage_says_what_they_were_worth(
     assert answer.usage.completion_tokens == len(encode(TEXT)) + 1
 
 
-def test_tokens_that_were_rejected_are_not_those_of_the_answer(client: openai.OpenAI) -> None:
+def test_rejected_prediction_tokens_are_not_counted_as_completion_tokens(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny", messages=USER, prediction={"type": "content", "content": "hello there"}
     )
@@ -89,7 +89,7 @@ def test_streams_end_with_the_same_usage(client: openai.OpenAI) -> None:
     assert usage.completion_tokens_details.accepted_prediction_tokens == len(encode(TEXT))
 
 
-def test_answers_without_a_prediction_say_nothing_of_it(server: LiveServer, http: httpx.Client) -> None:
+def test_usage_without_a_prediction_has_no_prediction_counts(server: LiveServer, http: httpx.Client) -> None:
     for fields in ({}, {"prediction": None}):
         usage = http.post("/v1/chat/completions", json={"model": "tiny", "messages": USER, **fields}).json()["usage"]
         assert "completion_tokens_details" not in usage
@@ -111,7 +111,7 @@ def test_an_empty_prediction_predicts_nothing(http: httpx.Client) -> None:
         ({"type": "content", "content": "0 " * 300}, "prediction", "tokens; the limit is 512"),
     ],
 )
-def test_the_field_at_fault_is_named(http: httpx.Client, prediction: object, param: str, shown: str) -> None:
+def test_errors_name_the_invalid_field(http: httpx.Client, prediction: object, param: str, shown: str) -> None:
     response = ask(http, prediction)
     assert response.status_code == 400
     error = response.json()["error"]
@@ -120,13 +120,13 @@ def test_the_field_at_fault_is_named(http: httpx.Client, prediction: object, par
 
 
 @pytest.mark.parametrize("prediction", ["text", {"type": "content"}, {"content": "a"}, {"type": "content", "more": 1}])
-def test_what_is_no_prediction_is_refused(http: httpx.Client, prediction: object) -> None:
+def test_malformed_predictions_are_refused(http: httpx.Client, prediction: object) -> None:
     response = ask(http, prediction)
     assert response.status_code == 400
     assert "prediction" in response.json()["error"]["message"]
 
 
-def test_a_server_that_drafts_nothing_says_so(tmp_path: Path) -> None:
+def test_predictions_are_refused_without_speculative_decoding(tmp_path: Path) -> None:
     engine = FakeEngine(model=make_model(TOKENIZER, num_speculative_tokens=0))
     with live_server(engine, make_settings(tmp_path)) as server, httpx.Client(base_url=server.url) as http:
         response = ask(http, {"type": "content", "content": "a"})

@@ -1,4 +1,4 @@
-"""A server that tells reasoning from content, through the unmodified openai client and raw HTTP, with a fake engine."""
+"""Separation of reasoning from content, through the unmodified openai client and raw HTTP, with a fake engine."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -84,7 +84,7 @@ def thinking_server(
 
 @pytest.fixture(params=[1, 3, 1000])
 def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Sets what the model says, in steps of so many tokens."""
+    """Sets the model's answers, generated in steps of `request.param` tokens."""
 
     def say(*texts: str, ended: bool = True) -> None:
         token_ids = [TOKENIZER.encode(text, add_special_tokens=False).ids + [1] * ended for text in texts]
@@ -97,7 +97,7 @@ def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Calla
 
 
 def message_of(client: openai.OpenAI, **fields: Any) -> Any:
-    """Of an answer that is the same streamed."""
+    """The answered message, or one per choice; checks that the streamed answer is the same."""
     extra = {name: fields.pop(name) for name in ("chat_template_kwargs", "include_reasoning") if name in fields}
     whole = client.chat.completions.create(**ASKED, **fields, extra_body=extra)
     chunks = [*client.chat.completions.create(**ASKED, **fields, extra_body=extra, stream=True)]
@@ -122,14 +122,14 @@ class TestChats:
             ("<think></think>", {}, None, ""),
         ],
     )
-    def test_reasoning_is_told_apart(
+    def test_reasoning_is_separated_from_content(
         self, client: openai.OpenAI, answer: Callable[..., None], text: str, fields: Any, reasoning: Any, content: Any
     ) -> None:
         answer(text)
         message = message_of(client, **fields)
         assert (message.reasoning_content, message.reasoning, message.content) == (reasoning, reasoning, content)
 
-    def test_choices_are_read_apart(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    def test_choices_are_parsed_independently(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
         answer("<think>Hm.</think>4", "4", "<think>So")
         messages = message_of(client, n=3)
         assert [(each.reasoning_content, each.content) for each in messages] == [
@@ -138,7 +138,9 @@ class TestChats:
             ("So", None),
         ]
 
-    def test_it_can_be_left_out(self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_reasoning_can_be_left_out(
+        self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]
+    ) -> None:
         answer("<think>Two and two.</think>4")
         message = message_of(client, include_reasoning=False)
         assert message.content == "4"
@@ -146,7 +148,7 @@ class TestChats:
         usage = http.post("/v1/chat/completions", json={**ASKED, "include_reasoning": False}).json()["usage"]
         assert usage["completion_tokens_details"]["reasoning_tokens"] > 2
 
-    def test_its_tokens_are_counted(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    def test_reasoning_tokens_are_counted(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
         for text, fields, num_tokens in (
             ("<think>abc</think>", {}, None),
             ("abc</think>", BEGUN, None),
@@ -162,7 +164,7 @@ class TestChats:
                 assert usage.completion_tokens_details
                 assert usage.completion_tokens_details.reasoning_tokens == expected
 
-    def test_text_that_a_stop_string_holds_back_counts_where_it_belongs(
+    def test_text_held_back_for_a_stop_string_does_not_change_the_reasoning_token_count(
         self, http: httpx.Client, answer: Callable[..., None]
     ) -> None:
         answer("abc</think>4 + 4")
@@ -171,13 +173,15 @@ class TestChats:
             usage = http.post("/v1/chat/completions", json={**ASKED, **BEGUN, "stop": stop}).json()["usage"]
             assert usage["completion_tokens_details"]["reasoning_tokens"] == expected
 
-    def test_tools_are_called_behind_it(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    def test_only_calls_after_the_reasoning_are_parsed(
+        self, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
         answer(f"<think>I could {CALL}.</think>\n{CALL}")
         message = message_of(client, tools=[ADD])
         assert (message.reasoning_content, message.content) == (f"I could {CALL}.", None)
         assert [call.function.arguments for call in message.tool_calls] == ['{"a": 1}']
 
-    def test_every_token_is_told(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_a_stream_has_every_token_id_and_logprob(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer("<think>Hm.</think>4")
         asked = {**ASKED, "logprobs": True, "return_token_ids": True}
         whole = http.post("/v1/chat/completions", json=asked).json()["choices"][0]
@@ -188,7 +192,7 @@ class TestChats:
         assert told == whole["logprobs"]["content"]
 
     @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-    def test_it_can_be_sent_back(self, http: httpx.Client, name: str) -> None:
+    def test_reasoning_can_be_sent_back(self, http: httpx.Client, name: str) -> None:
         said = {"role": "assistant", "content": "4", name: "Two and two."}
         tokens = http.post("/tokenize", json={"messages": [USER, said, USER]}).json()["tokens"]
         prompt = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
@@ -196,9 +200,7 @@ class TestChats:
         refused = http.post("/tokenize", json={"messages": [{**USER, name: "x"}]})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"messages[0].{name}")
 
-    def test_a_message_that_is_continued_has_its_reasoning_behind_it(
-        self, client: openai.OpenAI, answer: Callable[..., None]
-    ) -> None:
+    def test_a_continued_message_has_no_reasoning(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
         answer("4")
         fields: Any = {"continue_final_message": True, "add_generation_prompt": False}
         said: Any = {"role": "assistant", "content": "It is "}
@@ -211,7 +213,7 @@ class TestMessages:
 
     @pytest.fixture
     def messages(self, server: LiveServer) -> Iterator[Callable[..., anthropic.types.Message]]:
-        """An answer that is the same streamed."""
+        """Requests an answer and checks that the streamed one is the same."""
         with anthropic.Anthropic(base_url=server.url, api_key="anything", max_retries=0) as client:
 
             def ask(**fields: Any) -> anthropic.types.Message:
@@ -234,7 +236,7 @@ class TestMessages:
             ("<think></think>", {}, []),
         ],
     )
-    def test_thinking_is_a_block_of_its_own(
+    def test_thinking_is_a_separate_block(
         self, messages: Callable[..., Any], answer: Callable[..., None], text: str, fields: Any, said: Any
     ) -> None:
         answer(text)
@@ -244,7 +246,7 @@ class TestMessages:
         assert {block.signature for block in thoughts} <= {"unsigned"}
         assert (message.usage.output_tokens_details.thinking_tokens > 0) == bool(thoughts or "<think>" in text)
 
-    def test_it_comes_before_calls_and_can_be_sent_back(
+    def test_thinking_comes_before_calls_and_can_be_sent_back(
         self, server: LiveServer, messages: Callable[..., Any], answer: Callable[..., None]
     ) -> None:
         answer(f"<think>I add.</think>\n{CALL}")
@@ -259,7 +261,7 @@ class TestMessages:
         prompt = TOKENIZER.decode(server.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
         assert "<think>I add.</think>" in prompt
 
-    def test_what_cannot_be_kept_is_refused(
+    def test_thinking_settings_that_cannot_be_honored_are_refused(
         self, http: httpx.Client, messages: Callable[..., Any], answer: Callable[..., None]
     ) -> None:
         answer("4")
@@ -280,7 +282,7 @@ class TestMessages:
             assert message in refused.json()["error"]["message"]
 
 
-def test_efforts(http: httpx.Client) -> None:
+def test_unsupported_reasoning_efforts_are_refused(http: httpx.Client) -> None:
     for path, name, value, body in (
         ("/v1/chat/completions", "reasoning_effort", "enormous", {**ASKED, "reasoning_effort": "enormous"}),
         ("/v1/chat/completions", "reasoning_effort", "high", {**ASKED, "reasoning_effort": "high"}),
@@ -305,7 +307,7 @@ class TestGrammars:
     @pytest.mark.parametrize(
         "held", [{"response_format": {"type": "json_object"}}, {"tools": [ADD], "tool_choice": "required"}]
     )
-    def test_a_format_is_of_what_follows(
+    def test_a_grammar_applies_after_the_reasoning(
         self, server: LiveServer, http: httpx.Client, fields: Any, held: Any, reasoning: GrammarReasoning
     ) -> None:
         http.post("/v1/chat/completions", json={**ASKED, **fields, **held, "max_tokens": 1}).raise_for_status()
@@ -313,7 +315,7 @@ class TestGrammars:
         assert grammar is not None
         assert grammar.reasoning == reasoning
 
-    def test_a_mark_in_other_tokens_ends_no_reasoning_that_is_held_by_its_token(
+    def test_with_a_grammar_a_mark_spelled_in_other_tokens_does_not_end_the_reasoning(
         self, server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
     ) -> None:
         answer("")
@@ -326,7 +328,7 @@ class TestGrammars:
         assert [call.function.arguments for call in message.tool_calls] == ["{}"]
         assert message_of(client, **BEGUN).reasoning_content == "Hm.", "where nothing is held, a mark is a text"
 
-    def test_marks_that_the_model_cannot_say_are_not_waited_for(
+    def test_a_grammar_does_not_wait_for_a_mark_outside_the_models_vocabulary(
         self, server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
     ) -> None:
         answer("abc")
@@ -340,7 +342,7 @@ class TestGrammars:
         assert grammar is not None
         assert grammar.reasoning is None
 
-    def test_a_forced_call_comes_behind_it(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    def test_a_forced_call_follows_the_reasoning(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
         for choice, text in (
             ("required", '[{"name": "add", "parameters": {"a": 1}}]'),
             ({"type": "function", "function": {"name": "add"}}, '{"a": 1}'),
@@ -353,7 +355,7 @@ class TestGrammars:
 
 class TestMarks:
     @pytest.mark.parametrize("special", [False, True])
-    def test_they_are_seen_where_they_are_special_tokens(self, tmp_path: Path, special: bool) -> None:
+    def test_marks_are_recognized_as_ordinary_or_special_tokens(self, tmp_path: Path, special: bool) -> None:
         tokenizer = make_thinking_tokenizer(special=special)
         with thinking_server(tmp_path, tokenizer) as (server, client):
             token_ids = tokenizer.encode("<think>Hm.</think>4", add_special_tokens=False).ids
@@ -362,7 +364,9 @@ class TestMarks:
             assert (message.reasoning_content, message.content) == ("Hm.", "4")
 
     @pytest.mark.parametrize("marks", [("<think>",), ("</think>",), ()])
-    def test_where_they_are_no_tokens_a_grammar_holds_all(self, tmp_path: Path, marks: tuple[str, ...]) -> None:
+    def test_a_grammar_covers_the_whole_answer_if_the_marks_are_not_tokens(
+        self, tmp_path: Path, marks: tuple[str, ...]
+    ) -> None:
         tokenizer = make_thinking_tokenizer(marks)
         with thinking_server(tmp_path, tokenizer) as (server, client):
             token_ids = tokenizer.encode("<think>Hm.</think>4", add_special_tokens=False).ids
@@ -375,7 +379,7 @@ class TestMarks:
             assert grammar is not None
             assert grammar.reasoning is None
 
-    def test_an_opening_may_be_wanting_where_an_answer_begins(self, tmp_path: Path) -> None:
+    def test_the_opening_mark_may_be_missing_at_the_start_of_an_answer(self, tmp_path: Path) -> None:
         with thinking_server(tmp_path, TOKENIZER, ReasoningFormat.DEEPSEEK_R1) as (server, client):
             token_ids = TOKENIZER.encode("Hm.</think>4", add_special_tokens=False).ids
             server.engine.reply = lambda asked, index: [*token_ids, 1]
@@ -400,7 +404,7 @@ class TestResponses:
             ("4", ["message"]),
         ],
     )
-    def test_it_is_an_item_of_its_own(
+    def test_reasoning_is_a_separate_item(
         self, http: httpx.Client, answer: Callable[..., None], text: str, kinds: list[str], ended: bool
     ) -> None:
         answer(text, ended=ended)
@@ -420,7 +424,9 @@ class TestResponses:
             (part,) = whole["output"][0]["content"]
             assert "".join(event["delta"] for event in of_it[2:-3]) == of_it[-3]["text"] == part["text"]
 
-    def test_it_can_be_sent_back(self, server: LiveServer, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_reasoning_can_be_sent_back(
+        self, server: LiveServer, http: httpx.Client, answer: Callable[..., None]
+    ) -> None:
         answer(f"<think>Two.</think>So. {CALL}")
         tools = [{"type": "function", "name": "add"}]
         asked: Any = {"model": "tiny", "input": [USER], "tools": tools}

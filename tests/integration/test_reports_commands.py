@@ -14,7 +14,7 @@ from tests.support.server_process import run_command, serve_fake, stop, wait_unt
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Of a server on which acme asked twice, and somebody with no key of it looked for keys."""
+    """Options for a server to which acme sent two requests and a caller with an unknown key one for the key list."""
     data_dir = tmp_path_factory.mktemp("data")
     admin_key = offline_admin_key(data_dir)
     with serve_fake(data_dir) as server, client(server, admin_key) as admin:
@@ -44,7 +44,7 @@ def ran(*words: str) -> CompletedProcess[str]:
     return done
 
 
-def test_usage_as_a_table_json_and_csv(options: list[str]) -> None:
+def test_usage_is_printed_as_a_table_json_or_csv(options: list[str]) -> None:
     table = ran("usage", "--by", "tenant", "--by", "adapter", "--interval", "hour", *options).stdout
     assert "acme" in table
     assert "(base)" in table
@@ -58,7 +58,7 @@ def test_usage_as_a_table_json_and_csv(options: list[str]) -> None:
     assert "Error" in refused.stderr
 
 
-def test_audit_as_a_table_json_and_csv(options: list[str]) -> None:
+def test_audit_is_printed_as_a_table_json_or_csv(options: list[str]) -> None:
     table = ran("audit", *options).stdout
     assert "tenant.create" in table
     assert "refused" in table
@@ -68,13 +68,13 @@ def test_audit_as_a_table_json_and_csv(options: list[str]) -> None:
     assert "acme" in {line["subject"] for line in lines}
 
 
-def test_config_says_where_a_value_came_from(options: list[str]) -> None:
+def test_config_shows_the_source_of_a_value(options: list[str]) -> None:
     found = {item["name"]: item for item in json.loads(ran("config", "--json", *options).stdout)}
     assert (found["port"]["value"], found["port"]["source"]) == ("0", "flag")
     assert "redis-grace-s" in ran("config", *options).stdout
 
 
-def test_keys_are_listed_with_the_adapters_that_they_are_for(options: list[str]) -> None:
+def test_keys_are_listed_with_the_adapters_they_may_use(options: list[str]) -> None:
     ran(
         "keys",
         "create",

@@ -18,7 +18,7 @@ TOKENIZER = make_tokenizer()
 TOKENIZER.post_processor = processors.TemplateProcessing(
     single="<|bos|> $A", pair="<|bos|> $A <|bos|> $B", special_tokens=[("<|bos|>", 0)]
 )
-"""Other tokens around a pair than around a text, as Llama's has."""
+"""Puts different tokens around a pair than around a text, as Llama's tokenizer does."""
 QUERY = "hello?"
 DOCUMENTS = ["hello world", "hi", "{query} hello {document}", "adapters"]
 TEMPLATE = "Q: {query} D: {document} <|end|>"
@@ -33,7 +33,7 @@ RERANKERS = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """Base "tiny", an adapter "sql" for text, a classifier of three labels."""
+    """Base "tiny", a text adapter "sql", the rerankers, and "intent", a classifier with three labels."""
     engine = FakeEngine(make_model(TOKENIZER))
     with live_server(engine, make_settings(tmp_path_factory.mktemp("data")), ("sql",)) as server:
         for name, classifier in {**RERANKERS, "intent": ClassifierRecord(num_labels=3)}.items():
@@ -55,7 +55,7 @@ def sigmoid(number: float) -> float:
 
 
 def asked_of(server: LiveServer, answer: httpx.Response) -> list[list[int]]:
-    """The prompts that the engine had, in the order of the documents."""
+    """The prompts that the engine received, in document order."""
     assert answer.status_code == 200, answer.text
     item = httpx.get(f"{server.url}/v1/requests/{answer.headers['x-request-id']}").json()
     assert (item["state"], item["num_output_tokens"]) == ("stop", 0)
@@ -71,7 +71,7 @@ def text(given: str, *, special: bool = True) -> list[int]:
     return TOKENIZER.encode(given, add_special_tokens=special).ids
 
 
-def test_documents_come_by_what_they_are_worth(server: LiveServer) -> None:
+def test_documents_are_sorted_by_relevance_score(server: LiveServer) -> None:
     answer = rerank(server)
     prompts = [pair(QUERY, document) for document in DOCUMENTS]
     assert asked_of(server, answer) == prompts
@@ -94,11 +94,11 @@ def test_documents_come_by_what_they_are_worth(server: LiveServer) -> None:
     assert rerank(server, return_documents=False).json()["results"] == bare
 
 
-def test_of_equal_documents_the_first_is_first(server: LiveServer) -> None:
+def test_equal_documents_keep_their_order(server: LiveServer) -> None:
     assert [result["index"] for result in rerank(server, documents=["hi"] * 5).json()["results"]] == [0, 1, 2, 3, 4]
 
 
-def test_every_path_name_and_form_asks_the_same(server: LiveServer) -> None:
+def test_every_path_model_name_and_document_form_gives_the_same_results(server: LiveServer) -> None:
     results = rerank(server).json()["results"]
     of_adapter = [f"/adapters/ranker{path}" for path in ("/v1/rerank", "/v2/rerank", "/rerank")]
     for path in ("/rerank", "/v2/rerank", *of_adapter):
@@ -112,7 +112,7 @@ def test_every_path_name_and_form_asks_the_same(server: LiveServer) -> None:
     )
 
 
-def test_scores_come_in_the_order_of_the_documents(server: LiveServer) -> None:
+def test_scores_are_returned_in_document_order(server: LiveServer) -> None:
     by_index = {result["index"]: result["relevance_score"] for result in rerank(server).json()["results"]}
     expected = [{"index": index, "object": "score", "score": by_index[index]} for index in range(len(DOCUMENTS))]
     answer = score(server, queries=QUERY, documents=DOCUMENTS)
@@ -132,7 +132,7 @@ def test_each_document_may_have_its_own_query(server: LiveServer) -> None:
     assert asked_of(server, answer) == [pair("a", "c"), pair("b", "d")]
 
 
-def test_what_it_was_trained_with_stands_around_a_pair(server: LiveServer) -> None:
+def test_pairs_are_rendered_with_the_score_template_of_the_adapter(server: LiveServer) -> None:
     expected = [text(f"Q: {QUERY} D: {document} <|end|>") for document in DOCUMENTS]
     assert TOKENIZER.token_to_id("<|end|>") == expected[0][-1]
     assert asked_of(server, rerank(server, model="templated")) == expected
@@ -143,7 +143,7 @@ def test_what_it_was_trained_with_stands_around_a_pair(server: LiveServer) -> No
     assert asked_of(server, plain) == [pair(QUERY, document, special=False) for document in DOCUMENTS]
 
 
-def test_scores_are_probabilities_of_the_one_label_unless_its_number_is_asked_for(server: LiveServer) -> None:
+def test_scores_are_probabilities_unless_activation_is_off_or_it_is_a_regression(server: LiveServer) -> None:
     for name, use_activation, make in (
         ("ranker", None, sigmoid),
         ("ranker", False, float),
@@ -157,8 +157,8 @@ def test_scores_are_probabilities_of_the_one_label_unless_its_number_is_asked_fo
         assert result["relevance_score"] == pytest.approx(make(vector_of(asked)[0]), rel=1e-12)
 
 
-def test_large_numbers_are_told_apart(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As probabilities in float32 they would all be 1."""
+def test_documents_with_large_logits_are_ranked_correctly(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As float32 probabilities the two largest would both be 1."""
     numbers = {tuple(pair(QUERY, document)): 100.0 * index - 120 for index, document in enumerate(DOCUMENTS)}
     monkeypatch.setattr(
         "tests.support.fake_engine_client.vector_of",
@@ -172,7 +172,7 @@ def test_large_numbers_are_told_apart(server: LiveServer, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["ranker", "templated"])
-def test_documents_are_shortened_and_queries_are_not(server: LiveServer, name: str) -> None:
+def test_documents_are_truncated_and_queries_are_not(server: LiveServer, name: str) -> None:
     def prompt_of(document: str) -> list[int]:
         return pair(QUERY, document) if name == "ranker" else text(f"Q: {QUERY} D: {document} <|end|>")
 
@@ -193,7 +193,7 @@ def test_documents_are_shortened_and_queries_are_not(server: LiveServer, name: s
     assert asked_of(server, rerank(server, model=name, documents=documents, max_tokens_per_doc=4096)) == whole
 
 
-def test_as_much_as_the_model_takes_is_kept_where_that_is_asked_for(server: LiveServer) -> None:
+def test_documents_can_be_truncated_to_the_models_maximum_length(server: LiveServer) -> None:
     most = server.engine.model.max_model_len
     for how in ({"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 4096}):
         (prompt,) = asked_of(server, rerank(server, documents=["hello " * most], **how))
@@ -223,7 +223,7 @@ def test_as_much_as_the_model_takes_is_kept_where_that_is_asked_for(server: Live
         ({"rank_field": ["text"]}, "rank_field", "Unknown parameter"),
     ],
 )
-def test_what_cannot_be_ranked_is_refused_by_name(
+def test_invalid_rerank_requests_are_refused_naming_the_field(
     server: LiveServer, fields: dict[str, Any], param: str, named: str
 ) -> None:
     answer = rerank(server, **fields)
@@ -248,7 +248,7 @@ def test_what_cannot_be_ranked_is_refused_by_name(
         ({"text_1": "a", "text_2": ["b", 1]}, "text_2[1]", "str"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_by_name(
+def test_invalid_score_requests_are_refused_naming_the_field(
     server: LiveServer, fields: dict[str, Any], param: str, named: str
 ) -> None:
     answer = score(server, **fields)
@@ -258,7 +258,7 @@ def test_what_cannot_be_scored_is_refused_by_name(
     assert named in error["message"]
 
 
-def test_a_version_that_comes_meanwhile_is_asked_as_it_was_trained(
+def test_a_version_published_meanwhile_gets_its_own_score_template(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admit = server.context.calls.admission.admit

@@ -59,7 +59,7 @@ def client(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(params=[1, 3, 1000])
 def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Sets what the model says, in steps of so many tokens."""
+    """Sets the model's answer, generated in steps of `request.param` tokens."""
 
     def say(text: str, *, ended: bool = True) -> None:
         server.engine.reply = says(*tokens_of(text), *[1] * ended)
@@ -71,14 +71,14 @@ def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Calla
 
 
 def whole(http: httpx.Client, **fields: Any) -> dict[str, Any]:
-    """As strictly as the client's types have it."""
+    """The response, validated strictly against the client's types."""
     body = http.post("/v1/responses", json=fields).raise_for_status().json()
     Response.model_validate(body, strict=True)
     return body
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """Numbered and named as they should be, and each as the client's types have it."""
+    """Checks the events' names and numbers and validates each against the client's types."""
     blocks = [block.split("\n") for block in text.removesuffix("\n\n").split("\n\n")]
     events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
     assert [name.removeprefix("event: ") for name, _ in blocks] == [event["type"] for event in events]
@@ -93,13 +93,13 @@ def streamed(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
 
 
 def without_call_ids(response: dict[str, Any]) -> dict[str, Any]:
-    """They are random."""
+    """Call ids are random, and `created_at` varies."""
     items = [{name: value for name, value in item.items() if name != "call_id"} for item in response["output"]]
     return {**response, "output": items, "created_at": 0}
 
 
 class TestAnswers:
-    def test_a_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_text_is_answered_as_a_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer(TEXT)
         response = whole(http, model="calls", input="x", request_id="r1", metadata={"a": "b"})
         assert (response["id"], response["status"], response["model"]) == ("resp_r1", "completed", "calls")
@@ -117,7 +117,7 @@ class TestAnswers:
         assert usage["output_tokens"] == len(tokens_of(TEXT)) + 1
         assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
-    def test_the_events_of_a_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_events_of_a_streamed_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer(TEXT)
         events = streamed(http, model="calls", input="x")
         kinds = [event["type"].removeprefix("response.") for event in events]
@@ -129,7 +129,9 @@ class TestAnswers:
         assert {event["item_id"] for event in events if "item_id" in event} == {events[2]["item"]["id"]}
         assert (events[0]["response"]["status"], events[0]["response"]["usage"]) == ("in_progress", None)
 
-    def test_the_events_of_calls(self, server: LiveServer, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_events_of_streamed_calls(
+        self, server: LiveServer, http: httpx.Client, answer: Callable[..., None]
+    ) -> None:
         answer(f"Two: {WRITTEN}{WRITTEN}")
         events = streamed(http, **CALLING)
         message, *items = events[-1]["response"]["output"]
@@ -150,7 +152,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize(("text", "ended"), [("", True), *itertools.product(ANSWERS, (True, False))])
     @pytest.mark.parametrize("fields", [{}, {"tool_choice": "none"}, {"parallel_tool_calls": False}])
-    def test_a_stream_ends_with_what_is_answered_without_one(
+    def test_a_stream_ends_with_the_same_response_as_without_streaming(
         self, http: httpx.Client, answer: Callable[..., None], text: str, ended: bool, fields: dict[str, Any]
     ) -> None:
         answer(text, ended=ended)
@@ -173,7 +175,7 @@ class TestAnswers:
             ({"type": "function", "name": "add"}, ARGUMENTS),
         ],
     )
-    def test_a_call_that_a_stop_string_cuts_off_is_incomplete(
+    def test_a_call_cut_off_by_a_stop_string_is_incomplete(
         self, http: httpx.Client, answer: Callable[..., None], choice: Any, text: str
     ) -> None:
         answer(text)
@@ -190,7 +192,7 @@ class TestAnswers:
         assert [(call["status"], call["arguments"]) for call in response["output"]] == [("completed", ARGUMENTS)]
 
     @pytest.mark.parametrize(("text", "arguments"), CUT_OFF)
-    def test_a_required_call_that_is_cut_off_before_its_arguments_is_left_out(
+    def test_a_required_call_cut_off_before_its_arguments_is_left_out(
         self, http: httpx.Client, answer: Callable[..., None], text: str, arguments: list[str]
     ) -> None:
         answer(text, ended=False)
@@ -214,7 +216,7 @@ class TestAnswers:
         assert [token for event in deltas for token in event["logprobs"]] == told
         assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == told
 
-    def test_the_clients_stream_helper_puts_it_together(
+    def test_the_clients_stream_helper_assembles_the_response(
         self, client: openai.OpenAI, answer: Callable[..., None]
     ) -> None:
         answer(f"I add. {WRITTEN}")
@@ -226,7 +228,9 @@ class TestAnswers:
 
 
 class TestPrompts:
-    def test_a_response_begins_as_a_chat_of_the_same_messages(self, server: LiveServer, http: httpx.Client) -> None:
+    def test_the_prompt_equals_that_of_a_chat_with_the_same_messages(
+        self, server: LiveServer, http: httpx.Client
+    ) -> None:
         call = {"type": "function_call", "call_id": "abcdefghi", "name": "add", "arguments": '{"b": 2}', "id": "fc_1"}
         result = {"type": "function_call_output", "call_id": "abcdefghi", "output": "4"}
         items = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "I add."}, call, result]
@@ -244,7 +248,7 @@ class TestPrompts:
         tokens = http.post("/tokenize", json={"messages": messages, "tools": [tool], **kwargs}).json()["tokens"]
         assert server.engine.requests[-1].prompt_token_ids == tokens
 
-    def test_what_does_not_fit_is_told_with_this_apis_names(self, http: httpx.Client) -> None:
+    def test_context_length_errors_use_this_apis_field_names(self, http: httpx.Client) -> None:
         for text, limit, param, remedy in (
             ("x", 600, "max_output_tokens", "lower max_output_tokens"),
             ("x " * 600, 5, "input", "Shorten the prompt."),
@@ -271,14 +275,14 @@ class TestPrompts:
             ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ],
     )
-    def test_what_is_at_fault_is_named(self, http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    def test_errors_name_the_invalid_field(self, http: httpx.Client, fields: dict[str, Any], param: str) -> None:
         response = http.post("/v1/responses", json={"model": "calls", "input": "x", **fields})
         assert response.status_code == 400, response.text
         assert response.json()["error"]["param"] == param
 
 
 class TestTheRest:
-    def test_an_adapters_own_path(self, http: httpx.Client) -> None:
+    def test_an_adapter_is_served_at_its_own_path(self, http: httpx.Client) -> None:
         response = http.post("/adapters/calls/v1/responses", json={"input": "x", "max_output_tokens": 2})
         assert (response.status_code, response.json()["model"]) == (200, "calls")
         assert response.headers["x-adapter-version"] == "1"
@@ -289,13 +293,13 @@ class TestTheRest:
     @pytest.mark.parametrize(
         ("method", "path"), [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")]
     )
-    def test_nothing_is_kept(self, http: httpx.Client, method: str, path: str) -> None:
+    def test_responses_are_not_stored(self, http: httpx.Client, method: str, path: str) -> None:
         for prefix in ("", "/adapters/calls"):
             response = http.request(method, f"{prefix}/v1/responses/resp_1{path}")
             assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
             assert "Responses are not stored" in response.json()["error"]["message"]
 
-    def test_a_client_that_leaves_stops_the_work(self, server: LiveServer, client: openai.OpenAI) -> None:
+    def test_a_client_that_disconnects_stops_its_request(self, server: LiveServer, client: openai.OpenAI) -> None:
         server.engine.step_s = 0.01
         try:
             with client.responses.create(model="calls", input="x", stream=True) as stream:
@@ -306,7 +310,9 @@ class TestTheRest:
 
 
 class TestFailures:
-    def test_who_ends_a_stream_from_outside_is_told_in_it(self, server: LiveServer, http: httpx.Client) -> None:
+    def test_a_stream_aborted_by_request_id_ends_with_error_events(
+        self, server: LiveServer, http: httpx.Client
+    ) -> None:
         server.engine.gate = asyncio.Event()
         try:
             body = {"model": "calls", "input": "x", "stream": True, "request_id": "r1"}
@@ -323,7 +329,7 @@ class TestFailures:
         assert (error["type"], error["code"]) == ("error", "request_aborted")
         assert (failed["type"], failed["response"]["id"]) == ("response.failed", "resp_r1")
 
-    def test_an_error_inside_a_stream_is_told_in_it(self, tmp_path: Path) -> None:
+    def test_an_error_during_a_stream_is_sent_as_events(self, tmp_path: Path) -> None:
         engine = FakeEngine(model=make_model(TOKENIZER), fail_with="the logits are not finite")
         engine.reply = says(*tokens_of(TEXT), 1)
         with (

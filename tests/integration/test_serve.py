@@ -1,4 +1,4 @@
-"""`loraserve serve` as a process: start, announce, drain, fail. The engine is the fake one."""
+"""`loraserve serve` as a process: start, announce, drain, fail. The engine is fake."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ class Server:
         return self.process.wait(WAIT_S)
 
     def engine(self) -> psutil.Process:
-        """Not the private Redis."""
+        """The engine process, not the private Redis."""
         children = psutil.Process(self.process.pid).children()
         (engine,) = (child for child in children if "fake_engine" in " ".join(child.cmdline()))
         return engine
@@ -81,7 +81,7 @@ def running_server(data_dir: Path, *args: str) -> Iterator[Server]:
     process = start_fake("--data-dir", str(data_dir), *args)
     assert process.stdout is not None
     output: list[str] = []
-    # Reads on, so that the server never waits for us.
+    # Keeps reading, so that the server never blocks on its output.
     reader = threading.Thread(target=lambda: output.extend(line.rstrip() for line in process.stdout or []))
     with process.stdout:
         try:
@@ -116,7 +116,7 @@ def stream_events(lines: Iterator[str]) -> Iterator[dict]:
 
 @contextmanager
 def streaming(server: Server, max_tokens: int) -> Iterator[Iterator[dict]]:
-    """A stream that has begun."""
+    """A stream whose first event has arrived."""
     with (
         httpx.Client(base_url=server.url, timeout=WAIT_S) as client,
         client.stream("POST", "/v1/completions", json=completion(max_tokens)) as response,
@@ -132,7 +132,7 @@ def finish_reason(events: Iterator[dict]) -> str | None:
     return reasons[-1]
 
 
-def test_announces_where_it_is_and_stops_on_sigterm(tmp_path: Path) -> None:
+def test_the_banner_shows_the_url_and_sigterm_stops_the_server(tmp_path: Path) -> None:
     with running_server(tmp_path / "data") as server:
         assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "fake"
         server.stop()
@@ -147,7 +147,7 @@ def test_announces_where_it_is_and_stops_on_sigterm(tmp_path: Path) -> None:
 
 @contextmanager
 def hangup(action: signal.Handlers) -> Iterator[None]:
-    """For the servers that are started in it, whatever these tests were started by: `nohup` ignores it."""
+    """Servers started inside inherit this action for SIGHUP even if the tests run under `nohup`, which ignores it."""
     before = signal.signal(signal.SIGHUP, action)
     try:
         yield
@@ -156,7 +156,7 @@ def hangup(action: signal.Handlers) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_what_a_terminal_sends_to_the_whole_group_drains_too(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_terminal_signal_to_the_whole_process_group_drains_the_server(tmp_path: Path, number: signal.Signals) -> None:
     with hangup(signal.SIG_DFL), running_server(tmp_path) as server, streaming(server, 200) as events:
         server.engine().send_signal(number)
         server.stop(number)
@@ -164,7 +164,7 @@ def test_what_a_terminal_sends_to_the_whole_group_drains_too(tmp_path: Path, num
         assert server.wait() == 0
 
 
-def test_a_closed_terminal_that_is_told_twice_drains(tmp_path: Path) -> None:
+def test_a_second_sighup_does_not_cut_the_drain_short(tmp_path: Path) -> None:
     with hangup(signal.SIG_DFL), running_server(tmp_path) as server, streaming(server, 1000) as events:
         server.stop(signal.SIGHUP)
         while httpx.post(f"{server.url}/v1/completions", json=completion(1)).status_code != 503:
@@ -174,14 +174,14 @@ def test_a_closed_terminal_that_is_told_twice_drains(tmp_path: Path) -> None:
         assert server.wait() == 0
 
 
-def test_under_nohup_the_end_of_the_terminal_changes_nothing(tmp_path: Path) -> None:
+def test_sighup_is_ignored_under_nohup(tmp_path: Path) -> None:
     with hangup(signal.SIG_IGN), running_server(tmp_path) as server, streaming(server, 200) as events:
         server.stop(signal.SIGHUP)
         assert finish_reason(events) == "length"
         assert httpx.post(f"{server.url}/v1/completions", json=completion(1)).status_code == 200
 
 
-def test_drain_finishes_what_runs_and_refuses_what_is_new(tmp_path: Path) -> None:
+def test_drain_finishes_running_requests_and_refuses_new_ones(tmp_path: Path) -> None:
     with running_server(tmp_path) as server, streaming(server, 1000) as events:
         server.stop()
         while (answer := httpx.post(f"{server.url}/v1/completions", json=completion(1))).status_code == 200:
@@ -192,7 +192,7 @@ def test_drain_finishes_what_runs_and_refuses_what_is_new(tmp_path: Path) -> Non
         assert server.wait() == 0
 
 
-def test_what_outlives_the_shutdown_timeout_is_aborted(tmp_path: Path) -> None:
+def test_requests_that_outlive_the_shutdown_timeout_are_aborted(tmp_path: Path) -> None:
     with running_server(tmp_path, "--shutdown-timeout", "0.2") as server, streaming(server, ENDLESS) as events:
         server.stop()
         assert finish_reason(events) == "abort"
@@ -225,7 +225,7 @@ def test_engine_death_stops_the_server_with_the_reason(tmp_path: Path) -> None:
     assert "the engine ended with signal 9" in "\n".join(server.output)
 
 
-def test_of_a_data_directory_that_cannot_be_used_the_path_in_it_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_unusable_data_directory_names_the_path_in_it(tmp_path: Path) -> None:
     (tmp_path / "docs").write_text("")
     code, output = run_to_end(tmp_path)
     assert code == 1
@@ -233,7 +233,7 @@ def test_of_a_data_directory_that_cannot_be_used_the_path_in_it_is_named(tmp_pat
     assert output.splitlines()[-1] == f"error: --data-dir {tmp_path} cannot be used: {wrong}: Not a directory"
 
 
-def test_taken_port_is_one_line_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_taken_port_is_a_one_line_error_before_anything_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, output = run_to_end(tmp_path, "--port", str(port))
@@ -244,13 +244,13 @@ def test_taken_port_is_one_line_before_anything_is_loaded(tmp_path: Path) -> Non
     )
 
 
-def test_refused_model_is_one_line(tmp_path: Path) -> None:
+def test_a_refused_model_is_a_one_line_error(tmp_path: Path) -> None:
     code, output = run_to_end(tmp_path, model="refused")
     assert code == 1
     assert output.splitlines()[-1] == "error: the model is refused because of a reason"
 
 
-def test_bad_adapter_stops_the_start_and_is_named(tmp_path: Path) -> None:
+def test_a_bad_adapter_stops_the_start_and_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     code, output = run_to_end(tmp_path, "--lora-modules", f"sql={tmp_path / 'folder'}")
     assert code == 1
@@ -259,7 +259,7 @@ def test_bad_adapter_stops_the_start_and_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "empty"])
-def test_an_adapter_that_is_not_there_is_said_before_the_model_is_loaded(tmp_path: Path, folder: str) -> None:
+def test_a_missing_adapter_is_reported_before_the_model_is_loaded(tmp_path: Path, folder: str) -> None:
     (tmp_path / "empty").mkdir()
     code, output = run_to_end(tmp_path, "--lora-modules", f"sql={tmp_path / folder}")
     assert code == 1
@@ -267,7 +267,7 @@ def test_an_adapter_that_is_not_there_is_said_before_the_model_is_loaded(tmp_pat
     assert "starting the engine: 1 of 1" not in output
 
 
-def test_adapters_with_a_chat_template_that_is_not_used_are_named_in_one_line(tmp_path: Path) -> None:
+def test_adapters_with_unused_chat_templates_are_named_in_one_line(tmp_path: Path) -> None:
     for seed, name in enumerate(("own", "plain", "other")):
         fake_adapter(tmp_path / "adapters" / name, seed)
     for name in ("own", "other"):
@@ -281,7 +281,7 @@ def test_adapters_with_a_chat_template_that_is_not_used_are_named_in_one_line(tm
     assert notes[0].endswith(": other, own")
 
 
-def test_more_adapters_come_with_the_start_than_uploads_may_be_open(tmp_path: Path) -> None:
+def test_startup_can_add_more_adapters_than_uploads_may_be_open(tmp_path: Path) -> None:
     names = {f"skill-{seed}" for seed in range(MAX_OPEN_UPLOADS + 6)}
     for seed, name in enumerate(sorted(names)):
         fake_adapter(tmp_path / "adapters" / name, seed)
@@ -290,10 +290,10 @@ def test_more_adapters_come_with_the_start_than_uploads_may_be_open(tmp_path: Pa
         assert {model["id"] for model in models} >= names
 
 
-def test_a_restart_serves_what_changed_and_all_else_as_before(tmp_path: Path) -> None:
+def test_a_restart_adds_versions_only_for_changed_adapters(tmp_path: Path) -> None:
     for seed, name in enumerate(("same", "changed")):
         fake_adapter(tmp_path / "adapters" / name, seed)
-    time.sleep(1.1)  # until the file system would show every change of them
+    time.sleep(1.1)  # until file times reveal every later change
 
     def versions() -> dict[str, int]:
         options = ("--no-certificates", "--adapter-dir", str(tmp_path / "adapters"))
@@ -309,7 +309,7 @@ def test_a_restart_serves_what_changed_and_all_else_as_before(tmp_path: Path) ->
     assert versions() == {"same": 1, "changed": 2}
 
 
-def test_unix_socket_in_place_of_a_port(tmp_path: Path) -> None:
+def test_the_server_can_listen_on_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "server.sock"
     with running_server(tmp_path, "--uds", str(path)) as server:
         transport = httpx.HTTPTransport(uds=str(path))
@@ -334,13 +334,13 @@ def test_stale_unix_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> 
         assert server.wait() == 0
 
 
-def test_too_long_a_path_of_a_unix_socket_is_told(tmp_path: Path) -> None:
+def test_a_too_long_unix_socket_path_is_reported(tmp_path: Path) -> None:
     code, output = run_to_end(tmp_path, "--uds", str(tmp_path / ("long" * 30)))
     assert code == 1
     assert "AF_UNIX path too long" in output
 
 
-def test_keys_are_asked_for_and_shown_as_a_variable(tmp_path: Path) -> None:
+def test_keys_are_required_and_the_banner_shows_a_variable_instead(tmp_path: Path) -> None:
     with running_server(tmp_path, "--api-key", "secret", "--host", "127.0.0.1") as server:
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
         headers = {"Authorization": "Bearer secret"}
@@ -363,7 +363,7 @@ def test_keys_are_asked_for_and_shown_as_a_variable(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_without_an_admin_key_a_start_that_others_could_reach_names_the_remedies(
+def test_start_on_a_reachable_host_without_an_admin_key_fails_and_names_remedies(
     options: list[str], reason: str, tmp_path: Path
 ) -> None:
     code, output = run_to_end(tmp_path, *options)
@@ -372,7 +372,7 @@ def test_without_an_admin_key_a_start_that_others_could_reach_names_the_remedies
     assert f"error: {reason} Create an admin key with {remedies}\n" in output
 
 
-def test_with_a_key_that_cannot_be_read_it_is_closed_and_names_the_file(tmp_path: Path) -> None:
+def test_a_server_with_an_unreadable_key_requires_keys_and_names_the_file(tmp_path: Path) -> None:
     create_key_offline(DocumentStore(tmp_path), role=Role.ADMIN, tenant=ANY_TENANT)
     (path,) = (tmp_path / "docs" / "key").glob("*/*/*.json")
     path.write_bytes(b"torn")
@@ -389,7 +389,7 @@ def test_with_a_key_that_cannot_be_read_it_is_closed_and_names_the_file(tmp_path
     assert f"{path}: cannot be read" in text
 
 
-def test_chat_template_makes_a_model_without_one_chat(tmp_path: Path) -> None:
+def test_a_chat_template_option_enables_chats_for_a_model_without_one(tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     body = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
@@ -402,7 +402,7 @@ def test_chat_template_makes_a_model_without_one_chat(tmp_path: Path) -> None:
     assert f"curl -N {server.url}/v1/chat/completions" in "\n".join(server.output)
 
 
-def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) -> None:
+def test_an_adapter_uses_the_chat_template_that_its_config_names(tmp_path: Path) -> None:
     template = tmp_path / "twice.jinja"
     template.write_text("{{ messages[0].content }}{{ messages[0].content }}")
     for seed, name in enumerate(("twice", "thrice", None)):
@@ -426,7 +426,7 @@ def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) 
         assert server.wait() == 0
     (note,) = (line for line in server.output if "chat template" in line)
     assert note.endswith(": None")
-    # Without it on the next start the adapter is there, packed anew, and says what it lacks.
+    # Started without the template, the server still serves the repacked adapter and reports the missing template.
     for packed in (tmp_path / "data" / "packed").iterdir():
         packed.unlink()
     options = "--no-certificates", "--chat-template", str(template)
@@ -439,11 +439,11 @@ def test_an_adapter_chats_by_the_template_that_its_config_names(tmp_path: Path) 
         assert server.wait() == 0
     told = "  note      --adapter-chat-templates does not define twice: chats with twice are refused"
     assert told in server.output
-    assert '{"model": "twice"' not in "\n".join(server.output)  # no example that is refused
+    assert '{"model": "twice"' not in "\n".join(server.output)  # no example that would be refused
 
 
 @pytest.mark.parametrize("flags", [(), ("--tool-call-parser", "llama3_json", "--enable-auto-tool-choice")])
-def test_calls_that_the_model_may_make_need_a_parser(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_optional_tool_calls_require_a_parser(tmp_path: Path, flags: tuple[str, ...]) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}")
     tool = {"type": "function", "function": {"name": "add"}}
@@ -460,7 +460,7 @@ def test_calls_that_the_model_may_make_need_a_parser(tmp_path: Path, flags: tupl
 
 
 def _send(server: Server, data: bytes) -> bytes:
-    """What comes back until the server closes the connection."""
+    """The bytes received until the server closes the connection."""
     url = httpx.URL(server.url)
     received = b""
     with socket.create_connection((url.host, url.port or 80), WAIT_S) as connection:
@@ -475,7 +475,7 @@ def _send(server: Server, data: bytes) -> bytes:
 
 @contextmanager
 def _dead_output(kind: str) -> Iterator[int]:
-    """A descriptor that takes nothing."""
+    """A descriptor that accepts no output."""
     if kind == "full":
         with open("/dev/full", "wb") as full:
             yield full.fileno()
@@ -499,7 +499,9 @@ def _fill(pipe: int) -> None:
 
 @pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")], ids="+".join)
 @pytest.mark.parametrize("kind", ["full", "gone", "unread"])
-def test_goes_on_where_its_output_cannot_be_written(kind: str, streams: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_server_keeps_running_if_its_output_cannot_be_written(
+    kind: str, streams: tuple[str, ...], tmp_path: Path
+) -> None:
     if kind == "full" and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     output = tmp_path / "output"
@@ -532,7 +534,7 @@ def _is_healthy(uds: Path) -> bool:
     return False
 
 
-def test_a_head_that_never_ends_is_cut_off(tmp_path: Path) -> None:
+def test_an_endless_head_is_cut_off(tmp_path: Path) -> None:
     with running_server(tmp_path / "data") as server:
         before = psutil.Process(server.process.pid).memory_info().rss
         for beginning in (b"GET /", b"GET / HTTP/1.1\r\nhost: localhost\r\nx-long: "):

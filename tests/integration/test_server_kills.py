@@ -1,4 +1,4 @@
-"""The server killed again and again in the middle of uploads, alias moves and requests: nothing is left half done."""
+"""The server is killed repeatedly during uploads, alias moves and requests: nothing is left half done."""
 
 import json
 import random
@@ -33,23 +33,23 @@ from tests.support.server_process import ServerProcess, serve_fake, wait_until
 
 KILLS = 20
 UPLOAD_STATES = {"open", "ready", "rejected", "failed", "expired", "aborted"}
-"""Where an upload may be once nothing works on it."""
+"""States that an upload may have once nothing works on it."""
 
 
 @dataclass(slots=True)
 class Expected:
-    """What was answered."""
+    """The outcomes that the server confirmed."""
 
     num_versions: Counter[str] = field(default_factory=Counter)
-    """At least; by adapter."""
+    """Lower bounds, by adapter."""
     num_uploads: int = 0
     chosen: set[int | None] = field(default_factory=lambda: {None})
-    """Where the alias `chosen` may lead to: the last answered move, and those that got no answer after it."""
+    """Versions that the alias `chosen` may point to: the last confirmed move, and moves after it that got no answer."""
 
 
 @pytest.mark.slow
 def test_twenty_kills_leave_all_or_nothing(tmp_path: Path) -> None:
-    """Uploads, alias moves and requests go on at full speed; the moment of the kill is random."""
+    """Uploads, alias moves and requests run at full speed; the moment of each kill is random."""
     data_dir, delays, draw = tmp_path / "data", random.Random(5), random.Random(6)
     key = offline_admin_key(data_dir)
     folders = [fake_adapter(tmp_path / str(seed), seed) for seed in range(8)]
@@ -67,7 +67,7 @@ def test_twenty_kills_leave_all_or_nothing(tmp_path: Path) -> None:
             threads = [threading.Thread(target=keep, args=(killed, server, key, work)) for work in works]
             for thread in threads:
                 thread.start()
-            # Some of the kills come after an upload or two, most in the middle of the first.
+            # Most kills come during the first upload, some after one or two.
             target = expected.num_uploads + delays.choice((0, 0, 0, 1, 2))
             wait_until(lambda target=target: expected.num_uploads >= target, "uploads go on")
             time.sleep(delays.uniform(0.0, 0.6))
@@ -85,8 +85,8 @@ def test_twenty_kills_leave_all_or_nothing(tmp_path: Path) -> None:
     assert expected.chosen != {None}
 
 
-def test_uploads_after_a_kill_do_not_wait_for_who_is_gone(tmp_path: Path) -> None:
-    """As if it had been killed while it published."""
+def test_uploads_after_a_kill_do_not_wait_for_the_killed_servers_lease(tmp_path: Path) -> None:
+    """As if the server had been killed while publishing."""
     data_dir = tmp_path / "data"
     key = offline_admin_key(data_dir)
     with serve_fake(data_dir) as server:
@@ -101,7 +101,7 @@ def test_uploads_after_a_kill_do_not_wait_for_who_is_gone(tmp_path: Path) -> Non
         assert time.monotonic() - began_s < PUBLISH_LEASE_MS / 1000 / 2
 
 
-def test_after_a_kill_the_counters_are_the_sum_of_the_logs(tmp_path: Path) -> None:
+def test_usage_counters_equal_the_sum_of_the_logs_after_kills(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     key = offline_admin_key(data_dir)
     for _ in range(4):
@@ -133,7 +133,7 @@ def test_after_a_kill_the_counters_are_the_sum_of_the_logs(tmp_path: Path) -> No
 
 
 def keep(killed: threading.Event, server: ServerProcess, key: str, work: Callable[[httpx.Client], object]) -> None:
-    """Again and again, until the server is gone."""
+    """Repeats `work` until the server is gone."""
     with client(server, key) as http:
         while not killed.is_set():
             try:
@@ -160,7 +160,7 @@ def move(http: httpx.Client, draw: random.Random, expected: Expected) -> None:
 
 
 def check(http: httpx.Client, expected: Expected) -> None:
-    """What was answered is there; what is there is whole and served."""
+    """Every confirmed change is there, and everything that is there is complete and served."""
     for name in ("left", "right"):
         shown = http.get(f"/v1/adapters/{name}")
         if shown.status_code == 404:
@@ -183,7 +183,7 @@ def check(http: httpx.Client, expected: Expected) -> None:
 
 
 def check_files(data_dir: Path) -> None:
-    """Every document and upload can be read, and every content that a document names is there whole."""
+    """Every document and upload can be read, and every content is complete."""
     documents = DocumentStore(data_dir)
     for kind in DocumentKind:
         for document in documents.scan(kind):
@@ -195,7 +195,7 @@ def check_files(data_dir: Path) -> None:
 
 
 def logged_usage(data_dir: Path) -> tuple[int, ...]:
-    """Requests, prompt and output tokens of all whole lines."""
+    """Requests, prompt and output tokens, summed over all complete lines."""
     lines = [
         json.loads(line) for path in (data_dir / "usage").rglob("*.jsonl") for line in path.read_text().split("\n")[:-1]
     ]

@@ -34,7 +34,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
 
 @pytest.fixture
 def browser(keyed: Keyed) -> Iterator[httpx.Client]:
-    """Keeps cookies and says where its requests come from."""
+    """Keeps cookies and sends its origin."""
     with httpx.Client(base_url=keyed.server.url, headers={"origin": keyed.server.url}, timeout=WAIT_S) as http:
         yield http
 
@@ -62,7 +62,7 @@ def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(keyed: Keyed, bro
 
 
 @pytest.mark.parametrize("path", ["/", "/ui"])
-def test_who_opens_the_servers_address_comes_to_the_console(browser: httpx.Client, path: str) -> None:
+def test_the_servers_address_redirects_to_the_console(browser: httpx.Client, path: str) -> None:
     moved = browser.get(path)
     assert (moved.status_code, moved.headers["location"]) == (307, "ui/")
     assert browser.head(path).headers["location"] == "ui/"
@@ -73,7 +73,7 @@ def test_who_opens_the_servers_address_comes_to_the_console(browser: httpx.Clien
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_nothing_is_changed_without_the_sessions_token(keyed: Keyed, browser: httpx.Client, method: str) -> None:
+def test_nothing_is_changed_without_the_sessions_csrf_token(keyed: Keyed, browser: httpx.Client, method: str) -> None:
     csrf = log_in(browser, key=keyed.admin_key)
     path = {"POST": "/v1/keys", "PUT": "/v1/adapters/x/aliases/live"}.get(method, "/v1/adapters/x")
     for headers in ({}, {"x-csrf-token": "wrong"}, {"x-csrf-token": csrf, "origin": "http://evil.example"}):
@@ -83,13 +83,13 @@ def test_nothing_is_changed_without_the_sessions_token(keyed: Keyed, browser: ht
     assert allowed.status_code != 403
 
 
-def test_another_page_cannot_log_a_person_in(keyed: Keyed, browser: httpx.Client) -> None:
+def test_a_page_of_another_origin_cannot_log_a_user_in(keyed: Keyed, browser: httpx.Client) -> None:
     refused = browser.post("/v1/session", json={"key": keyed.admin_key}, headers={"origin": "http://evil.example"})
     assert refused.status_code == 403
     assert "set-cookie" not in refused.headers
 
 
-def test_logging_out_needs_the_token_and_ends_the_session(keyed: Keyed, browser: httpx.Client) -> None:
+def test_logging_out_needs_the_csrf_token_and_ends_the_session(keyed: Keyed, browser: httpx.Client) -> None:
     csrf = log_in(browser, key=keyed.admin_key)
     stolen = dict(browser.cookies)
     assert browser.delete("/v1/session").status_code == 403
@@ -138,7 +138,7 @@ def test_a_link_from_the_data_directory_logs_in_once(keyed: Keyed, browser: http
     assert browser.post("/v1/session", json={"token": found[2]}).status_code == 401
 
 
-def test_an_admin_makes_links_for_the_keys_it_sees(keyed: Keyed, browser: httpx.Client) -> None:
+def test_an_admin_can_make_login_links_only_for_keys_it_sees(keyed: Keyed, browser: httpx.Client) -> None:
     viewer = new_key(keyed.admin, "default", "viewer")
     command = ("ui", "login", "--url", keyed.server.url, "--api-key", keyed.admin_key, "--print")
     printed = run_command(*command, "--key-id", viewer["id"])
@@ -156,8 +156,8 @@ def test_an_admin_makes_links_for_the_keys_it_sees(keyed: Keyed, browser: httpx.
     assert keyed.admin.post("/v1/session/links", json={"key_id": infer["id"]}).status_code == 403
 
 
-def test_nobody_lends_more_than_they_may_do(keyed: Keyed) -> None:
-    """A link to a key that may use every adapter would make whoever logs in with it the tenant's whole admin."""
+def test_a_login_link_cannot_grant_more_than_its_creators_key(keyed: Keyed) -> None:
+    """A link for a key that may use every adapter would make a limited admin an admin of the whole tenant."""
     own, narrow, wide = (
         new_key(keyed.admin, "default", "admin", adapters=adapters) for adapters in (["sql", "chat"], ["sql"], None)
     )
@@ -169,7 +169,7 @@ def test_nobody_lends_more_than_they_may_do(keyed: Keyed) -> None:
     assert codes == {own["id"]: 201, narrow["id"]: 201, wide["id"]: 403}
 
 
-def test_a_key_that_logs_in_all_the_time_is_told_to_wait_and_its_oldest_sessions_end(
+def test_a_key_with_too_many_logins_is_rate_limited_and_its_oldest_sessions_end(
     keyed: Keyed, browser: httpx.Client
 ) -> None:
     key = new_key(keyed.admin, "default", "viewer")["secret"]
@@ -188,7 +188,7 @@ def test_a_key_that_logs_in_all_the_time_is_told_to_wait_and_its_oldest_sessions
 
 def test_logins_and_refusals_are_in_the_audit_trail(keyed: Keyed, browser: httpx.Client) -> None:
     log_in(browser, key=keyed.admin_key)
-    # From where no other test comes: the same refusal is noted once a minute.
+    # An address that no other test uses: the same refusal is recorded once a minute.
     elsewhere = {"x-forwarded-for": "192.0.2.7"}
     assert browser.post("/v1/session", json={"key": "ls-aaaaaaaa_nope"}, headers=elsewhere).status_code == 401
     found = keyed.admin.get("/v1/audit", params={"kind": "session"}).json()["data"]
@@ -200,8 +200,8 @@ def test_logins_and_refusals_are_in_the_audit_trail(keyed: Keyed, browser: httpx
     assert "nope" not in repr(found)
 
 
-def test_whoever_guesses_waits(tmp_path: Path) -> None:
-    """On a server of its own: what fails from this address is not looked into for a minute afterwards."""
+def test_login_guesses_are_rate_limited(tmp_path: Path) -> None:
+    """On its own server: for a minute afterwards, failed logins from this address would get 429."""
     key = offline_admin_key(tmp_path / "data")
     with serve_fake(tmp_path / "data") as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
         codes = [http.post("/v1/session", json={"token": "guess"}).status_code for _ in range(12)]
@@ -209,11 +209,11 @@ def test_whoever_guesses_waits(tmp_path: Path) -> None:
         wrong = http.post("/v1/session", json={"key": "ls-aaaaaaaa_nope"})
         assert wrong.status_code == 429
         assert 0 < int(wrong.headers["retry-after"]) <= 60
-        # Others behind the same proxy have this address too.
+        # Other users behind the same proxy share this address.
         assert http.post("/v1/session", json={"key": key}).status_code == 200
 
 
-def test_an_open_server_needs_no_login_whatever_cookie_is_left(tmp_path: Path) -> None:
+def test_an_open_server_needs_no_login_and_ignores_old_cookies(tmp_path: Path) -> None:
     with serve_fake(tmp_path / "data") as server:
         port = server.url.rpartition(":")[2]
         with httpx.Client(base_url=server.url, cookies={f"ls_session_{port}": "old"}, timeout=WAIT_S) as http:

@@ -1,4 +1,4 @@
-"""A body takes as long as its sender likes: the key counts as it is when the last byte comes."""
+"""A body may take as long as its sender likes: the key's state when the last byte arrives decides."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 class SlowRequest:
-    """All of it is sent but the last byte."""
+    """A request that is sent except for its last byte."""
 
     def __init__(self, admin: httpx.Client, key: str | None, method: str, path: str, asked: dict[str, object]) -> None:
         body = json.dumps(asked).encode()
@@ -39,7 +39,7 @@ class SlowRequest:
         self._connection.endheaders(body[:-1])
 
     def finish(self) -> tuple[int, str]:
-        """Its status and the code of its error."""
+        """Sends the last byte; returns the status and the error code."""
         self._connection.send(self._last)
         response = self._connection.getresponse()
         error = json.loads(response.read())["error"]
@@ -47,7 +47,7 @@ class SlowRequest:
         return response.status, error["code"]
 
 
-def test_a_key_that_is_revoked_meanwhile_makes_no_other(admin: httpx.Client) -> None:
+def test_a_key_revoked_during_the_body_cannot_make_another_key(admin: httpx.Client) -> None:
     stolen = new_key(admin, "acme", "admin")
     slow = SlowRequest(admin, stolen["secret"], "POST", "/v1/keys", {"role": "admin", "tenant": "acme"})
     assert admin.get("/v1/keys", params={"tenant": "acme"}).status_code == 200
@@ -57,7 +57,7 @@ def test_a_key_that_is_revoked_meanwhile_makes_no_other(admin: httpx.Client) -> 
     assert [key["id"] for key in keys if key["status"] == "active"] == []
 
 
-def test_a_secret_that_is_rotated_out_meanwhile_makes_no_key(admin: httpx.Client) -> None:
+def test_a_secret_rotated_during_the_body_cannot_make_a_key(admin: httpx.Client) -> None:
     stolen = new_key(admin, "acme", "admin")
     before = len(admin.get("/v1/keys").json()["data"])
     slow = SlowRequest(admin, stolen["secret"], "POST", "/v1/keys", {"role": "admin", "tenant": "acme"})
@@ -67,7 +67,7 @@ def test_a_secret_that_is_rotated_out_meanwhile_makes_no_key(admin: httpx.Client
     assert len(admin.get("/v1/keys").json()["data"]) == before
 
 
-def test_a_secret_that_is_rotated_out_meanwhile_generates_nothing(admin: httpx.Client) -> None:
+def test_a_secret_rotated_during_the_body_cannot_generate(admin: httpx.Client) -> None:
     stolen = new_key(admin, "acme", "admin")
     slow = SlowRequest(admin, stolen["secret"], "POST", "/v1/completions", {"model": "fake", "prompt": [1]})
     assert admin.get("/v1/keys").status_code == 200
@@ -75,7 +75,7 @@ def test_a_secret_that_is_rotated_out_meanwhile_generates_nothing(admin: httpx.C
     assert slow.finish() == (401, "invalid_api_key")
 
 
-def test_a_key_that_gets_another_role_meanwhile_changes_nothing(admin: httpx.Client) -> None:
+def test_a_key_demoted_during_the_body_cannot_change_another_key(admin: httpx.Client) -> None:
     key, other = new_key(admin, "acme", "admin"), new_key(admin, "acme", "viewer")
     slow = SlowRequest(admin, key["secret"], "PATCH", f"/v1/keys/{other['id']}", {"role": "admin"})
     assert admin.patch(f"/v1/keys/{key['id']}", json={"role": "viewer"}).status_code == 200
@@ -83,7 +83,7 @@ def test_a_key_that_gets_another_role_meanwhile_changes_nothing(admin: httpx.Cli
     assert admin.get(f"/v1/keys/{other['id']}").json()["role"] == "viewer"
 
 
-def test_a_key_that_is_revoked_meanwhile_gets_no_secret_by_a_body_that_turns_out_empty(admin: httpx.Client) -> None:
+def test_a_key_revoked_before_an_empty_chunked_body_ends_cannot_rotate_another_key(admin: httpx.Client) -> None:
     stolen, other = new_key(admin, "acme", "admin"), new_key(admin, "acme", "admin")
     connection = http.client.HTTPConnection(urlsplit(str(admin.base_url)).netloc, timeout=WAIT_S)
     connection.putrequest("POST", f"/v1/keys/{other['id']}/rotate")
@@ -98,7 +98,7 @@ def test_a_key_that_is_revoked_meanwhile_gets_no_secret_by_a_body_that_turns_out
     connection.close()
 
 
-def test_a_server_that_is_closed_meanwhile_lets_nobody_make_a_key(tmp_path: Path) -> None:
+def test_an_open_server_that_gets_its_first_key_during_the_body_refuses_the_request(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with serve_fake(data_dir) as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as anyone:
         slow = SlowRequest(anyone, None, "POST", "/v1/keys", {"role": "admin", "tenant": "*"})

@@ -1,4 +1,4 @@
-"""Connections of clients that send or take nothing for too long, or send too much; real sockets, short limits."""
+"""Clients that send or read nothing for too long, or send too much; real sockets, short limits."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ class App:
 
 @contextlib.asynccontextmanager
 async def serving(app: App) -> AsyncIterator[tuple[HttpServer, int]]:
-    """Its port."""
+    """The running server and its port."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as bound:
         http = HttpServer(app)
         running = asyncio.create_task(http.serve([bound]))
@@ -92,7 +92,7 @@ def against(app: Callable[[], App], client: Callable[[App, HttpServer, int], Cor
     [(b"", b""), (b"\r\n", b""), (b"GET / HT", TOO_SLOW), (POST + b"half a body", TOO_SLOW), (GET[:-2], TOO_SLOW)],
     ids=["nothing", "an empty line", "half a line", "half a body", "half a head"],
 )
-def test_what_never_comes_ends_the_connection(sent: bytes, expected: bytes) -> None:
+def test_a_client_that_stops_sending_is_disconnected(sent: bytes, expected: bytes) -> None:
     async def client(app: App, http: HttpServer, port: int) -> None:
         began_s = time.monotonic()
         async with connected(port) as (reader, writer):
@@ -107,7 +107,7 @@ def test_what_never_comes_ends_the_connection(sent: bytes, expected: bytes) -> N
     against(App, client)
 
 
-def test_a_head_that_trickles_ends_the_connection() -> None:
+def test_a_head_that_trickles_in_ends_the_connection() -> None:
     async def client(app: App, http: HttpServer, port: int) -> None:
         async with connected(port) as (reader, writer):
             ended = asyncio.create_task(reader.read())
@@ -117,14 +117,14 @@ def test_a_head_that_trickles_ends_the_connection() -> None:
                 sent += 1
                 await asyncio.sleep(LIMIT_S / 8)
             assert sent < len(GET)
-            # What comes after the end resets the connection, which may be seen first.
+            # Bytes sent after the server closed reset the connection, and the client may see the reset first.
             with contextlib.suppress(ConnectionError):
                 assert ended.result().startswith(TOO_SLOW)
 
     against(App, client)
 
 
-def test_a_body_that_keeps_coming_is_taken_however_long_it_takes() -> None:
+def test_a_slow_body_is_accepted_while_its_bytes_keep_arriving() -> None:
     async def client(app: App, http: HttpServer, port: int) -> None:
         async with connected(port) as (reader, writer):
             writer.write(POST)
@@ -132,7 +132,7 @@ def test_a_body_that_keeps_coming_is_taken_however_long_it_takes() -> None:
                 await asyncio.sleep(LIMIT_S / 3)
                 writer.write(b"x" * 10)
             assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
-            # Between requests there is the time to keep it alive, which is longer.
+            # Between requests the keep-alive limit applies, which is longer.
             await asyncio.sleep(3 * LIMIT_S)
             writer.write(GET)
             assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
@@ -140,7 +140,7 @@ def test_a_body_that_keeps_coming_is_taken_however_long_it_takes() -> None:
     against(App, client)
 
 
-def test_a_client_that_waits_for_its_answer_is_left_in_peace() -> None:
+def test_a_client_waiting_for_a_slow_answer_is_not_disconnected() -> None:
     async def client(app: App, http: HttpServer, port: int) -> None:
         async with connected(port) as (reader, writer):
             writer.write(GET)
@@ -149,7 +149,7 @@ def test_a_client_that_waits_for_its_answer_is_left_in_peace() -> None:
     against(lambda: App(wait_s=4 * LIMIT_S), client)
 
 
-def test_an_answer_that_nobody_takes_ends_the_connection() -> None:
+def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
     async def client(app: App, http: HttpServer, port: int) -> None:
         async with connected(port) as (_, writer):
             writer.write(GET)
@@ -164,7 +164,7 @@ def test_an_answer_that_nobody_takes_ends_the_connection() -> None:
     against(lambda: App(b"x" * LARGE), client)
 
 
-def test_an_answer_that_is_taken_slowly_comes_whole() -> None:
+def test_a_slow_reader_receives_the_whole_answer() -> None:
     async def client(app: App, http: HttpServer, port: int) -> None:
         began_s = time.monotonic()
         async with connected(port) as (reader, writer):
@@ -178,7 +178,7 @@ def test_an_answer_that_is_taken_slowly_comes_whole() -> None:
     against(lambda: App(b"x" * LARGE), client)
 
 
-def test_connections_beyond_what_descriptors_allow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "max_connections", lambda: 3)
     monkeypatch.setattr(http_protocol, "HEAD_S", 60.0)
 
@@ -195,7 +195,7 @@ def test_connections_beyond_what_descriptors_allow_are_refused(monkeypatch: pyte
     against(App, client)
 
 
-def test_the_limit_of_open_files_is_raised_and_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_open_file_limit_is_raised_and_some_files_are_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [256, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.__setitem__(slice(None), wanted))
@@ -206,7 +206,7 @@ def test_the_limit_of_open_files_is_raised_and_some_are_kept(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("limits", [(64, 64), (64, 255)])
-def test_with_too_few_open_files_the_server_does_not_start(
+def test_the_server_does_not_start_with_too_few_open_files(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int]
 ) -> None:
     current = [*limits]
@@ -216,7 +216,7 @@ def test_with_too_few_open_files_the_server_does_not_start(
         open_files.raise_limit()
 
 
-def test_as_many_open_files_as_macos_lets_us_have_are_better_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_open_file_limit_is_raised_as_far_as_macos_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [256, resource.RLIM_INFINITY]
 
     def setrlimit(_: int, wanted: tuple[int, int]) -> None:
@@ -236,7 +236,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n
 
 
 @pytest.mark.parametrize("piece", [b"x" * 1024, b"x: y\r\n" * 200], ids=["one", "many"])
-def test_trailers_without_end_end_the_connection(piece: bytes) -> None:
+def test_endless_trailers_end_the_connection(piece: bytes) -> None:
     async def client(app: App, http: HttpServer, port: int) -> None:
         async with connected(port) as (reader, writer):
             writer.write(CHUNKED + b"x: ")
@@ -254,7 +254,7 @@ def test_trailers_without_end_end_the_connection(piece: bytes) -> None:
     against(App, client)
 
 
-def test_what_trails_a_body_becomes_no_header() -> None:
+def test_trailers_do_not_become_headers() -> None:
     seen: list[bytes] = []
 
     class Looking(App):
@@ -272,7 +272,7 @@ def test_what_trails_a_body_becomes_no_header() -> None:
     against(Looking, client)
 
 
-def test_some_requests_may_wait_for_an_earlier_answer_and_no_more() -> None:
+def test_pipelined_requests_above_the_limit_end_the_connection() -> None:
     async def client(app: App, http: HttpServer, port: int) -> None:
         num_sent = 1 + http_protocol.MAX_PIPELINED
         async with connected(port) as (reader, writer):
@@ -288,7 +288,7 @@ def test_some_requests_may_wait_for_an_earlier_answer_and_no_more() -> None:
     against(lambda: App(wait_s=LIMIT_S / 8), client)
 
 
-def test_a_client_that_goes_away_is_noticed_with_a_request_behind_it() -> None:
+def test_a_disconnect_is_noticed_with_a_pipelined_request_pending() -> None:
     class Waiting(App):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":

@@ -1,4 +1,4 @@
-"""A server started where something is not as usual: its folder, its home, its standard streams, what Python is told."""
+"""A server in unusual surroundings: working directory, home, standard streams, Python's environment variables."""
 
 import signal
 import socket
@@ -26,7 +26,7 @@ def test_files_in_the_working_directory_are_not_imported(tmp_path: Path, monkeyp
 
 
 def test_a_data_directory_may_have_any_name(tmp_path: Path) -> None:
-    """Also one that has a meaning in a URL. Whatever cuts it or changes a part of it has another folder."""
+    """Even characters with a meaning in a URL: code that truncates or decodes the name ends up elsewhere."""
     data_dir = tmp_path / "é \n%41?x=1#b"
     offline_admin_key(data_dir)
     with serve_fake(data_dir) as server:
@@ -36,7 +36,7 @@ def test_a_data_directory_may_have_any_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_standard_streams_lead_nowhere(tmp_path: Path, closed: str) -> None:
+def test_the_server_runs_with_closed_standard_streams(tmp_path: Path, closed: str) -> None:
     uds = tmp_path / "s"
     words = [sys.executable, "-P", str(SERVE_FAKE), "fake", "--uds", str(uds), "--no-certificates"]
     words += ["--data-dir", str(tmp_path / "data")]
@@ -60,7 +60,7 @@ def is_ready(uds: Path) -> bool:
             return False
 
 
-def test_without_a_home_kernels_are_found_and_the_data_directory_is_asked_for(tmp_path: Path) -> None:
+def test_without_a_home_kernels_get_a_folder_and_serve_requires_a_data_directory(tmp_path: Path) -> None:
     without_home = """
 import os, sys
 from pathlib import Path
@@ -82,7 +82,7 @@ main(["serve"])
     assert "give --data-dir, or set HOME" in started.stderr
 
 
-def test_where_no_temporary_folder_can_be_written_to_one_is_asked_for(tmp_path: Path) -> None:
+def test_start_without_a_writable_temporary_folder_fails_and_names_remedies(tmp_path: Path) -> None:
     without_temporary = """
 import sys, tempfile
 tempfile._candidate_tempdir_list = lambda: ["/nowhere"]
@@ -101,7 +101,7 @@ main(["serve", "--port", "0", "--data-dir", sys.argv[1]])
     assert "mount a tmpfs at /tmp, or set TMPDIR" in started.stderr
 
 
-def test_the_engine_imports_transformers_whatever_python_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_can_import_transformers_under_pythonoptimize(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")
     script = """
 import os, subprocess, sys

@@ -1,4 +1,4 @@
-"""Tools, their calls and results, through the unmodified openai client and raw HTTP, with a fake engine."""
+"""Tools, tool calls and their results, through the unmodified openai client and raw HTTP, with a fake engine."""
 
 import json
 import re
@@ -30,7 +30,7 @@ CALL: Any = {"id": "abcdefghi", "type": "function", "function": {"name": "add", 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """Its model's answers are `server.engine.reply`."""
+    """`server.engine.reply` determines the model's answers."""
     engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE))
     settings = make_settings(tmp_path_factory.mktemp("data"), tool_call_parser=ToolCallFormat.HERMES)
     with live_server(engine, settings, ("calls",)) as server:
@@ -50,7 +50,7 @@ def client(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 
 def prompt_of(http: httpx.Client, **fields: Any) -> str:
-    """As /tokenize has it."""
+    """The prompt as /tokenize renders it."""
     tokens = http.post("/tokenize", json={"messages": [USER], **fields}).json()["tokens"]
     return http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
 
@@ -66,7 +66,7 @@ class TestPrompts:
             "<|tool|>4<|end|>\n<|assistant|>"
         )
 
-    def test_a_chat_begins_with_what_tokenize_says(self, server: LiveServer, client: openai.OpenAI) -> None:
+    def test_a_chats_prompt_equals_the_tokens_of_tokenize(self, server: LiveServer, client: openai.OpenAI) -> None:
         fields: Any = {"chat_template_kwargs": {"enable_thinking": False}}
         client.chat.completions.create(model="calls", messages=[USER], max_tokens=1, extra_body=fields)
         with httpx.Client(base_url=server.url) as http:
@@ -74,12 +74,16 @@ class TestPrompts:
             assert prompt_of(http, **fields).endswith("<|assistant|><quiet>")
         assert server.engine.requests[-1].prompt_token_ids == tokens
 
-    def test_a_chat_shows_its_tools(self, server: LiveServer, client: openai.OpenAI, http: httpx.Client) -> None:
+    def test_a_chats_tools_are_in_its_prompt(
+        self, server: LiveServer, client: openai.OpenAI, http: httpx.Client
+    ) -> None:
         client.chat.completions.create(model="calls", messages=[USER], tools=[ADD], max_tokens=1)
         tokens = http.post("/tokenize", json={"messages": [USER], "tools": [ADD]}).json()["tokens"]
         assert server.engine.requests[-1].prompt_token_ids == tokens
 
-    def test_no_choice_of_tools_shows_none(self, server: LiveServer, client: openai.OpenAI, http: httpx.Client) -> None:
+    def test_tool_choice_none_leaves_the_tools_out_of_the_prompt(
+        self, server: LiveServer, client: openai.OpenAI, http: httpx.Client
+    ) -> None:
         client.chat.completions.create(
             model="calls", messages=[USER], tools=[ADD], tool_choice="none", parallel_tool_calls=False, max_tokens=1
         )
@@ -103,14 +107,18 @@ class TestPrompts:
         ],
     )
     @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
-    def test_what_is_at_fault_is_named(self, http: httpx.Client, path: str, fields: dict[str, Any], param: str) -> None:
+    def test_errors_name_the_invalid_field(
+        self, http: httpx.Client, path: str, fields: dict[str, Any], param: str
+    ) -> None:
         response = http.post(path, json={"model": "calls", "messages": [USER], **fields})
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         assert error["param"] == param
 
     @pytest.mark.parametrize("fields", [{"tools": [ADD]}, {"chat_template_kwargs": {"a": 1}}])
-    def test_only_messages_are_rendered(self, http: httpx.Client, fields: dict[str, Any]) -> None:
+    def test_tools_and_template_arguments_are_refused_for_a_plain_prompt(
+        self, http: httpx.Client, fields: dict[str, Any]
+    ) -> None:
         response = http.post("/tokenize", json={"prompt": "x", **fields})
         assert response.status_code == 400
         assert response.json()["error"]["param"] in fields
@@ -127,12 +135,12 @@ CUT_OFF = [
     (REQUIRED_CALL[:-6], [ARGUMENTS[:-6]]),
     (REQUIRED_CALL + '}, {"name"', [ARGUMENTS]),
 ]
-"""Required calls that `max_tokens` cuts off, and the arguments that are answered."""
+"""Required calls cut off by `max_tokens`, and the arguments returned for them."""
 
 
 @pytest.fixture(params=[1, 3, 1000])
 def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Sets what the model says, in steps of so many tokens."""
+    """Sets the model's answers, generated in steps of `request.param` tokens."""
 
     def say(*texts: str, ended: bool = True) -> None:
         token_ids = [TOKENIZER.encode(text, add_special_tokens=False).ids + [1] * ended for text in texts]
@@ -145,7 +153,7 @@ def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Calla
 
 
 def streamed(client: openai.OpenAI, **fields: Any) -> list[ChatCompletion]:
-    """What the openai client makes of a stream, after every chunk."""
+    """The openai client's snapshot after every chunk of a stream."""
     with client.chat.completions.stream(**CALLING, **fields) as stream:
         return [event.snapshot for event in stream if event.type == "chunk"]
 
@@ -167,7 +175,9 @@ class TestAnswers:
         (call,) = choice.message.tool_calls or []
         assert (call.type, call.function.name, call.function.arguments) == ("function", "add", ARGUMENTS)
 
-    def test_the_chunks_of_calls(self, server: LiveServer, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_calls_are_streamed_in_chunks(
+        self, server: LiveServer, http: httpx.Client, answer: Callable[..., None]
+    ) -> None:
         answer(f"Two: {WRITTEN}{WRITTEN}")
         body = http.post("/v1/chat/completions", json={**CALLING, "stream": True}).text
         blocks = body.split("\n\n")[:-2]
@@ -190,27 +200,33 @@ class TestAnswers:
     @pytest.mark.parametrize(
         "text", ["Just text.", "", " \n", "<tool_call>{}</tool_call>", '<tool_call>{"name": "add"']
     )
-    def test_text_that_is_no_call(self, client: openai.OpenAI, answer: Callable[..., None], text: str) -> None:
+    def test_text_that_is_not_a_call_stays_content(
+        self, client: openai.OpenAI, answer: Callable[..., None], text: str
+    ) -> None:
         answer(text)
         for (choice,) in (client.chat.completions.create(**CALLING).choices, streamed(client)[-1].choices):
             assert (choice.message.content or "", choice.message.tool_calls) == (text, None)
             assert choice.finish_reason == "stop"
 
-    def test_choices_are_read_apart(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    def test_choices_are_parsed_independently(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
         answer("Hm.", WRITTEN, f"{WRITTEN}\n{WRITTEN}")
         for choices in (client.chat.completions.create(**CALLING, n=3).choices, streamed(client, n=3)[-1].choices):
             assert [len(choice.message.tool_calls or []) for choice in choices] == [0, 1, 2]
             assert [choice.finish_reason for choice in choices] == ["stop", "tool_calls", "tool_calls"]
             assert choices[0].message.content == "Hm."
 
-    def test_one_call_at_most(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    def test_without_parallel_calls_at_most_one_call_is_returned(
+        self, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
         answer(f"{WRITTEN}\n{WRITTEN}")
         one: Any = {"parallel_tool_calls": False}
         for choices in (client.chat.completions.create(**CALLING, **one).choices, streamed(client, **one)[-1].choices):
             assert [len(choice.message.tool_calls or []) for choice in choices] == [1]
             assert choices[0].message.content is None
 
-    def test_an_answer_that_was_cut_off_says_so(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    def test_a_cut_off_answer_has_finish_reason_length(
+        self, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
         answer(WRITTEN + WRITTEN[:-20], ended=False)
         for (choice,) in (client.chat.completions.create(**CALLING).choices, streamed(client)[-1].choices):
             assert (choice.finish_reason, choice.message.content) == ("length", None)
@@ -218,7 +234,7 @@ class TestAnswers:
             assert arguments == [ARGUMENTS, ARGUMENTS[:-6]]
 
     @pytest.mark.parametrize(("text", "arguments"), CUT_OFF)
-    def test_a_required_call_that_is_cut_off_before_its_arguments_is_left_out(
+    def test_a_required_call_cut_off_before_its_arguments_is_left_out(
         self, client: openai.OpenAI, answer: Callable[..., None], text: str, arguments: list[str]
     ) -> None:
         answer(text, ended=False)
@@ -232,7 +248,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("text", [WRITTEN, WRITTEN.replace("[2.0", "[None"), f"{WRITTEN}{WRITTEN}"])
     @pytest.mark.parametrize("stop", ["🙂", "}"])
-    def test_arguments_that_a_stop_string_cuts_off_are_no_finished_call(
+    def test_arguments_cut_off_by_a_stop_string_are_not_a_finished_call(
         self, client: openai.OpenAI, answer: Callable[..., None], text: str, stop: str
     ) -> None:
         answer(text)
@@ -246,10 +262,10 @@ class TestAnswers:
             assert arguments == [text[text.index('{"b"') : text.index(stop)]]
 
     @pytest.mark.parametrize("text", [WRITTEN, WRITTEN[:-13], WRITTEN.replace("[2.0", "[None")[:-15]])
-    def test_a_call_that_nothing_cut_off_is_finished(
+    def test_a_call_that_is_not_cut_off_is_finished(
         self, client: openai.OpenAI, answer: Callable[..., None], text: str
     ) -> None:
-        """Also without a closing, or where its arguments are no JSON."""
+        """Even without a closing mark, or if its arguments are not JSON."""
         answer(text)
         asked: Any = {"stop": ["</tool", "Observation:"]}
         for choices in (
@@ -258,7 +274,7 @@ class TestAnswers:
         ):
             assert choices[0].finish_reason == "tool_calls"
 
-    def test_a_call_too_many_that_a_stop_string_cuts_off_is_left_out(
+    def test_a_surplus_call_cut_off_by_a_stop_string_is_left_out(
         self, client: openai.OpenAI, answer: Callable[..., None]
     ) -> None:
         answer(WRITTEN + WRITTEN.replace("🙂", "END"))
@@ -270,13 +286,15 @@ class TestAnswers:
             assert choices[0].finish_reason == "tool_calls"
             assert [call.function.arguments for call in choices[0].message.tool_calls or []] == [ARGUMENTS]
 
-    def test_no_choice_of_tools_reads_nothing(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+    def test_tool_choice_none_leaves_calls_in_the_text(
+        self, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
         answer(WRITTEN)
         (choice,) = client.chat.completions.create(**CALLING, tool_choice="none").choices
         assert (choice.message.content, choice.message.tool_calls) == (WRITTEN, None)
         assert choice.finish_reason == "stop"
 
-    def test_every_token_is_told(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_a_stream_has_every_token_id_and_logprob(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer(f"Two: {WRITTEN}")
         asked = {**CALLING, "logprobs": True, "return_token_ids": True}
         answered = http.post("/v1/chat/completions", json=asked).json()
@@ -289,8 +307,10 @@ class TestAnswers:
         told = [token for chunk in chunks for token in (chunk["logprobs"] or {"content": []})["content"]]
         assert told == whole["logprobs"]["content"]
 
-    def test_a_call_deeper_than_may_be_sent_back(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
-        """It is what the model wrote; who sends it back is told of the limit."""
+    def test_a_too_deeply_nested_call_is_returned_but_cannot_be_sent_back(
+        self, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
+        """The model wrote it, so it is returned; sending it back is refused with the limit."""
         arguments = '{"a": ' + "[" * 32 + "]" * 32 + "}"
         answer(f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>')
         whole = client.chat.completions.create(**CALLING).choices[0].message
@@ -302,7 +322,7 @@ class TestAnswers:
             client.chat.completions.create(**{**CALLING, "messages": [USER, whole.to_dict()]})
         assert refused.value.param == "messages[1].tool_calls[0].function.arguments"
 
-    def test_what_was_answered_can_be_sent_back(
+    def test_an_answered_call_can_be_sent_back(
         self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]
     ) -> None:
         answer(WRITTEN)
@@ -312,7 +332,7 @@ class TestAnswers:
         prompt = prompt_of(http, messages=[USER, message.to_dict(), result])
         assert '<tool_call>{"name": "add", "arguments": {"b": 2, "a": [2.0, "🙂"]}}</tool_call>' in prompt
 
-    def test_what_the_client_parsed_can_be_sent_back(
+    def test_a_message_parsed_by_the_client_can_be_sent_back(
         self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]
     ) -> None:
         answer(WRITTEN)
@@ -329,7 +349,7 @@ class TestAnswers:
             prompt = prompt_of(http, messages=[USER, message.to_dict(), result])
             assert '<tool_call>{"name": "add", "arguments": {"b": 2, "a": [2.0, "🙂"]}}</tool_call>' in prompt
 
-    def test_a_call_that_was_cut_off_can_be_sent_back(
+    def test_a_cut_off_call_can_be_sent_back(
         self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]
     ) -> None:
         answer('<tool_call>{"name": "add", "arguments": {"b": 2, "a', ended=False)
@@ -342,12 +362,12 @@ class TestAnswers:
 
 class TestRefusals:
     @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-    def test_calls_that_must_come_beside_another_format(self, client: openai.OpenAI, choice: Any) -> None:
+    def test_forced_calls_cannot_be_combined_with_another_format(self, client: openai.OpenAI, choice: Any) -> None:
         with pytest.raises(openai.BadRequestError, match="cannot be combined with 'tool_choice'") as caught:
             client.chat.completions.create(**CALLING, tool_choice=choice, response_format={"type": "json_object"})
         assert caught.value.param == "response_format"
 
-    def test_a_template_without_tools(self, tmp_path: Path) -> None:
+    def test_tools_are_refused_if_the_template_does_not_support_them(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path, tool_call_parser=ToolCallFormat.HERMES)
         with (
             live_server(FakeEngine(model=make_model(TOKENIZER)), settings, ("calls",)) as mute,
@@ -358,7 +378,7 @@ class TestRefusals:
         assert caught.value.param == "tools"
 
 
-def test_a_special_token_may_open_calls(tmp_path: Path) -> None:
+def test_a_special_token_can_open_calls(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens(["[TOOL_CALLS]"])
     token_ids = [*tokenizer.encode('[TOOL_CALLS]add{"b": 2}', add_special_tokens=False).ids, 1]

@@ -1,4 +1,4 @@
-"""Spans as a collector gets them from a real server, and servers whose collector is of no use."""
+"""Spans as a collector receives them from a real server, and servers without a working collector."""
 
 import json
 import os
@@ -24,7 +24,7 @@ CALLER = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "vendor=
 PHASES = ["queue", "prefill", "decode"]
 NEVER_ENDING = 1 << 25
 END_S = 15.0
-"""An idle server ends in one second; by itself OpenTelemetry's SDK would wait for its collector for 30."""
+"""An idle server stops in one second; OpenTelemetry's SDK on its own would wait 30 s for its collector."""
 
 
 def has(span: Span, expected: Mapping[str, Any]) -> bool:
@@ -33,7 +33,7 @@ def has(span: Span, expected: Mapping[str, Any]) -> bool:
 
 
 def assert_in_order(span: Span, phases: Mapping[str, Span]) -> None:
-    """One after the other, and within the request."""
+    """The phases follow one another, within the request's span."""
     times = [span.start_time_unix_nano]
     for phase in phases.values():
         times += [phase.start_time_unix_nano, phase.end_time_unix_nano]
@@ -58,7 +58,7 @@ def peer_ports(process: psutil.Process) -> list[int]:
 
 
 def without_packages(folder: Path) -> dict[str, str]:
-    """Variables of an environment in which the extra is not installed."""
+    """Environment variables that make the `otel` extra look uninstalled."""
     package = folder / "opentelemetry"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('not installed')\n")
@@ -66,7 +66,7 @@ def without_packages(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": path}
 
 
-def test_a_request_is_one_span_below_its_caller_with_its_phases_in_it(tmp_path: Path) -> None:
+def test_a_request_is_one_span_under_its_caller_with_its_phases_as_children(tmp_path: Path) -> None:
     variables = {**AT_ONCE, "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test"}
     with running_collector() as collector:
         variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
@@ -132,7 +132,7 @@ def test_a_request_is_one_span_below_its_caller_with_its_phases_in_it(tmp_path: 
     assert resource["deployment.environment.name"] == "test"
 
 
-def test_how_a_request_ended_is_told_and_only_a_fault_of_the_server_is_an_error(tmp_path: Path) -> None:
+def test_spans_report_the_outcome_and_only_server_faults_are_errors(tmp_path: Path) -> None:
     key = offline_admin_key(tmp_path)
     variables = {**AT_ONCE, "OTEL_SERVICE_NAME": "tenants"}
     with running_collector() as collector, serve_fake(tmp_path, FLAG, collector.url, variables=variables) as server:
@@ -157,7 +157,7 @@ def test_how_a_request_ended_is_told_and_only_a_fault_of_the_server_is_an_error(
                 assert "engine_dead" in "".join(lines)
         assert server.wait() == 1
         spans = collector.wait_for(7)
-        # Neither management nor what has no route is a request for inference.
+        # Management requests and requests without a route are not inference requests.
         assert len(spans) == 7
     assert [answer.status_code for answer in answers] == [401, 404, 200, 429]
     codes = ["invalid_api_key", "model_not_found", None, "rate_limit_exceeded", None, "request_aborted", "engine_dead"]
@@ -173,10 +173,10 @@ def test_how_a_request_ended_is_told_and_only_a_fault_of_the_server_is_an_error(
     assert collector.resource()["service.name"] == "tenants"
 
 
-def test_a_collector_that_refuses_is_one_line_and_its_return_another(tmp_path: Path) -> None:
+def test_a_refusing_collector_logs_one_line_and_its_recovery_another(tmp_path: Path) -> None:
     with running_collector() as collector, serve_fake(tmp_path, FLAG, collector.url, variables=AT_ONCE) as server:
         collector.status = 404
-        # What the SDK would warn of with each request, and quote.
+        # The SDK would warn about this with each request and quote it.
         unreadable = {**CALLER, "tracestate": "@a state that is none@"}
         with httpx.Client(base_url=server.url, timeout=WAIT_S, headers=unreadable) as http:
             for num_posted in range(1, 4):
@@ -193,7 +193,7 @@ def test_a_collector_that_refuses_is_one_line_and_its_return_another(tmp_path: P
     assert "that is none" not in server.text
 
 
-def test_a_collector_that_never_answers_holds_up_neither_requests_nor_the_end(tmp_path: Path) -> None:
+def test_a_silent_collector_delays_neither_requests_nor_the_shutdown(tmp_path: Path) -> None:
     key = offline_admin_key(tmp_path)
     batches = {**AT_ONCE, "OTEL_BSP_MAX_QUEUE_SIZE": "8", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4"}
     silent = socket.create_server(("127.0.0.1", 0))
@@ -203,7 +203,7 @@ def test_a_collector_that_never_answers_holds_up_neither_requests_nor_the_end(tm
         assert complete(admin, "fake").status_code == 200
         connection, _ = silent.accept()
         with connection:
-            # What serves models, reads uploads and holds the live view is a process of its own, begun before or now.
+            # The engine, the upload reader and the private Redis are separate processes, started before or just now.
             add_adapter(admin, "sql", fake_adapter(tmp_path / "folder", 1))
             assert [complete(admin, "sql").status_code for _ in range(20)] == [200] * 20
             process = psutil.Process(server.process.pid)
@@ -218,7 +218,7 @@ def test_a_collector_that_never_answers_holds_up_neither_requests_nor_the_end(tm
     assert "Traceback" not in server.text
 
 
-def test_without_the_packages_only_who_asks_for_traces_gets_no_server(tmp_path: Path) -> None:
+def test_without_the_packages_only_the_traces_flag_prevents_the_start(tmp_path: Path) -> None:
     without = without_packages(tmp_path / "shadow")
     done = run_command("serve", "--data-dir", str(tmp_path), FLAG, "http://localhost:4318", variables=without)
     assert done.returncode == 1

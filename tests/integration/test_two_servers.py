@@ -1,4 +1,4 @@
-"""Two servers, each with an engine, on one Redis and one data directory: what is done on one holds on the other."""
+"""Two servers, each with an engine, on one Redis and one data directory: a change on one applies on the other."""
 
 import contextlib
 import itertools
@@ -46,7 +46,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture
 def tenant(pair: Pair) -> str:
-    """Nobody else's."""
+    """A tenant that no other test uses."""
     name = f"tenant-{secrets.token_hex(4)}"
     assert pair.admin_a.post("/v1/tenants", json={"id": name}).status_code == 201
     return name
@@ -54,7 +54,7 @@ def tenant(pair: Pair) -> str:
 
 @contextlib.contextmanager
 def streaming(http: httpx.Client, model: str, max_tokens: int = ENDLESS) -> Iterator[Iterator[dict[str, Any]]]:
-    """A stream that has begun."""
+    """A stream whose first event has arrived."""
     body = {"model": model, "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
     with http.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200, response.read()
@@ -94,7 +94,7 @@ class TestKeys:
             assert last_of(events)["error"]["code"] == "invalid_api_key"
 
     def test_a_key_revoked_in_the_data_directory_ends_the_streams_of_both(self, pair: Pair, tenant: str) -> None:
-        """Neither is told; `test_catalog.py` has how soon they notice."""
+        """Neither is notified; `test_catalog.py` tests how soon they notice."""
         key = new_key(pair.admin_a, tenant, "infer")
         with contextlib.ExitStack() as stack:
             streams = []
@@ -108,7 +108,9 @@ class TestKeys:
             with client(pair.b, key["secret"]) as again:
                 assert complete(again, "fake").status_code == 401
 
-    def test_a_tenant_suspended_on_one_is_refused_and_ended_on_the_other(self, pair: Pair, tenant: str) -> None:
+    def test_a_tenant_suspended_on_one_is_refused_and_its_streams_end_on_the_other(
+        self, pair: Pair, tenant: str
+    ) -> None:
         key = new_key(pair.admin_a, tenant, "infer")
         with client(pair.b, key["secret"]) as http:
             with streaming(http, "fake") as events:
@@ -122,7 +124,7 @@ class TestKeys:
 
 
 class TestDeletedTenants:
-    def test_one_deleted_on_one_is_unknown_to_both_and_restored_as_it_was(
+    def test_a_tenant_deleted_on_one_is_unknown_to_both_until_it_is_restored(
         self, pair: Pair, tenant: str, tmp_path: Path
     ) -> None:
         key = new_key(pair.admin_a, tenant, "operator")["secret"]
@@ -146,7 +148,7 @@ class TestDeletedTenants:
                 assert (acting.status_code, acting.json()["error"]["code"]) == (404, "not_found")
                 wait_until(lambda admin=admin: tenant not in ids(admin), "it is in no list")
                 assert tenant in ids(admin, deleted="true")
-                # What it used is billed all the same.
+                # Its usage is still billed.
                 used = admin.get("/v1/usage", params={"group_by": "tenant,adapter"}).json()["data"]
                 assert (tenant, "skill") in {(row["tenant"], row["adapter"]) for row in used}
             taken = pair.admin_b.post("/v1/tenants", json={"id": tenant})
@@ -157,8 +159,8 @@ class TestDeletedTenants:
                 with client(server, key) as again:
                     assert complete(again, "skill").status_code == 200
 
-    def test_a_server_killed_while_it_waits_leaves_a_deleted_tenant(self, tmp_path: Path) -> None:
-        """The other one goes on without what it would have told."""
+    def test_a_server_killed_while_a_tenant_drains_leaves_the_tenant_deleted(self, tmp_path: Path) -> None:
+        """The other server carries on without the notification that the killed one would have sent."""
         data_dir = tmp_path / "data"
         admin_key = offline_admin_key(data_dir)
         with running_valkey(tmp_path) as valkey, contextlib.ExitStack() as stack:
@@ -191,7 +193,7 @@ def ids(admin: httpx.Client, **query: str) -> set[str]:
 
 
 class TestAdapters:
-    def test_what_is_uploaded_to_one_is_served_by_the_other(self, pair: Pair, tenant: str, tmp_path: Path) -> None:
+    def test_an_adapter_uploaded_to_one_is_served_by_the_other(self, pair: Pair, tenant: str, tmp_path: Path) -> None:
         key = new_key(pair.admin_a, tenant, "operator")["secret"]
         with client(pair.a, key) as on_a, client(pair.b, key) as on_b:
             for seed in range(5):
@@ -199,7 +201,7 @@ class TestAdapters:
                 first = first_token(added["result"]["digest"])
                 assert token_ids(complete(on_b, f"skill-{seed}", 3)) == [(first + step) % 250 for step in range(3)]
 
-    def test_an_alias_moved_on_one_holds_for_the_others_next_request(
+    def test_an_alias_moved_on_one_applies_to_the_others_next_request(
         self, pair: Pair, tenant: str, tmp_path: Path
     ) -> None:
         key = new_key(pair.admin_a, tenant, "operator")["secret"]
@@ -216,7 +218,7 @@ class TestAdapters:
                 assert answer.headers["x-adapter-version"] == str(version)
                 assert token_ids(answer) == [first_token(digests[version])]
 
-    def test_concurrent_moves_of_one_alias_leave_both_with_the_same(
+    def test_concurrent_moves_of_one_alias_leave_both_with_the_same_version(
         self, pair: Pair, tenant: str, tmp_path: Path
     ) -> None:
         key = new_key(pair.admin_a, tenant, "operator")["secret"]
@@ -236,8 +238,8 @@ class TestAdapters:
             versions = {complete(http, "skill").headers["x-adapter-version"] for http in (on_a, on_b)}
             assert (len(revisions), len(versions)) == (1, 1)
 
-    def test_one_deleted_on_one_drains_on_both(self, pair: Pair, tenant: str, tmp_path: Path) -> None:
-        """What runs on the other server ends as it should, nothing new begins, and it counts as deleted after both."""
+    def test_an_adapter_deleted_on_one_drains_on_both(self, pair: Pair, tenant: str, tmp_path: Path) -> None:
+        """The other server's stream ends normally, no request starts, and the adapter is deleted after both drained."""
         key = new_key(pair.admin_a, tenant, "operator")["secret"]
         with client(pair.a, key) as on_a, client(pair.b, key) as on_b, client(pair.b, key) as beside:
             add_adapter(on_a, "skill", fake_adapter(tmp_path / "skill", 21))
@@ -256,7 +258,7 @@ class TestAdapters:
             wait_until(lambda: [item["name"] for item in deleted(on_a)] == ["skill"], "both engines have let go")
             assert complete(on_a, "skill").status_code == 404
 
-    def test_what_outlives_the_drain_is_ended_on_the_other_server(
+    def test_a_stream_that_outlives_the_drain_ends_on_the_other_server(
         self, pair: Pair, tenant: str, tmp_path: Path
     ) -> None:
         key = new_key(pair.admin_a, tenant, "operator")["secret"]
@@ -270,15 +272,15 @@ class TestAdapters:
 
 
 class TestLimits:
-    def test_requests_are_counted_together(self, pair: Pair, tenant: str) -> None:
+    def test_requests_are_counted_across_both_servers(self, pair: Pair, tenant: str) -> None:
         key = new_key(pair.admin_a, tenant, "infer", limits={"requests_per_min": 6})["secret"]
         with client(pair.a, key) as on_a, client(pair.b, key) as on_b:
             statuses = [complete(http, "fake").status_code for http in (on_a, on_b) * 5]
-        # A bucket of 6 refills one in 10 s.
+        # A bucket of 6 per minute refills one every 10 s.
         assert statuses[:6] == [200] * 6
         assert 429 in statuses[6:8]
 
-    def test_what_runs_is_counted_together(self, pair: Pair, tenant: str) -> None:
+    def test_running_requests_are_counted_across_both_servers(self, pair: Pair, tenant: str) -> None:
         key = new_key(pair.admin_a, tenant, "infer", limits={"max_concurrent": 2})["secret"]
         with client(pair.a, key) as on_a, client(pair.b, key) as on_b:
             with (
@@ -293,12 +295,12 @@ class TestLimits:
 
 
 class TestUsage:
-    def test_every_request_is_added_once_and_both_tell_the_same(self, pair: Pair, tenant: str) -> None:
+    def test_every_request_is_counted_once_and_both_report_the_same_usage(self, pair: Pair, tenant: str) -> None:
         key = new_key(pair.admin_a, tenant, "operator")
         with client(pair.a, key["secret"]) as on_a, client(pair.b, key["secret"]) as on_b:
 
             def ask_and_look(http: httpx.Client) -> None:
-                """Looking adds up what is in the logs, so both servers do so at the same time."""
+                """Reading the usage adds up the logs, so both servers do that at the same time."""
                 for _ in range(30):
                     assert complete(http, "fake", 3).status_code == 200
                     assert http.get("/v1/usage").status_code == 200
@@ -313,8 +315,8 @@ class TestUsage:
                 wait_until(lambda http=http: usage(http) == [(60, 120, 180)], "all is counted")
 
 
-def test_when_the_server_that_runs_redis_is_killed_the_other_takes_over(tmp_path: Path) -> None:
-    """Without --redis-url: the first server runs a private one that both use."""
+def test_if_the_server_that_runs_redis_is_killed_the_other_takes_over(tmp_path: Path) -> None:
+    """Without --redis-url: the first server runs a private Redis that both use."""
     key = offline_admin_key(tmp_path)
     with serve_fake(tmp_path) as a, serve_fake(tmp_path) as b, client(a, key) as admin_a, client(b, key) as admin_b:
         made = new_key(admin_a, "default", "infer")
@@ -322,7 +324,7 @@ def test_when_the_server_that_runs_redis_is_killed_the_other_takes_over(tmp_path
         assert admin_a.delete(f"/v1/keys/{revoked['id']}").status_code == 204
         a.signal(signal.SIGKILL)
         a.wait()
-        # The first try may reach the disk and then find Redis gone: its name is taken from then on.
+        # The first attempt may reach the disk and then find Redis gone: its name is taken from then on.
         names = (f"new-{number}" for number in itertools.count())
         wait_until(lambda: admin_b.post("/v1/tenants", json={"id": next(names)}).status_code == 201, "management works")
         with client(b, made["secret"]) as good, client(b, revoked["secret"]) as bad:

@@ -55,7 +55,7 @@ def refused(code: ErrorCode, match: str | None = None) -> pytest.RaisesExc[Servi
     return pytest.RaisesExc(ServingError, match=match, check=lambda error: error.code is code)
 
 
-def test_goes_from_open_to_ready_and_publishes_once(bench: UploadBench) -> None:
+def test_an_upload_goes_from_open_to_ready_and_is_published_once(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())
         assert session.state is UploadState.OPEN
@@ -78,7 +78,7 @@ def test_goes_from_open_to_ready_and_publishes_once(bench: UploadBench) -> None:
     assert not any("uploads" in path for path in bench.remains())
 
 
-def test_the_same_content_again_is_the_same_version_and_stored_once(bench: UploadBench) -> None:
+def test_repeated_content_is_the_same_version_and_is_stored_once(bench: UploadBench) -> None:
     first = asyncio.run(bench.send(files()))
     second = asyncio.run(bench.send(files()))
     other_tenant = asyncio.run(bench.send(files(), principal=BOB))
@@ -90,8 +90,8 @@ def test_the_same_content_again_is_the_same_version_and_stored_once(bench: Uploa
     assert bench.contents() == [first.result.digest]
 
 
-def test_header_and_config_are_refused_before_the_rest_is_sent(bench: UploadBench) -> None:
-    """Of 20 MB, one chunk of 8 MiB is taken."""
+def test_a_bad_weights_header_is_refused_before_the_rest_is_sent(bench: UploadBench) -> None:
+    """Only one 8 MiB chunk of 20 MB is accepted."""
     layout = bench.layout = tiny_layout()
     wrong = safetensors_bytes(lora_tensors(layout, ["q_proj"], rank=2))
     header_size = int.from_bytes(wrong[:8], "little") + 8
@@ -117,7 +117,7 @@ def test_header_and_config_are_refused_before_the_rest_is_sent(bench: UploadBenc
     assert bench.remains() == []
 
 
-def test_an_interrupted_upload_goes_on_where_it_ended(bench: UploadBench) -> None:
+def test_an_interrupted_upload_resumes_where_it_stopped(bench: UploadBench) -> None:
     content = files()
 
     async def broken(data: bytes) -> AsyncIterator[bytes]:
@@ -135,7 +135,7 @@ def test_an_interrupted_upload_goes_on_where_it_ended(bench: UploadBench) -> Non
         assert wrong_start.value.code is ErrorCode.UPLOAD_OFFSET
         offset = int(wrong_start.value.headers[OFFSET_HEADER])
         assert offset == 1000
-        # As another server process would.
+        # Resumes as another server process would.
         other = UploadBench(bench.data_dir)
         end = await other.service.put_chunk(ALICE, session.id, WEIGHTS, offset, body(content[WEIGHTS][offset:]))
         assert end == len(content[WEIGHTS])
@@ -144,7 +144,7 @@ def test_an_interrupted_upload_goes_on_where_it_ended(bench: UploadBench) -> Non
     asyncio.run(run())
 
 
-def test_a_chunk_without_bytes_is_refused_as_any_other(bench: UploadBench) -> None:
+def test_an_empty_chunk_is_checked_like_any_other(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files(), complete=False)
         await bench.service.put_chunk(ALICE, session.id, CONFIG, 0, body(b"{"))
@@ -160,7 +160,7 @@ def test_a_chunk_without_bytes_is_refused_as_any_other(bench: UploadBench) -> No
     asyncio.run(run())
 
 
-def test_a_foreign_upload_is_a_missing_one(bench: UploadBench) -> None:
+def test_another_tenants_upload_looks_missing(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())
         messages = set()
@@ -195,14 +195,14 @@ def test_an_incomplete_upload_cannot_be_committed(bench: UploadBench) -> None:
     asyncio.run(run())
 
 
-def test_aborting_removes_what_was_sent(bench: UploadBench) -> None:
-    """While it is ingested, which does not end before."""
+def test_aborting_during_ingest_removes_the_sent_files(bench: UploadBench) -> None:
+    """The abort comes while ingest is still running."""
     bench.command = fork_server_of("import time; time.sleep(600)")
 
     async def run() -> None:
         session = await bench.service.open(ALICE, "sql", announced(files()))
         for name, data in files().items():
-            # Straight into the store: the service would have it judged by that process.
+            # Straight into the store: the service would have that process check the files.
             bench.store.append(session.id, name, 0, data)
         await bench.service.commit(ALICE, "request", session.id)
         aborted = await bench.service.abort(ALICE, session.id)
@@ -216,7 +216,7 @@ def test_aborting_removes_what_was_sent(bench: UploadBench) -> None:
     assert bench.publisher.documents == {}
 
 
-def test_quota_counts_uploads_that_are_under_way(bench: UploadBench) -> None:
+def test_quota_counts_uploads_in_progress(bench: UploadBench) -> None:
     content = files()
     size = sum(map(len, content.values()))
 
@@ -232,7 +232,7 @@ def test_quota_counts_uploads_that_are_under_way(bench: UploadBench) -> None:
     assert len(bench.store.sessions()) == 2
 
 
-def test_a_tenant_cannot_open_uploads_without_end(bench: UploadBench) -> None:
+def test_a_tenants_open_uploads_are_limited(bench: UploadBench) -> None:
     async def run() -> None:
         for _ in range(MAX_OPEN_UPLOADS):
             await opened(bench, files(), complete=False)
@@ -242,7 +242,7 @@ def test_a_tenant_cannot_open_uploads_without_end(bench: UploadBench) -> None:
     asyncio.run(run())
 
 
-def test_refusals_without_end_are_not_kept_and_published_content_stays(
+def test_only_the_latest_refusals_are_kept_and_published_content_stays(
     bench: UploadBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 2)
@@ -268,7 +268,7 @@ def test_refusals_without_end_are_not_kept_and_published_content_stays(
     assert len(bench.publisher.documents) == 1
 
 
-def test_forms_on_their_way_count_as_open_uploads_of_their_tenant(
+def test_incoming_forms_count_as_open_uploads_of_their_tenant(
     bench: UploadBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.uploads.service.MAX_OPEN_UPLOADS", 2)
@@ -286,7 +286,7 @@ def test_forms_on_their_way_count_as_open_uploads_of_their_tenant(
                 await bench.service.incoming(ALICE, 10).__aenter__()
             async with bench.service.incoming(BOB, 10):
                 pass
-        # The session of a form takes its place.
+        # The form's session takes over its place among the open uploads.
         async with bench.service.incoming(ALICE, 10) as form:
             done = await bench.service.from_path(ALICE, "request", "sql", folder, roots=None, form=form)
             assert done.state is UploadState.READY
@@ -295,7 +295,7 @@ def test_forms_on_their_way_count_as_open_uploads_of_their_tenant(
     asyncio.run(run())
 
 
-def test_forms_on_their_way_take_room_of_the_quota(bench: UploadBench) -> None:
+def test_incoming_forms_reserve_quota(bench: UploadBench) -> None:
     bench.quota.limit = 1000
 
     async def run() -> None:
@@ -305,7 +305,7 @@ def test_forms_on_their_way_take_room_of_the_quota(bench: UploadBench) -> None:
             assert form.max_bytes == 1000
             with refused(ErrorCode.INSUFFICIENT_QUOTA, "400 bytes"):
                 await bench.service.incoming(ALICE, 401).__aenter__()
-            # One that does not say how long it is takes the rest.
+            # A form that does not announce its length reserves the rest.
             async with bench.service.incoming(ALICE, None) as form:
                 assert form.max_bytes == 400
                 for size_bytes in (0, 1, None):
@@ -318,7 +318,7 @@ def test_forms_on_their_way_take_room_of_the_quota(bench: UploadBench) -> None:
     asyncio.run(run())
 
 
-def test_a_generation_that_fails_rejects_or_fails_the_upload(bench: UploadBench) -> None:
+def test_a_failed_smoke_test_rejects_or_fails_the_upload(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())
         bench.smoke_error = ServingError(ErrorCode.ENGINE_DEAD, "The engine is not running.")
@@ -334,9 +334,7 @@ def test_a_generation_that_fails_rejects_or_fails_the_upload(bench: UploadBench)
     asyncio.run(run())
 
 
-def test_content_that_no_version_came_of_counts_until_it_is_swept(
-    bench: UploadBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unpublished_content_counts_until_it_is_swept(bench: UploadBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loraserve.control.uploads.service.MAX_UNPUBLISHED", 2)
     monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 1)
     size = sum(map(len, files().values()))
@@ -360,7 +358,7 @@ def test_content_that_no_version_came_of_counts_until_it_is_swept(
         for told in (bench.quota.unpublished, bench.publisher.unpublished):
             assert {session.id for session in told} == {rejected.id, aborted.id}
             assert {session.kept.digest for session in told if session.kept} == set(bench.contents())
-        # Once the sweep has been here, they are as any other.
+        # After the sweep they are like any other final upload.
         now = time.time()
         monkeypatch.setattr("time.time", lambda: now + SWEPT_WITHIN_S + 1)
         await bench.service.open(ALICE, "sql", announced(files()))
@@ -371,7 +369,7 @@ def test_content_that_no_version_came_of_counts_until_it_is_swept(
     asyncio.run(run())
 
 
-def test_of_what_is_refused_before_it_is_kept_nothing_counts(bench: UploadBench) -> None:
+def test_uploads_that_end_before_their_content_is_stored_do_not_count_as_unpublished(bench: UploadBench) -> None:
     async def run() -> None:
         await bench.service.abort(ALICE, (await opened(bench, files())).id)
         broken = {**files(), WEIGHTS: files()[WEIGHTS][:-1]}
@@ -383,9 +381,7 @@ def test_of_what_is_refused_before_it_is_kept_nothing_counts(bench: UploadBench)
     asyncio.run(run())
 
 
-def test_a_folder_whose_upload_fails_is_to_be_sent_again_and_leaves_no_open_one(
-    bench: UploadBench, tmp_path: Path
-) -> None:
+def test_a_failed_folder_upload_asks_for_a_retry_and_leaves_no_open_upload(bench: UploadBench, tmp_path: Path) -> None:
     folder = tmp_path / "source"
     folder.mkdir()
     for name, data in files().items():
@@ -402,7 +398,7 @@ def test_a_folder_whose_upload_fails_is_to_be_sent_again_and_leaves_no_open_one(
     asyncio.run(run())
 
 
-def test_a_commit_of_a_key_that_is_revoked_meanwhile_fails_and_another_key_can_commit_it(bench: UploadBench) -> None:
+def test_a_commit_by_a_key_revoked_meanwhile_fails_and_can_be_repeated(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())
         bench.publisher.refusal = ServingError(ErrorCode.INVALID_API_KEY, "The API key was revoked.")
@@ -419,7 +415,7 @@ def test_a_commit_of_a_key_that_is_revoked_meanwhile_fails_and_another_key_can_c
     asyncio.run(run())
 
 
-def test_a_folder_of_a_key_that_is_revoked_meanwhile_is_refused_as_any_request_of_that_key(
+def test_a_folder_upload_by_a_key_revoked_meanwhile_is_refused_as_an_invalid_key(
     bench: UploadBench, tmp_path: Path
 ) -> None:
     folder = tmp_path / "source"
@@ -436,7 +432,7 @@ def test_a_folder_of_a_key_that_is_revoked_meanwhile_is_refused_as_any_request_o
     bench.smoke = revoked_while_it_is_tried
 
     async def run() -> None:
-        # The first is refused by its commit, the second before anything of it is kept.
+        # The first is refused at its commit, the second before its content is stored.
         for _ in range(2):
             with refused(ErrorCode.INVALID_API_KEY, "revoked"):
                 await bench.service.from_path(ALICE, "request", "sql", folder, roots=None)
@@ -447,12 +443,12 @@ def test_a_folder_of_a_key_that_is_revoked_meanwhile_is_refused_as_any_request_o
     asyncio.run(run())
 
 
-def test_of_a_large_folder_that_is_refused_no_more_is_copied_than_tells(bench: UploadBench, tmp_path: Path) -> None:
+def test_only_the_first_chunk_of_a_large_folder_with_a_bad_header_is_copied(bench: UploadBench, tmp_path: Path) -> None:
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / CONFIG).write_bytes(files()[CONFIG])
     with open(folder / WEIGHTS, "wb") as weights:
-        weights.write((1 << 40).to_bytes(8, "little"))  # the length of its header
+        weights.write((1 << 40).to_bytes(8, "little"))  # the header's length
         weights.truncate(3 * CHUNK_BYTES)
 
     async def run() -> None:
@@ -467,7 +463,7 @@ def test_of_a_large_folder_that_is_refused_no_more_is_copied_than_tells(bench: U
     assert not any("uploads" in path for path in bench.remains())
 
 
-def test_a_full_disk_and_a_bug_fail_the_upload_which_can_be_committed_again(bench: UploadBench) -> None:
+def test_an_upload_that_a_full_disk_or_a_bug_failed_can_be_committed_again(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())
         for error, text in [
@@ -485,7 +481,7 @@ def test_a_full_disk_and_a_bug_fail_the_upload_which_can_be_committed_again(benc
     asyncio.run(run())
 
 
-def test_an_outcome_that_cannot_be_written_is_not_waited_for(
+def test_callers_do_not_wait_for_an_outcome_that_cannot_be_written(
     bench: UploadBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     is_full = False
@@ -519,7 +515,7 @@ def test_an_outcome_that_cannot_be_written_is_not_waited_for(
         for wait_s in (60, 60, 0):
             with refused(ErrorCode.SERVICE_UNAVAILABLE, "is the disk full"):
                 await bench.service.get(ALICE, session.id, wait_s)
-        with bench.store.claim(session.id):  # as another server that works on it
+        with bench.store.claim(session.id):  # as if another server were working on it
             assert (await bench.service.get(ALICE, session.id)).state is UploadState.LOADING
         is_full = False
         await bench.service.expire()
@@ -530,7 +526,7 @@ def test_an_outcome_that_cannot_be_written_is_not_waited_for(
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_announced_files_are_bounded(bench: UploadBench) -> None:
+def test_announced_file_sizes_are_limited(bench: UploadBench) -> None:
     async def run() -> None:
         for name, size in ((CONFIG, DEFAULT_LIMITS.max_config_bytes + 1), (WEIGHTS, 5 << 30)):
             sizes = {CONFIG: 100, WEIGHTS: 1000, name: size}
@@ -540,7 +536,7 @@ def test_announced_files_are_bounded(bench: UploadBench) -> None:
     asyncio.run(run())
 
 
-def test_a_sum_that_is_none_is_refused_before_anything_is_sent(bench: UploadBench) -> None:
+def test_a_malformed_sha256_is_refused_before_anything_is_sent(bench: UploadBench) -> None:
     async def run() -> None:
         for wrong in ("zz", "", "0" * 63, "0" * 65):
             files = [UploadFile(name=CONFIG, size_bytes=10, sha256=wrong), UploadFile(name=WEIGHTS, size_bytes=10)]
@@ -556,7 +552,7 @@ def die(_: object) -> NoReturn:
 
 
 class DyingPublisher(MemoryPublisher):
-    """Dies where a server would: its content is on the disk, no document names it."""
+    """Dies when the content is on disk and no document names it yet."""
 
     async def publish(
         self,
@@ -626,10 +622,10 @@ def test_only_one_of_two_servers_works_on_a_commit(bench: UploadBench) -> None:
     assert len(bench.smoked) + len(other.smoked) == 1
 
 
-def test_a_commit_that_another_server_ends_meanwhile_is_told_its_outcome(
+def test_a_commit_that_another_server_finished_meanwhile_returns_its_outcome(
     bench: UploadBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session was read before that server's commit, the sizes of its files after it."""
+    """This server reads the session before the other server's commit, and the file sizes after it."""
     other = UploadBench(bench.data_dir)
 
     async def run() -> None:
@@ -648,7 +644,7 @@ def test_a_commit_that_another_server_ends_meanwhile_is_told_its_outcome(
     asyncio.run(run())
 
 
-def test_a_closing_server_leaves_its_commits_to_be_repeated(bench: UploadBench) -> None:
+def test_a_closing_server_leaves_commits_that_can_be_repeated(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())
         await bench.service.commit(ALICE, "request", session.id)
@@ -661,7 +657,7 @@ def test_a_closing_server_leaves_its_commits_to_be_repeated(bench: UploadBench) 
     asyncio.run(run())
 
 
-def test_uploads_that_nobody_finishes_expire(bench: UploadBench) -> None:
+def test_unfinished_uploads_expire(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())
         bench.store.update(session.id, lambda old: msgspec.structs.replace(old, expires_at=1.0))

@@ -1,4 +1,4 @@
-"""Counters equal the logs, whatever was killed or emptied in between."""
+"""Usage counters equal the logs, even if servers were killed or Redis was emptied in between."""
 
 import signal
 import threading
@@ -17,7 +17,7 @@ CLIENTS = 4
 
 
 def logged(data_dir: Path) -> Counter[str]:
-    """What the lines say, torn ones left out."""
+    """Sums of the logged lines, without torn ones."""
     sums: Counter[str] = Counter()
     for path in data_dir.glob("usage/*/*.jsonl"):
         for text in path.read_bytes().split(b"\n")[:-1]:
@@ -29,7 +29,7 @@ def logged(data_dir: Path) -> Counter[str]:
 
 
 def counted(server: ServerProcess) -> Counter[str] | None:
-    """None while not everything has been added up."""
+    """The reported sums; None until every log has been added up."""
     report = httpx.get(f"{server.url}/v1/usage", timeout=30)
     if report.status_code != 200 or not report.json()["complete"]:
         return None
@@ -75,7 +75,7 @@ def test_counters_equal_the_logs_after_kills_and_an_emptied_redis(tmp_path: Path
         with serve_fake(data_dir, "--redis-url", valkey.url) as server:
             wait_until(lambda: counted(server) == logged(data_dir), "counters that equal the logs")
             sums = logged(data_dir)
-            # An answer's line is written as its last byte leaves: at most those in flight at a kill are missing.
+            # A line is written when the last byte leaves: at most the requests in flight at a kill are missing.
             assert len(num_answered) - ROUNDS * CLIENTS <= sums["num_requests"]
             assert sums["num_prompt_tokens"] == 3 * sums["num_requests"]
             assert valkey.command("FLUSHALL") == "+OK\r\n"

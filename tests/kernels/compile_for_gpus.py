@@ -1,7 +1,7 @@
-"""Compiles the kernels of the named cases for a GPU, without having one, and prints their needs as JSON lines.
+"""Compiles the kernels of the named cases for a GPU that need not exist; prints the resources they need as JSON lines.
 
-A program of its own, since Triton must not be in its interpreter's mode. Arguments of a launch are exactly those of a
-GPU's but for their addresses; instead of launching, it ends after compiling.
+A program of its own, because Triton must not be in interpreter mode. The arguments of a launch are exactly those on a
+GPU except for their addresses; each launch ends after compiling.
 """
 
 import json
@@ -32,11 +32,11 @@ from triton.runtime.jit import JITFunction
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 SHARED_BYTES = {89: 100 * 1024, 90: 228 * 1024}
-"""Of a multiprocessor, by compute capability: Ada and Hopper."""
+"""Shared memory of a multiprocessor, by compute capability: Ada and Hopper."""
 
 
 class AbsentGpuDriver:
-    """As much of a driver as compiling asks for."""
+    """The part of a Triton driver that compiling needs."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -70,14 +70,14 @@ def compile_launches(case: str, call: Callable[[], object]) -> None:
 
 
 def waits_first(ptx: str) -> bool:
-    """Whether a kernel that may start early touches memory only once it has waited for the one in front."""
+    """Whether a kernel that may start early waits for the preceding kernel before it touches memory."""
     wait = ptx.find("griddepcontrol.wait")
     touch = re.search(r"(ld|st|atom|red)\.(volatile\.)?global|cp\.async", ptx)
     return wait >= 0 and (touch is None or wait < touch.start())
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Registers of a thread, and bytes of its stack: what did not fit into registers."""
+    """Registers per thread, and bytes of stack per thread: values that did not fit into registers."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -97,7 +97,7 @@ def attend(
     num_rows: Sequence[int] = (1, 9, 280),
     **options,
 ) -> Callable[[], object]:
-    """A batch of a decode row, a few rows and a prompt."""
+    """Attention over a batch, by default of a decode row, a few rows and a prompt."""
     heads = (num_heads, num_kv_heads, head_dim)
     inputs = make_attention_inputs([300] * len(num_rows), [*num_rows], *heads, dtype=dtype, kv_dtype=kv_dtype)
     arguments = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.batch)
@@ -105,7 +105,7 @@ def attend(
 
 
 def add_lora(num_rows: int, dtype: torch.dtype, *, may_have_dora: bool = True) -> Callable[[], object]:
-    """Rows of two adapters on q|k|v of an 8-billion-parameter model, in an arena as the engine aligns it."""
+    """Rows of two adapters on q|k|v of an 8-billion-parameter model, in an arena aligned as in the engine."""
     inputs = make_lora_inputs([num_rows - 1, 1], [0, 1], [(16,) * 3] * 2, 4096, (4096, 1024, 1024), dtype)
     inputs.table.offset_alignment = 128
     inputs.table.offset_bias = torch.full_like(inputs.table.offset_b, -1)
@@ -116,7 +116,7 @@ def add_lora(num_rows: int, dtype: torch.dtype, *, may_have_dora: bool = True) -
 
 
 def small_ops() -> None:
-    """The other ops of a Llama-3-8B's decoder layer, and its embedding's adapters."""
+    """The other ops of a decoder layer of Llama-3-8B, and the adapters of its embedding."""
     backend = TritonBackend()
     x, weight = torch.zeros(2, 4096, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)
     backend.rms_norm(x, weight, 1e-5)
@@ -133,7 +133,7 @@ def small_ops() -> None:
 
 
 def write_kv(kv_dtype: torch.dtype | None) -> None:
-    """With and without rotation, of all of a head and of a part."""
+    """Writes with rotation of a whole head and of a part of it, and without rotation."""
     backend = TritonBackend()
     for rotary_dim in (128, 64):
         rotary = make_rotary_inputs(16, 32, 8, 128, rotary_dim, torch.bfloat16, kv_dtype=kv_dtype)
@@ -143,7 +143,7 @@ def write_kv(kv_dtype: torch.dtype | None) -> None:
 
 
 def choose_tokens(dtype: torch.dtype, vocab_size: int) -> None:
-    """Greedy, drawn, and drawn from edited logits."""
+    """Greedy tokens, drawn tokens, and tokens drawn from edited logits."""
     logits = torch.zeros(2, vocab_size, dtype=dtype)
     draws = pack_draws([0.8] * 2, [0] * 2, [1.0] * 2, [0.0] * 2, [1, 2], [3, 4])
     edits = pack_edits([RowEdits(bias={3: 1.0}), RowEdits(count_row=0)], torch.zeros(1, vocab_size, dtype=torch.int32))
@@ -155,7 +155,7 @@ def choose_tokens(dtype: torch.dtype, vocab_size: int) -> None:
 
 SINKS = torch.zeros(64, dtype=torch.bfloat16)
 PROMPTS = (9, 280)
-"""Whose tiles need more than a decode row's."""
+"""Rows of prompts, whose tiles need more resources than a decode row's."""
 CASES = {
     "attention-128": lambda: attend(32, 8, 128, torch.bfloat16),
     "attention-64-window-sinks": lambda: attend(64, 8, 64, torch.bfloat16, sliding_window=128, sinks=SINKS),
@@ -188,12 +188,12 @@ CASES = {
 
 
 def main() -> None:
-    """Arguments: the compute capability, as 90, and names of cases."""
+    """Arguments: the compute capability, such as 90, and names of cases."""
     capability = int(sys.argv[1])
     driver.set_active(AbsentGpuDriver(capability))
     paged_prefill.shared_bytes = lambda _: SHARED_BYTES[capability]
     launch.may_depend = lambda _: (capability // 10, capability % 10) >= launch.FIRST_WITH_DEPENDENT_LAUNCH
-    knobs.compilation.disable_line_info = True  # a sixth of the time; code, registers and stack are the same
+    knobs.compilation.disable_line_info = True  # saves a sixth of the time; code, registers and stack are the same
     for name in sys.argv[2:]:
         compile_launches(name, CASES[name]())
 

@@ -1,8 +1,8 @@
-"""Compares launches of compiled kernels with what Triton itself gives the launcher, without a GPU.
+"""Compares the launcher's arguments for compiled kernels with those that Triton itself passes, without a GPU.
 
-A program of its own, as `compile_for_gpus.py`, on the launches of the ops that people serve with. In the place of
-each variant that Triton would compile stands one that records what its launcher gets. Prints a JSON object. Argument:
-one of the checks below.
+A program of its own, like `compile_for_gpus.py`. It uses the launches of the ops used in serving. Each variant that
+Triton would compile is replaced by one that records the arguments of its launcher. Prints a JSON object. Argument: one
+of the checks below.
 """
 
 import json
@@ -23,14 +23,14 @@ from triton.runtime.jit import JITFunction
 from tests.kernels.compile_for_gpus import SINKS, AbsentGpuDriver, add_lora, attend, choose_tokens, small_ops
 
 NUM_CHANGED = 400
-"""Launches with changed arguments, of each that the ops make."""
+"""Launches with changed arguments, for each launch of the ops."""
 NUMBERS = [0, 1, 2, 15, 16, 17, 48, -1, -16, 2**31 - 1, 2**31, 2**31 + 8, -(2**31), -(2**31) - 1, 2**63, 0.0, 1.0, True]
 DTYPES = [torch.bfloat16, torch.float32, torch.int32, torch.uint8]
 OTHER_CONSTANTS = [0, 1, 2, 4, True, False, 1.0, (1, 2), (2, 1)]
 
 
 class Recorder:
-    """In the place of a compiled kernel."""
+    """Takes the place of a compiled kernel."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -64,10 +64,10 @@ class Launch:
 
 
 def record(self: JITFunction, key: str, _signature: object, device: int, *_: object) -> Recorder | None:
-    """In place of `JITFunction._do_compile`, and like it not done where the hook forbids."""
+    """Replaces `JITFunction._do_compile`; like it, does nothing if the hook forbids compiling."""
     if knobs.runtime.jit_cache_hook is not None and knobs.runtime.jit_cache_hook():
         return None
-    assert self.cache_key  # finds the globals that it uses
+    assert self.cache_key  # computing it finds the globals that the kernel uses
     return self.device_caches[device][0].setdefault(key, Recorder(key))
 
 
@@ -91,7 +91,7 @@ class Runs:
 
 
 def served_launches() -> list[Launch]:
-    """Of the ops of a decoder layer and of sampling."""
+    """The launches of the ops of a decoder layer and of sampling."""
     found: list[Launch] = []
     launch.launch_compiled = lambda *launched: found.append(Launch(*launched))
     for call in (
@@ -107,7 +107,7 @@ def served_launches() -> list[Launch]:
 
 
 def same_arguments(launches: list[Launch], runs: Runs) -> dict[str, object]:
-    """Of each, the launcher gets the same by way of Triton and of `launch_compiled`."""
+    """For each launch, the launcher gets the same arguments from Triton and from `launch_compiled`."""
     kernels: list[str] = []
     for launched in launches:
         variant, wanted = launched.by_triton()
@@ -117,7 +117,7 @@ def same_arguments(launches: list[Launch], runs: Runs) -> dict[str, object]:
         assert again is variant
         assert len(given) == len(wanted), launched.kernel.__name__
         for position, (ours, theirs) in enumerate(zip(given, wanted, strict=True)):
-            if position in (7, 8):  # hooks, which are none
+            if position in (7, 8):  # launch hooks: unset
                 assert ours is None, ours
                 assert theirs is None or not theirs.calls, theirs
             else:
@@ -127,12 +127,12 @@ def same_arguments(launches: list[Launch], runs: Runs) -> dict[str, object]:
 
 
 def same_variants(launches: list[Launch], runs: Runs) -> dict[str, object]:
-    """With arguments changed at random, the variant is Triton's choice, whatever was launched before."""
+    """For randomly changed arguments, the variant is the one Triton chooses, whatever was launched before."""
     chance = random.Random(20)
     num_changed = num_by_triton = 0
     variants = set()
     for launched in launches:
-        launched.here()  # the first tells which arguments are tensors
+        launched.here()  # the first launch determines which arguments are tensors
         for _ in range(NUM_CHANGED):
             changed = with_changes(launched, chance)
             num_by_triton += runs.of(lambda changed=changed: launch_compiled(*parts(changed)))
@@ -150,7 +150,7 @@ def parts(launched: Launch) -> tuple[Any, tuple[int, ...], tuple[Any, ...], dict
 
 
 def with_changes(launched: Launch, chance: random.Random) -> Launch:
-    """Up to three arguments or constants are others; few enough choices that many are met again."""
+    """Changes up to three arguments or constants; the choices are so few that many combinations recur."""
     arguments, options = list(launched.arguments), dict(launched.options)
     constants = [name for name in options if name in launched.kernel.arg_names]
     for _ in range(chance.randrange(4)):
@@ -175,7 +175,7 @@ def changed_argument(argument: Any, chance: random.Random) -> object:
 
 
 def left_to_triton(launches: list[Launch], runs: Runs) -> dict[str, object]:
-    """What a launch goes through Triton for, though the variant is known; 1 each."""
+    """Reasons for a launch to go through Triton although its variant is known; each counts 1 launch."""
     launched = next(launched for launched in launches if launched.kernel.__name__ == "_rotary_kv_write_kernel")
     kernel, found = launched.kernel, {}
 

@@ -38,7 +38,7 @@ if not HAS_GPU:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """If there is a GPU, marks tests of Triton's kernels as needing it; otherwise leaves out those with bfloat16.
+    """If there is a GPU, marks tests of Triton's kernels as needing it; otherwise deselects those with bfloat16.
 
     The interpreter multiplies bfloat16's bits as if they were integers.
     """
@@ -80,9 +80,9 @@ def _interpreter_is_fast() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def triton_device() -> str:
-    """Where tests of Triton's kernels put their tensors."""
+    """The device on which tests of Triton's kernels put their tensors."""
     if os.environ.get("CI"):
-        importlib.import_module("triton")  # raises: if all these tests were skipped, they would seem to pass
+        importlib.import_module("triton")  # raises if missing: skipped tests would look like passing ones
     pytest.importorskip("triton")
     return "cuda" if HAS_GPU else "cpu"
 
@@ -108,25 +108,25 @@ def cpu_library() -> CpuLibrary:
 
 @pytest.fixture(scope="session")
 def narrowest_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """The C functions as in a wheel for old CPUs: AVX2 if `cpu_library` is AVX-512."""
+    """The C functions as in a wheel, compiled for old CPUs: AVX2 if `cpu_library` is AVX-512."""
     return library_of(narrowest_variant(), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def avx512_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """Vectors of 16, and bfloat16 only via float32."""
+    """Vectors of 16 elements; bfloat16 only via float32."""
     return library_of(variant_called("x86-64-v4"), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def avx512_vnni_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """The same, with sums of integer products as one instruction."""
+    """Like `avx512_library`, with one instruction for sums of integer products."""
     return library_of(variant_called("x86-64-v4-vnni"), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def avx_vnni_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """That instruction for vectors of 8, emulated on a CPU that lacks it."""
+    """The same instruction for vectors of 8 elements, emulated on a CPU that lacks it."""
     if (variant := variant_called("x86-64-v3-vnni")) is not None:
         return library_of(variant, tmp_path_factory)
     emulation = "-include", str(EMULATED_AVX_VNNI)
@@ -134,13 +134,13 @@ def avx_vnni_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
 
 
 def variant_called(name: str) -> Variant | None:
-    """None if this CPU cannot run it."""
+    """The variant of this name; None if this CPU cannot run it."""
     return next((v for v in usable_variants(platform.machine(), cpu_flags()) if v.name == name), None)
 
 
 @pytest.fixture(scope="session")
 def four_lanes_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """Vectors of 4, as on Arm, also on x86."""
+    """Vectors of 4 elements, as on Arm; on x86 too."""
     on_x86 = Variant("x86-64-v2", "x86_64", ("-march=x86-64-v2",), frozenset({"sse4_2"}))
     variants = usable_variants(platform.machine(), cpu_flags())
     variant = on_x86 if platform.machine() == "x86_64" else next(iter(variants), None)
@@ -149,7 +149,7 @@ def four_lanes_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
 
 @pytest.fixture(scope="session")
 def amx_library(cpu_library: CpuLibrary, tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    """The C functions with AMX; if the CPU lacks only its instructions, they are emulated."""
+    """The C functions with AMX, whose instructions are emulated if the CPU lacks nothing else."""
     if cpu_library.has_amx:
         return cpu_library
     variant = next(iter(usable_variants(platform.machine(), cpu_flags())), None)
@@ -162,13 +162,13 @@ def amx_library(cpu_library: CpuLibrary, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(params=["amx", "no-amx", "narrowest"])
 def library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
-    """The C functions with AMX, as they run if the CPU or the system does not allow AMX, and for old CPUs."""
+    """The C functions with AMX, without AMX as if the CPU or the system did not allow it, and for old CPUs."""
     yield from _library(request)
 
 
 @pytest.fixture(params=["amx", "no-amx", "avx512", "narrowest", "four_lanes"])
 def any_library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
-    """Those and all other kinds: for code that is written separately for each."""
+    """Those of `library` and all other kinds: for code that is written separately for each."""
     yield from _library(request)
 
 
@@ -193,7 +193,7 @@ IMPLEMENTATIONS = ["reference", "cpu", pytest.param("cpu-narrowest", marks=pytes
 
 @pytest.fixture(params=[*IMPLEMENTATIONS, "cpu-no-amx" if HAS_AMX else "cpu-amx"])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """Each implementation in turn: one contract suite for all."""
+    """Each implementation in turn, so that one contract suite covers all."""
     if request.param == "cpu-no-amx":
         library: CpuLibrary = request.getfixturevalue("cpu_library")
         with amx_set(library, enabled=False):
@@ -216,7 +216,7 @@ def _backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture
 def launches(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and grids of the kernels that would be launched; none is launched."""
+    """Names and grids of the kernels that would be launched; nothing is launched."""
     from loraserve_kernels.triton_ops import launch
 
     found: list[tuple[str, tuple[int, ...]]] = []
@@ -228,7 +228,7 @@ def launches(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Turns a call into one that repeats its launches on the current content of its tensors.
 
-    On a GPU, that is a CUDA graph of the call; in the interpreter, the call itself, checked to launch the same again.
+    On a GPU, that is a CUDA graph of the call; in the interpreter, the call itself, checked to repeat its launches.
     """
 
     def capture(call: Callable[[], None]) -> Callable[[], None]:
@@ -247,8 +247,8 @@ def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[C
 def few_programs() -> Iterator[None]:
     """In the interpreter, two programs share the ranks of a tile, instead of up to 16 as on a GPU.
 
-    With such small ranks, most of the 16 would find nothing to do, which would take a third of the interpreter's time.
-    The engine of `test_triton_engine.py`, and the tests of the kernel itself, launch all of them.
+    With such small ranks most of the 16 would have no work, yet would take a third of the interpreter's time. The
+    engine of `test_triton_engine.py` and the tests of the kernel itself launch all of them.
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
         if not HAS_GPU and importlib.util.find_spec("triton") is not None:
@@ -259,7 +259,7 @@ def few_programs() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def unchecked_models(few_programs: None) -> Iterator[None]:
-    """Engines start without checking their model, which takes Triton's interpreter half a minute.
+    """Engines start without checking their model; the check takes Triton's interpreter half a minute.
 
     The engine of `test_triton_engine.py` runs that check for a Llama.
     """
@@ -275,7 +275,7 @@ def unchecked_models(few_programs: None) -> Iterator[None]:
 
 @pytest.fixture
 def kv_float8(monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
-    """The dtype of KV caches with one byte per element; makes kernels convert it correctly in the interpreter too."""
+    """The dtype of KV caches with one byte per element. Also makes the interpreter convert it as a GPU does."""
     if HAS_GPU and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("the GPU does not convert e4m3")
     if not HAS_GPU and importlib.util.find_spec("triton") is not None:
@@ -296,7 +296,7 @@ def host(request: pytest.FixtureRequest) -> SamplesOnHost:
 
 @pytest.fixture
 def device(backend: Backend) -> str:
-    """Where the tensors for `backend` must be."""
+    """The device on which the tensors for `backend` must be."""
     return "cuda" if backend.name == "triton" and HAS_GPU else "cpu"
 
 

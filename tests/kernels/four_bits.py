@@ -1,4 +1,4 @@
-"""Weights in four bits of all codes, with scales of very different sizes, and what they stand for."""
+"""Four-bit weights with all codes and scales of very different sizes, and their values."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ MULTIPLES = {
 
 
 def make_four_bits(form: Quantization, shape: tuple[int, int], size: float = 1) -> FourBitWeight:
-    """Rows of very different sizes, all of them times `size`, one all zeros. shape: [N, K], K of whole groups."""
+    """Rows of very different sizes, all times `size`; one is all zeros. shape: [N, K], K in whole groups."""
     generator = torch.Generator().manual_seed(0)
     num_groups = shape[1] // form.group_size(shape[1])
     codes = torch.randint(0, 256, (shape[0], shape[1] // 2), generator=generator).to(torch.uint8)
@@ -33,7 +33,7 @@ def make_four_bits(form: Quantization, shape: tuple[int, int], size: float = 1) 
 
 
 def in_other_order(weight: FourBitWeight) -> FourBitWeight:
-    """The same of other inputs, so that those of a group are all over."""
+    """The same codes for reordered inputs, so that the inputs of a group are scattered."""
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(3))
     codes = torch.stack([weight.codes & 15, weight.codes >> 4], -1).flatten(1)
     first, second = codes[:, order.argsort()].unflatten(1, (-1, 2)).unbind(-1)
@@ -50,7 +50,7 @@ def multiples_and_scales(weight: FourBitWeight) -> tuple[Tensor, Tensor]:
 
 
 def one_output(form: Quantization, *groups: tuple[float, list[int]]) -> FourBitWeight:
-    """Of each group the scale and the first multiples; the others are zero."""
+    """A weight with one output. groups: each group's scale and first multiples; its other multiples are zero."""
     table, size = MULTIPLES[form], form.group_size(0)
     codes = [[*map(table.index, multiples), *[table.index(0)] * (size - len(multiples))] for _, multiples in groups]
     first, second = torch.tensor(codes, dtype=torch.uint8).view(1, -1, 2).unbind(-1)

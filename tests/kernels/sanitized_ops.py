@@ -1,7 +1,7 @@
 """Calls the C functions over shapes that end within a vector, a tile or a block: `python sanitized_ops.py LIBRARY`.
 
-Every tensor is as long as what may be read of it, so that the AddressSanitizer, which the library is compiled with and
-whose runtime is loaded first, ends the process where more is.
+Every tensor is exactly as long as the part that may be read. The library is compiled with the AddressSanitizer, whose
+runtime is loaded first and ends the process if more is read.
 """
 
 import os
@@ -33,10 +33,10 @@ ATTENTION = [
     ([91], [1], 3, 3, 33, 7),
     ([720], [1], 2, 1, 80, 48),
 ]
-"""Contexts fill their blocks."""
+"""Shapes whose contexts fill their blocks."""
 LINEARS = [(1, 1), (17, 33), (100, 65)]
 GAP = 128
-"""Elements behind the last matrix or magnitude of `make_lora_inputs`."""
+"""Elements after the last matrix or magnitude of `make_lora_inputs`."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -131,7 +131,7 @@ RUNS = (run_models, run_attention, run_lora, run_row_ops, run_linears, run_sampl
 
 
 def notices(cpu: CpuBackend) -> bool:
-    """Whether a read behind the end of a tensor ends a process."""
+    """Whether a read past the end of a tensor ends a process."""
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -4,7 +4,7 @@ from loraserve_kernels.rms_norm import make_rms_norm_inputs
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 63), (3, 768), (0, 16)])
-def test_gives_the_bits_of_a_sum_and_its_norm(backend, device, dtype, shape):
+def test_matches_the_separate_sum_and_norm_bit_for_bit(backend, device, dtype, shape):
     x, weight = make_rms_norm_inputs(shape, dtype, device)
     residual, _ = make_rms_norm_inputs(shape, dtype, device, seed=1)
     before = x.clone(), residual.clone()

@@ -25,14 +25,14 @@ MAX_CONTEXT = 131_072
 
 
 def filled(fill, shape, context_lens, num_rows, *num_splits) -> np.ndarray:
-    """A list that was full of other values before."""
+    """The filled list; its memory held other values before."""
     entries = np.full(shape, 77, np.int32)
     fill(entries, np.array(context_lens, np.int32), np.array(num_rows, np.int32), *num_splits)
     return entries
 
 
 def used(entries: np.ndarray) -> np.ndarray:
-    """Without the unused entries, which are all at the end."""
+    """The entries in use; requires that all unused ones are at the end."""
     count = int((entries[:, 0] >= 0).sum())
     assert (entries[count:] == -1).all()
     return entries[:count]
@@ -62,7 +62,7 @@ rows_and_prefixes = st.lists(st.tuples(st.integers(0, 600), st.integers(0, 5000)
 
 
 @given(contexts, st.integers(0, 100))
-def test_the_parts_of_each_sequence_are_all_there_adjacent_and_in_order(context_lens, num_splits):
+def test_all_parts_of_each_sequence_are_listed_adjacent_and_in_order(context_lens, num_splits):
     splits = decode_splits(context_lens, num_splits)
     expected = []
     for sequence in range(len(context_lens)):
@@ -73,7 +73,7 @@ def test_the_parts_of_each_sequence_are_all_there_adjacent_and_in_order(context_
 
 
 @given(contexts, st.integers(0, 100))
-def test_parts_are_done_no_later_than_the_shortest_the_list_takes(context_lens, num_splits):
+def test_parts_finish_no_later_than_the_shortest_parts_that_fit_the_list(context_lens, num_splits):
     capacity, at_a_time = len(context_lens) + num_splits, max(1, num_splits)
 
     def num_parts(length: int) -> int:
@@ -86,7 +86,7 @@ def test_parts_are_done_no_later_than_the_shortest_the_list_takes(context_lens, 
 
 
 @pytest.mark.parametrize(("num_seqs", "num_parts"), [(1, 64), (16, 64), (32, 64), (64, 64), (66, 66), (128, 128)])
-def test_contexts_of_one_length_are_cut_into_as_many_parts_as_run_at_a_time(num_seqs, num_parts):
+def test_contexts_of_equal_length_are_cut_into_about_as_many_parts_as_run_at_once(num_seqs, num_parts):
     assert len(decode_splits([8192] * num_seqs, 66)) == num_parts
 
 
@@ -97,7 +97,7 @@ def test_one_long_context_is_split_beside_many_short_ones():
     assert longest_part(splits, context_lens) * SPLIT_KEYS == 2048
 
 
-def test_short_contexts_get_no_parts_they_cannot_use():
+def test_decode_capacity_excludes_parts_that_short_contexts_cannot_use():
     assert decode_capacity(3, 4096, 0) == 3
     assert decode_capacity(3, SPLIT_KEYS, 500) == 3
     assert decode_capacity(3, 4 * SPLIT_KEYS, 500) == 12
@@ -105,7 +105,7 @@ def test_short_contexts_get_no_parts_they_cannot_use():
 
 
 @given(rows_and_prefixes, st.integers(0, 100))
-def test_every_row_is_in_one_list_once(rows_and_prefixes, num_splits):
+def test_every_row_is_in_exactly_one_list_exactly_once(rows_and_prefixes, num_splits):
     num_rows = [rows for rows, _ in rows_and_prefixes]
     context_lens = [rows + prefix for rows, prefix in rows_and_prefixes]
     num_seqs, total = len(num_rows), sum(num_rows)
@@ -124,7 +124,7 @@ def test_every_row_is_in_one_list_once(rows_and_prefixes, num_splits):
     assert keys == sorted(keys, reverse=True)
 
 
-def test_the_number_of_rows_decides_the_list():
+def test_a_sequences_number_of_rows_determines_its_list():
     lens, rows = torch.tensor([10, 500, 7, 300, 300, 16, 17]), torch.tensor([1, 500, 0, 1, 2, 16, 17])
     work = make_attention_work(lens.int(), rows.int(), num_splits=2)
     assert work.decode_splits.tolist() == [[0, 0, 0, 1], [3, 0, 0, 3], [3, 0, 1, 3], [3, 0, 2, 3]]
@@ -133,7 +133,7 @@ def test_the_number_of_rows_decides_the_list():
     assert work.prefill_tiles[3:].tolist() == [[1, 0, 128], [6, 0, 17], [-1, -1, -1]]
 
 
-def test_few_rows_in_all_are_not_prefilled_in_large_tiles():
+def test_a_batch_with_few_rows_in_total_is_not_prefilled_in_large_tiles():
     lens = torch.tensor([200, FEW_ROWS, 1])
     work = make_attention_work(lens.int(), torch.tensor([40, FEW_ROWS - 40, 1]).int(), num_splits=0)
     assert len(work.prefill_tiles) == 0
@@ -152,7 +152,7 @@ def test_refuses_lists_that_are_too_short():
         filled(fill_prefill_tiles, (2, 3), [300], [300])
 
 
-def test_no_rows_are_no_work():
+def test_sequences_without_rows_get_empty_lists():
     none = torch.zeros(1, dtype=torch.int32)
     work = make_attention_work(none, none, num_splits=3)
     for entries in (work.decode_splits, work.append_splits, work.prefill_tiles):
@@ -160,5 +160,5 @@ def test_no_rows_are_no_work():
         assert entries.dtype == torch.int32
 
 
-def test_there_are_splits_where_there_is_no_gpu():
+def test_the_number_of_splits_is_positive_on_a_cpu():
     assert splits_for_device(torch.device("cpu"), num_kv_heads=8) > 0

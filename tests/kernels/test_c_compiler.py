@@ -10,7 +10,7 @@ from loraserve_kernels.c_compiler import MAX_CONCURRENT, Compiler, find_compiler
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A Mac with Homebrew's GCC as $CC. The compilers asked for their version."""
+    """A Mac with Homebrew's GCC as $CC. Returns the compilers whose version was queried."""
     asked = []
 
     def compiler_version(command):
@@ -25,7 +25,7 @@ def asked(monkeypatch):
     return asked
 
 
-def test_a_mac_without_command_line_tools_is_spared_the_dialog(monkeypatch, asked):
+def test_a_mac_without_command_line_tools_does_not_run_cc_which_opens_a_dialog(monkeypatch, asked):
     monkeypatch.setattr(module, "has_command_line_tools", lambda: False)
     assert [compiler.command for compiler in find_compilers()] == [("/opt/homebrew/bin/gcc-15",)]
     assert asked == ["/opt/homebrew/bin/gcc-15"]
@@ -36,8 +36,8 @@ def test_a_mac_with_command_line_tools_uses_them(monkeypatch, asked):
     assert [compiler.command[0] for compiler in find_compilers()][1] == "/usr/bin/cc"
 
 
-def test_a_machine_of_many_cpus_compiles_a_few_files_at_a_time(monkeypatch, tmp_path):
-    """Each compiler takes memory, of which a container may have little."""
+def test_a_machine_with_many_cpus_compiles_only_a_few_files_at_once(monkeypatch, tmp_path):
+    """Each compiler takes memory, and a container may have little."""
     lock, at_a_time, most = threading.Lock(), 0, 0
 
     def execute(_, work, *arguments):

@@ -5,7 +5,7 @@ from loraserve_kernels.choose_backend import choose_backend
 
 
 @pytest.mark.parametrize("requested", ["auto", "triton"])
-def test_triton_serves_gpus(triton_device, requested):
+def test_triton_is_chosen_on_a_gpu(triton_device, requested):
     backend, reason = choose_backend("cuda", requested)
     assert backend.name == "triton"
     assert reason.startswith("triton: 3.")
@@ -26,7 +26,7 @@ def test_on_a_cpu_triton_needs_its_interpreter(triton_device, monkeypatch):
 
 
 class NoLauncher:
-    """A driver as it is where its launcher cannot be compiled or kept."""
+    """A driver whose launcher cannot be compiled or cached."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -45,7 +45,7 @@ class NoLauncher:
         (OSError(30, "Read-only file system", "/.triton"), r"on cuda \(.*'/.triton'\), .* set TRITON_CACHE_DIR"),
     ],
 )
-def test_triton_that_cannot_launch_names_what_it_needs(triton_device, monkeypatch, requested, error, message):
+def test_an_unusable_triton_launcher_is_reported_with_its_remedy(triton_device, monkeypatch, requested, error, message):
     from triton import knobs
     from triton.runtime import driver
 
@@ -56,8 +56,8 @@ def test_triton_that_cannot_launch_names_what_it_needs(triton_device, monkeypatc
         choose_backend("cuda", requested)
 
 
-def test_a_gpu_too_old_for_triton_has_the_reference(triton_device, monkeypatch):
-    """Triton would fail when it compiles the first kernel, which would look like the model's fault."""
+def test_a_gpu_too_old_for_triton_gets_the_reference_backend(triton_device, monkeypatch):
+    """Otherwise Triton would fail at the first kernel it compiles, which would look like the model's fault."""
     from triton import knobs
 
     monkeypatch.setattr(knobs.runtime, "interpret", False)
@@ -69,13 +69,13 @@ def test_a_gpu_too_old_for_triton_has_the_reference(triton_device, monkeypatch):
         choose_backend("cuda:1", "triton")
 
 
-def test_triton_serves_no_other_devices(triton_device):
+def test_triton_is_refused_on_other_devices(triton_device):
     with pytest.raises(ValueError, match="device is meta"):
         choose_backend("meta", "triton")
     assert choose_backend("meta")[0].name == "reference"
 
 
-def test_without_triton_a_gpu_has_the_reference(monkeypatch):
+def test_without_triton_a_gpu_gets_the_reference_backend(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     backend, reason = choose_backend("cuda")
     assert backend.name == "reference"

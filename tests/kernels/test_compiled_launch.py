@@ -1,4 +1,4 @@
-"""A compiled kernel is launched with what Triton itself would give it, and never in place of another variant."""
+"""A compiled kernel is launched with the arguments Triton itself would pass, and never in place of another variant."""
 
 import json
 import os
@@ -43,17 +43,17 @@ def checked(check: str) -> dict:
     return json.loads(run.stdout)
 
 
-def test_the_launcher_gets_what_triton_would_give_it():
+def test_the_launcher_gets_the_arguments_triton_would_pass():
     assert set(checked("arguments")["kernels"]) == OPS
 
 
-def test_a_changed_argument_or_constant_takes_the_variant_that_triton_would():
+def test_changed_arguments_and_constants_select_the_variant_triton_would():
     counts = checked("variants")
     assert counts["num_by_triton"] < 0.7 * counts["num_changed"], "else hardly any variant was met twice"
     assert counts["num_variants"] > 0.4 * counts["num_changed"], "else hardly any change made another"
 
 
-def test_hooks_and_unknown_versions_leave_launches_to_triton():
+def test_hooks_and_unknown_triton_versions_leave_launches_to_triton():
     counts = checked("fallbacks")
     assert counts == dict.fromkeys(counts, 1)
     assert "another Triton" in counts

@@ -1,7 +1,7 @@
-"""Where there is no GPU, what the interpreter ran must still compile for one and fit it.
+"""Kernels that the interpreter runs without a GPU must also compile for a GPU and fit it.
 
-The cases that people serve, on Hopper unless a smaller GPU has less room; `compile_for_gpus.py` knows more, and takes
-their names.
+Covers the cases used in serving, on Hopper, or on a smaller GPU if it has less room; `compile_for_gpus.py` has more
+cases, and takes their names.
 """
 
 import json
@@ -16,12 +16,12 @@ from loraserve_kernels.attention_work import PROGRAMS_PER_SM
 KERNELS = ["_paged_decode_kernel", "_merge_kernel", "_paged_decode_kernel", "_merge_kernel", "_paged_prefill_kernel"]
 KERNELS_PATH = Path(__file__).parents[2] / "kernels"
 OF_TRITON = "ignore:AnnAssign.__init__ missing:DeprecationWarning"
-"""It rewrites the syntax tree of kernels; Python 3.13 says that 3.15 will not have it so."""
+"""Triton rewrites the syntax tree of kernels in a way that Python 3.13 deprecates and 3.15 will reject."""
 MAX_SHARED_BYTES = 227 * 1024
 MAX_STACK_BYTES = 8
-"""Two registers of paged_decode's, where Triton 3.7 compiles it; 3.6 and 3.9 keep all."""
+"""Two registers of `paged_decode` that Triton 3.7 spills; 3.6 and 3.9 spill none."""
 SMALL_SHARED_BYTES = 99 * 1024
-"""Of Ada, and of other GPUs that are not made for data centers."""
+"""The limit of Ada and of other GPUs that are not made for data centers."""
 
 
 HOPPER_CASES = (
@@ -32,7 +32,7 @@ HOPPER_CASES = (
 
 
 def compiled(cache: Path, *cases: str, capability: int = 90) -> dict[str, list[dict]]:
-    """What the kernels of each case need, in the order of their launches."""
+    """The resources that the kernels of each case need, in launch order."""
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(KERNELS_PATH)}
@@ -47,7 +47,7 @@ def compiled(cache: Path, *cases: str, capability: int = 90) -> dict[str, list[d
 
 @pytest.fixture(scope="module")
 def hopper(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    """In one process, which imports torch and Triton once and compiles what cases have in common once."""
+    """Compiled in one process, which imports torch and Triton once and compiles kernels that cases share once."""
     return compiled(tmp_path_factory.mktemp("triton"), *HOPPER_CASES)
 
 
@@ -64,7 +64,7 @@ def test_attention_fits_registers_and_shared_memory(hopper, case):
 
 
 @pytest.mark.slow
-def test_attention_of_wide_heads_fits_a_smaller_gpu(tmp_path):
+def test_attention_with_wide_heads_fits_a_smaller_gpu(tmp_path):
     cases = compiled(tmp_path, "attention-256-window-softcap", "attention-256-float32", capability=89)
     assert [[kernel["kernel"] for kernel in kernels] for kernels in cases.values()] == [KERNELS[2:]] * 2
     kernels = [kernel for kernels in cases.values() for kernel in kernels]
@@ -82,12 +82,12 @@ def test_attention_of_wide_heads_fits_a_smaller_gpu(tmp_path):
         ("lora-prefill", "_lora_expand_kernel", 65536 // 128 // 4),
     ],
 )
-def test_lora_leaves_room_for_several_programs(hopper, case, expand, max_registers, table):
+def test_lora_kernels_leave_room_for_several_programs_per_multiprocessor(hopper, case, expand, max_registers, table):
     kernels, is_prefill = hopper[case + table], case == "lora-prefill"
     assert [kernel["kernel"] for kernel in kernels] == ["_lora_shrink_kernel", expand]
     assert [kernel["stack_bytes"] for kernel in kernels] == [0, 0]
-    # A multiprocessor has 65,536 registers; a program is 128 threads, and the prefill's shrink two to a multiprocessor.
-    # One of `lora_expand_rows` is 32 threads, and twelve are to fit.
+    # A multiprocessor has 65,536 registers. A program has 128 threads; two programs of the prefill's shrink must fit.
+    # A program of `lora_expand_rows` has 32 threads, and twelve must fit.
     assert kernels[0]["registers"] <= 65536 // 128 // (2 if is_prefill else 3)
     assert kernels[1]["registers"] <= max_registers
     assert max(kernel["shared_bytes"] for kernel in kernels) <= MAX_SHARED_BYTES // 3

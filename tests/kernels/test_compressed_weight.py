@@ -1,4 +1,4 @@
-"""Weights kept in three quarters of their bytes: the same bits as without, whatever the weights are."""
+"""Weights stored in three quarters of their bytes: results have the same bits as without, whatever the weights."""
 
 import pytest
 import torch
@@ -48,31 +48,33 @@ def assert_same_bits(weight: Tensor, library: CpuLibrary) -> None:
 
 
 @pytest.mark.parametrize("shape", [(64, 32), (192, 96), (128, 100), (256, 1000), (4096, 768)], ids=str)
-def test_products_are_the_same_bits(library: CpuLibrary, shape: tuple[int, int]) -> None:
+def test_products_match_those_of_an_uncompressed_weight_bit_for_bit(
+    library: CpuLibrary, shape: tuple[int, int]
+) -> None:
     assert_same_bits(random_weight(*shape), library)
 
 
-def test_a_quarter_of_the_bytes_is_saved(library: CpuLibrary) -> None:
+def test_compression_saves_a_quarter_of_the_bytes(library: CpuLibrary) -> None:
     weight = random_weight(256, 512)
     assert (
         PackedLinear(weight, None, library).weight.numel() < 0.76 * uncompressed(weight, None, library).weight.numel()
     )
 
 
-def test_weights_with_rare_exponents_are_kept_whole(library: CpuLibrary) -> None:
-    """First and last weights, zeros, the smallest and largest numbers, many in one tile and none in others."""
+def test_weights_with_rare_exponents_give_the_same_products(library: CpuLibrary) -> None:
+    """At the first and last weights; zeros, the smallest and largest numbers; many in one tile and none in others."""
     weight = random_weight(128, 640)
     generator = torch.Generator().manual_seed(3)
     scattered = torch.randint(weight.numel(), (300,), generator=generator)
     ends = torch.tensor([0, 639, weight.numel() - 640, weight.numel() - 1])
     bits = [0x0000, 0x8000, 0x0001, 0x0080, 0x7F7F, 0xFF7F, 0x3F80, 0x4780, 0x0F80]
-    # Finite sums: of the largest numbers there may be only one to a row.
+    # Sums must stay finite, so a row has at most one of the largest numbers.
     for positions in (scattered, ends, torch.arange(17)):
         assert_same_bits(of_bits(weight, positions, [bit for bit in bits if bit & 0x7F00 != 0x7F00]), library)
     assert_same_bits(of_bits(weight, torch.arange(0, weight.numel(), 640), bits), library)
 
 
-def test_infinities_and_nans_stay(library: CpuLibrary) -> None:
+def test_infinities_and_nans_are_preserved(library: CpuLibrary) -> None:
     weight = of_bits(random_weight(64, 64), torch.tensor([5, 70]), [0x7F80, 0x7FC0])
     y = PackedLinear(weight, None, library)(torch.ones(3, 64).bfloat16())
     assert torch.isinf(y[:, 0]).all()
@@ -80,16 +82,16 @@ def test_infinities_and_nans_stay(library: CpuLibrary) -> None:
     assert torch.isfinite(y[:, 2:]).all()
 
 
-def test_every_weight_is_read_back(library: CpuLibrary) -> None:
-    """Rows of the unit matrix: the product is the weight itself."""
+def test_every_weight_is_decoded_exactly(library: CpuLibrary) -> None:
+    """The product with the unit matrix is the weight itself."""
     weight = of_bits(random_weight(64, 256), torch.arange(0, 64 * 256, 37), [0x0000, 0x4780, 0x0F80])
     linear = PackedLinear(weight, None, library)
     assert linear.format == COMPRESSED
     assert torch.equal(linear(torch.eye(256).bfloat16()), weight.T)
 
 
-def test_rows_are_read_back(library: CpuLibrary) -> None:
-    """As embeddings of tokens; also the weights that are kept whole."""
+def test_rows_are_decoded_exactly(library: CpuLibrary) -> None:
+    """As token embeddings are read; also weights with rare exponents, which are stored uncompressed."""
     weight = of_bits(random_weight(256, 512), torch.arange(3, 256 * 512, 997), [0x0000, 0x4780, 0x0F80])
     linear = PackedLinear(weight, None, library)
     assert linear.format == COMPRESSED
@@ -97,7 +99,7 @@ def test_rows_are_read_back(library: CpuLibrary) -> None:
     assert torch.equal(linear.rows(indices), weight[indices])
 
 
-def test_weights_of_any_exponent_are_left_as_they_are(library: CpuLibrary) -> None:
+def test_weights_with_arbitrary_exponents_are_not_compressed(library: CpuLibrary) -> None:
     generator = torch.Generator().manual_seed(4)
     weight = torch.randint(-(2**15), 2**15, (64, 256), generator=generator, dtype=torch.int32).to(torch.int16)
     weight = weight.view(torch.bfloat16).nan_to_num(1.0, 2.0, -2.0)
@@ -108,11 +110,13 @@ def test_weights_of_any_exponent_are_left_as_they_are(library: CpuLibrary) -> No
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((48, 64), torch.bfloat16), ((64, 64), torch.float32)], ids=str)
-def test_what_has_no_compressed_form(library: CpuLibrary, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_unsupported_shapes_and_dtypes_are_not_compressed(
+    library: CpuLibrary, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
     assert PackedLinear(random_weight(*shape).to(dtype), None, library).format == PLAIN
 
 
-def test_what_was_compressed_keeps_amx(library: CpuLibrary) -> None:
+def test_a_compressed_weight_is_still_multiplied_after_amx_is_disabled(library: CpuLibrary) -> None:
     weight, x = random_weight(64, 64), torch.eye(64).bfloat16()
     linear = PackedLinear(weight, None, library)
     with amx_set(library, enabled=False):

@@ -14,7 +14,7 @@ CLANG = Compiler(("/usr/bin/cc",), "Apple clang version 17.0.0")
 
 @pytest.fixture
 def torch_lib(monkeypatch, tmp_path):
-    """A Mac, and the folder of libraries in its torch."""
+    """The library folder of torch on a Mac."""
     torch_lib = tmp_path / "torch" / "lib"
     torch_lib.mkdir(parents=True)
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -24,7 +24,7 @@ def torch_lib(monkeypatch, tmp_path):
     return torch_lib
 
 
-def test_a_mac_uses_the_openmp_runtime_of_torch_and_no_other(torch_lib):
+def test_a_mac_uses_the_openmp_runtime_of_torch_or_none(torch_lib):
     (torch_lib / "libomp.dylib").touch()
     assert [build.openmp for build in builds()] == [str(torch_lib / "libomp.dylib"), "none"]
 

@@ -31,7 +31,7 @@ print(load_cpu_library(Path(sys.argv[1])).path)
 
 @pytest.fixture
 def tiny_sources(monkeypatch, tmp_path, cpu_library):
-    """Every exported name as an empty function: compiles in a fraction of a second."""
+    """Sources with an empty function for every exported name: they compile in a fraction of a second."""
     directory = tmp_path / "csrc"
     directory.mkdir()
     functions = [f'__attribute__((visibility("default"))) int {name}(void) {{ return 0; }}' for name in SIGNATURES]
@@ -42,7 +42,7 @@ def tiny_sources(monkeypatch, tmp_path, cpu_library):
 
 @pytest.fixture
 def tiny_prebuilt(monkeypatch, tiny_sources, tmp_path):
-    """The tiny sources as a wheel would bring them for the best variant of this CPU."""
+    """The tiny sources compiled as in a wheel, for the best variant of this CPU."""
     variants = cpu_variants.usable_variants(platform.machine(), cpu_variants.cpu_flags())
     if not variants:
         pytest.skip("no variant for this CPU")
@@ -114,7 +114,7 @@ def test_a_directory_others_can_write_to_is_not_used(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "ST_NOEXEC"), reason="this system does not tell")
-def test_nothing_is_compiled_where_no_library_can_be_loaded(tiny_sources, monkeypatch, tmp_path):
+def test_nothing_is_compiled_into_directories_mounted_noexec(tiny_sources, monkeypatch, tmp_path):
     cache, temporary = tmp_path / "cache", tmp_path / "temporary"
     temporary.mkdir()
     noexec = [cache]
@@ -136,7 +136,7 @@ def test_the_default_directory_follows_xdg(monkeypatch, tmp_path):
     assert private_directory(None) == tmp_path / "loraserve"
 
 
-def test_without_a_compiler_auto_serves_with_the_reference(monkeypatch, tmp_path):
+def test_without_a_compiler_auto_chooses_the_reference_backend(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     backend, reason = choose_backend("cpu", cache_dir=tmp_path)
@@ -160,7 +160,7 @@ def test_a_damaged_prebuilt_library_is_replaced_by_compiling(tiny_prebuilt, tmp_
     assert load_cpu_library(tmp_path / "cache").path.parent == tmp_path / "cache"
 
 
-def test_a_damaged_prebuilt_library_is_named_when_nothing_else_is_left(monkeypatch, tiny_prebuilt, tmp_path):
+def test_the_error_names_a_damaged_prebuilt_library_if_there_is_no_compiler(monkeypatch, tiny_prebuilt, tmp_path):
     tiny_prebuilt.write_bytes(b"not a library")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
@@ -168,7 +168,7 @@ def test_a_damaged_prebuilt_library_is_named_when_nothing_else_is_left(monkeypat
         load_cpu_library(tmp_path / "cache")
 
 
-def test_a_failing_compiler_is_quoted(monkeypatch, tiny_sources, tmp_path):
+def test_the_output_of_a_failing_compiler_is_reported(monkeypatch, tiny_sources, tmp_path):
     (tiny_sources / "tiny.c").write_text("#error planted")
     with pytest.raises(CompilerUnavailable, match="planted"):
         load_cpu_library(tmp_path / "cache")
@@ -182,7 +182,7 @@ def test_cc_from_the_environment_comes_first(monkeypatch, cpu_library):
     assert next(builds()).compiler.command[1:] == ("-DCHOSEN",)
 
 
-def test_auto_chooses_c_on_cpu(cpu_library):
+def test_auto_chooses_the_c_backend_on_a_cpu(cpu_library):
     backend, reason = choose_backend("cpu", cache_dir=cpu_library.path.parent)
     assert backend.name == "cpu"
     assert cpu_library.origin in reason
@@ -196,7 +196,7 @@ def test_unknown_backends_and_devices_are_refused():
     assert choose_backend("meta")[0].name == "reference"
 
 
-def test_builds_without_openmp(monkeypatch, tmp_path, cpu_library, assert_close):
+def test_a_build_without_openmp_matches_the_reference(monkeypatch, tmp_path, cpu_library, assert_close):
     build = next(build for build in builds() if build.openmp == "none")
     monkeypatch.setattr(c_compiler, "FLAGS", ("-O1", *c_compiler.FLAGS[1:]))
     library = open_build(build.run(private_directory(tmp_path)), build)

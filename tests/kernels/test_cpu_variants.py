@@ -51,18 +51,18 @@ def test_a_flag_that_one_core_lacks_does_not_count(tmp_path):
     assert cpu_flags(cpuinfo) == {"avx2"}
 
 
-def test_an_arm_cpu_calls_them_features(tmp_path):
+def test_flags_of_an_arm_cpu_are_read_from_its_features(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nFeatures\t: fp asimd atomics\nCPU part\t: 0xd40\n")
     assert cpu_flags(cpuinfo) == {"fp", "asimd", "atomics"}
 
 
-def test_without_cpuinfo_nothing_is_assumed(tmp_path):
+def test_without_flags_in_cpuinfo_no_flags_are_assumed(tmp_path):
     (tmp_path / "empty").write_text("processor\t: 0\n")
     assert cpu_flags(tmp_path / "missing") == cpu_flags(tmp_path / "empty") == frozenset()
 
 
-def test_only_libraries_for_this_cpu_are_found(monkeypatch, tmp_path):
+def test_only_prebuilt_libraries_for_this_cpu_are_found(monkeypatch, tmp_path):
     for variant in VARIANTS:
         (tmp_path / variant.file_name).touch()
     monkeypatch.setattr(module, "PREBUILT_DIR", tmp_path)
@@ -73,11 +73,11 @@ def test_only_libraries_for_this_cpu_are_found(monkeypatch, tmp_path):
     assert [variant.name for variant, _ in find_prebuilt()] == ["x86-64-v3"]
 
 
-def test_an_installation_from_source_brings_none():
+def test_an_installation_from_source_has_no_prebuilt_libraries():
     assert list(find_prebuilt()) == []
 
 
-FLAG_MACROS = {  # what GCC and clang define for an instruction set, and its name in /proc/cpuinfo
+FLAG_MACROS = {  # macros that GCC and clang define for instruction sets, and their names in /proc/cpuinfo
     "__SSE3__": "pni",
     "__SSSE3__": "ssse3",
     "__SSE4_1__": "sse4_1",

@@ -30,7 +30,7 @@ def fused(backend: CpuBackend, parts: DecoderLayerParts) -> DecoderLayer:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
-def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters):
+def test_a_fused_layer_matches_the_separate_ops_bit_for_bit(cpu, dtype, name, with_adapters):
     parts = make_parts(cpu, dtype)
     case = make_case(name, dtype, with_adapters=with_adapters)
     for found, expected in zip(case.run(fused(cpu, parts)), case.run(ComposedDecoderLayer(parts, cpu)), strict=True):
@@ -40,7 +40,7 @@ def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dora", DORA)
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-def test_gives_them_with_dora(cpu, dtype, name, dora, bias):
+def test_a_fused_layer_with_dora_matches_the_separate_ops_bit_for_bit(cpu, dtype, name, dora, bias):
     parts = make_parts(cpu, dtype, bias=bias)
     case = make_case(name, dtype)
     assert case.table is not None
@@ -53,7 +53,7 @@ def test_gives_them_with_dora(cpu, dtype, name, dora, bias):
 
 
 @pytest.mark.parametrize("variant", ["head norms", "bias", "no rotary", "window", "softcap"])
-def test_gives_them_for_every_part_a_family_may_have(cpu, dtype, variant):
+def test_a_fused_layer_with_an_optional_part_matches_the_separate_ops_bit_for_bit(cpu, dtype, variant):
     parts = make_parts(cpu, dtype, head_norms=variant == "head norms", bias=variant == "bias")
     parts = replace(parts, sliding_window=20 if variant == "window" else None)
     parts = replace(parts, softcap=2.0 if variant == "softcap" else None)
@@ -64,8 +64,8 @@ def test_gives_them_for_every_part_a_family_may_have(cpu, dtype, variant):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
-def test_layers_as_one_op_give_the_bits_of_one_after_the_other(cpu, dtype, name, with_adapters):
-    """Layers of different parts."""
+def test_layers_fused_into_one_op_match_one_layer_after_another_bit_for_bit(cpu, dtype, name, with_adapters):
+    """The layers have different parts."""
     plain = make_parts(cpu, dtype)
     parts = [plain, make_parts(cpu, dtype, head_norms=True, bias=True), replace(plain, sliding_window=20), plain]
     if not with_adapters:
@@ -82,7 +82,7 @@ def test_layers_as_one_op_give_the_bits_of_one_after_the_other(cpu, dtype, name,
         rows = layer(rows, case.rotary, k_cache, v_cache, case.batch, case.table)
 
     k_caches, v_caches = zip(*at_once, strict=True)
-    for _ in range(2):  # into the same slots: no state is left from the first time
+    for _ in range(2):  # into the same slots: the first run must leave no state behind
         assert torch.equal(together(case.x, case.rotary, k_caches, v_caches, case.batch, case.table), rows)
     for found, expected in zip(at_once, one_by_one, strict=True):
         for cache, expected_cache in zip(found, expected, strict=True):
@@ -90,7 +90,9 @@ def test_layers_as_one_op_give_the_bits_of_one_after_the_other(cpu, dtype, name,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_composed_layers_give_the_bits_of_one_after_the_other_with_an_addition_less(cpu, dtype, name, monkeypatch):
+def test_composed_layers_match_one_after_another_bit_for_bit_and_fuse_the_additions_between_them(
+    cpu, dtype, name, monkeypatch
+):
     parts = [make_parts(cpu, dtype), make_parts(cpu, dtype, head_norms=True, bias=True), make_parts(cpu, dtype)]
     layers = [ComposedDecoderLayer(each, cpu) for each in parts]
     case = make_case(name, dtype)
@@ -110,7 +112,7 @@ def test_composed_layers_give_the_bits_of_one_after_the_other_with_an_addition_l
         assert torch.equal(v_cache.nan_to_num(), expected[1].nan_to_num())
 
 
-def test_no_layer_of_several_changes_anything_when_an_index_is_out_of_range(cpu, dtype):
+def test_an_index_out_of_range_for_one_of_several_layers_changes_no_cache(cpu, dtype):
     case = make_case("decode", dtype)
     assert case.table is not None
     layers = cpu.decoder_layers([fused(cpu, make_parts(cpu, dtype)), fused(cpu, make_parts(cpu, dtype))])
@@ -121,7 +123,7 @@ def test_no_layer_of_several_changes_anything_when_an_index_is_out_of_range(cpu,
     assert torch.equal(whole.nan_to_num(), case.k_cache.nan_to_num())
 
 
-def test_layers_of_other_backends_or_shapes_are_not_one_op(cpu):
+def test_layers_of_other_backends_or_dtypes_are_not_fused_into_one_op(cpu):
     layer = fused(cpu, make_parts(cpu, torch.float32))
     assert cpu.decoder_layers([layer, fused(cpu, make_parts(cpu, torch.bfloat16))]) is None
     assert cpu.decoder_layers([layer, ComposedDecoderLayer(make_parts(cpu, torch.float32), cpu)]) is None
@@ -148,7 +150,7 @@ def test_a_rows_bits_do_not_depend_on_the_batch(cpu, dtype):
         assert torch.equal(out, whole[rows])
 
 
-def test_changes_nothing_when_an_index_is_out_of_range(cpu, dtype):
+def test_an_index_out_of_range_changes_nothing(cpu, dtype):
     layer = fused(cpu, make_parts(cpu, dtype))
     case = make_case("decode", dtype)
     before = case.k_cache.nan_to_num()
@@ -161,7 +163,7 @@ def test_changes_nothing_when_an_index_is_out_of_range(cpu, dtype):
         assert torch.equal(case.k_cache.nan_to_num(), before)
 
 
-def test_changes_nothing_when_a_magnitude_is_outside_the_arena(cpu, dtype):
+def test_a_magnitude_outside_the_arena_changes_nothing(cpu, dtype):
     layer = fused(cpu, make_parts(cpu, dtype))
     case = make_case("decode", dtype)
     assert case.table is not None
@@ -173,7 +175,7 @@ def test_changes_nothing_when_a_magnitude_is_outside_the_arena(cpu, dtype):
     assert torch.equal(case.k_cache.nan_to_num(), before)
 
 
-def test_refuses_tensors_that_do_not_fit(cpu, dtype):
+def test_refuses_tensors_of_wrong_shapes_and_dtypes(cpu, dtype):
     layer = fused(cpu, make_parts(cpu, dtype))
     case = make_case("decode", dtype)
     for change, match in (
@@ -195,14 +197,14 @@ def with_segments_of(batch: StepBatch, *, start: Tensor) -> StepBatch:
     return replace(batch, segments=replace(batch.segments, start=start))
 
 
-def test_refuses_adapters_of_other_linears(cpu, dtype):
-    """Whose products would be added behind the end of the linear's own."""
+def test_refuses_lora_groups_that_do_not_match_the_linears(cpu, dtype):
+    """Otherwise their products would be added past the end of the linear's output."""
     parts = make_parts(cpu, dtype)
     groups = [*parts.lora_groups[:-1], replace(parts.lora_groups[-1], out_features=(HIDDEN + 1,))]
     with pytest.raises(ValueError, match="lora_groups"):
         cpu.decoder_layer(replace(parts, lora_groups=tuple(groups)))
 
 
-def test_other_linears_get_no_fused_layer(cpu):
+def test_float16_linears_get_no_fused_layer(cpu):
     parts = make_parts(cpu, torch.float16)
     assert cpu.decoder_layer(parts) is None

@@ -59,7 +59,7 @@ def make_model_parts(
     ]
     assert None not in layers
     head = random(NUM_LOGITS, HIDDEN, dtype=dtype, seed=22)
-    head[VOCAB:] *= 10  # the largest logits are of no token
+    head[VOCAB:] *= 10  # the largest logits belong to no token
     return DecoderModelParts(
         embedding=None if tied else random(NUM_EMBEDDINGS, HIDDEN, dtype=dtype, seed=20),
         cos=angles.cos().to(dtype),
@@ -79,7 +79,7 @@ def make_model(backend: CpuBackend, parts: DecoderModelParts) -> DecoderModel:
 
 
 def with_tokens(case: Case, sampled: slice | None = None) -> StepBatch:
-    """Every other row is sampled, or those of a slice."""
+    """The case's batch with tokens; samples every other row, or the rows of a slice."""
     batch = case.batch
     rows = torch.arange(len(batch.slot_mapping))
     sampled_rows = rows[slice(len(rows) % 2, None, 2) if sampled is None else sampled].clone()
@@ -97,7 +97,7 @@ def with_tokens(case: Case, sampled: slice | None = None) -> StepBatch:
 
 
 def segments_of(segments: Segments, rows: Tensor) -> Segments:
-    """Of these of its rows; some may be left without any."""
+    """The segments restricted to these rows; some may become empty."""
     start = torch.searchsorted(rows, segments.start.to(rows.dtype)).to(torch.int32)
     return Segments(start, segments.adapter_slot, segments.has_adapter)
 
@@ -120,7 +120,7 @@ SAMPLED = {"every other": None, "last": slice(-1, None), "all": slice(None), "no
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
-def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sampled, tied):
+def test_a_fused_model_matches_the_separate_ops_bit_for_bit(cpu, dtype, name, with_adapters, sampled, tied):
     parts = make_model_parts(cpu, dtype, tied=tied)
     require_the_bits_of_the_separate_ops(cpu, parts, make_case(name, dtype, with_adapters=with_adapters), sampled)
 
@@ -129,8 +129,8 @@ def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sam
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dora", DORA)
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-def test_gives_them_with_dora(cpu, dtype, name, dora, sampled, bias):
-    """On the layers' linears and on `lm_head`, which has a bias in either case."""
+def test_a_fused_model_with_dora_matches_the_separate_ops_bit_for_bit(cpu, dtype, name, dora, sampled, bias):
+    """DoRA on the layers' linears and on `lm_head`, which has a bias in either case."""
     case = make_case(name, dtype)
     assert case.table is not None
     add_dora(case.table, *DORA[dora])
@@ -150,7 +150,7 @@ def require_the_bits_of_the_separate_ops(cpu: CpuBackend, parts: DecoderModelPar
         cpu.lora_add(logits, hidden, HEAD_GROUP, case.table, batch.sampled_segments)
 
     model = make_model(cpu, parts)
-    for _ in range(2):  # into the same slots: no state is left from the first time
+    for _ in range(2):  # into the same slots: the first run must leave no state behind
         found = model(*caches, batch, case.table)
         assert found is not None
         assert torch.equal(found.logits, logits)
@@ -160,8 +160,8 @@ def require_the_bits_of_the_separate_ops(cpu: CpuBackend, parts: DecoderModelPar
         assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
 
 
-def test_few_sampled_rows_of_many_on_many_threads_give_the_bits_of_one(cpu, dtype):
-    """All rows are packed once for the first linears, then each thread packs what is sampled for itself."""
+def test_few_sampled_rows_of_many_on_many_threads_match_one_thread_bit_for_bit(cpu, dtype):
+    """All rows are packed once for the first linears; then each thread packs the sampled rows for itself."""
     model = make_model(cpu, make_model_parts(cpu, dtype, intermediate=20 * INTERMEDIATE))
     case = make_case("mixed", dtype, with_adapters=False)
     batch = with_tokens(case, slice(-14, None))
@@ -194,8 +194,8 @@ def test_a_threads_first_step_may_have_no_rows(cpu, dtype):
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_tokens_are_drawn_as_by_the_separate_op(cpu, dtype, num_threads):
-    """Not from every row, and from one twice: it depends on the draw alone."""
+def test_drawn_tokens_equal_those_of_the_separate_op(cpu, dtype, num_threads):
+    """Some rows have no draw and one has two: a token depends on its draw alone."""
     model = make_model(cpu, make_model_parts(cpu, dtype))
     case = make_case("16 rows", dtype)
     choices = [(1.0, 0, 1.0, 0.0), (0.7, 0, 0.9, 0.0), (1.3, 40, 1.0, 0.0), (1.0, 0, 1.0, 0.1), (2.0, 300, 0.5, 0.0)]
@@ -211,7 +211,7 @@ def test_tokens_are_drawn_as_by_the_separate_op(cpu, dtype, num_threads):
         torch.set_num_threads(before)
 
 
-def test_new_values_in_the_tensors_of_a_batch_are_seen(cpu, dtype):
+def test_values_changed_in_place_in_a_batch_are_used(cpu, dtype):
     parts = make_model_parts(cpu, dtype)
     case = make_case("decode", dtype, with_adapters=False)
     batch = with_tokens(case)
@@ -231,7 +231,7 @@ def test_new_values_in_the_tensors_of_a_batch_are_seen(cpu, dtype):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_row_that_is_not_finite_is_told(cpu, dtype, value):
+def test_a_row_that_is_not_finite_is_flagged(cpu, dtype, value):
     parts = make_model_parts(cpu, dtype)
     case = make_case("16 rows", dtype, with_adapters=False)
     draws = [Draw(row, 1.0, 0, 1.0, 0.0, seed=0, position=row) for row in range(len(case.batch.slot_mapping))]
@@ -257,7 +257,7 @@ def test_a_row_that_is_not_finite_is_told(cpu, dtype, value):
         ("sampled_rows", 0),  # not ascending
     ],
 )
-def test_nothing_is_changed_when_an_index_is_out_of_range(cpu, dtype, name, value):
+def test_an_index_out_of_range_changes_nothing(cpu, dtype, name, value):
     case = make_case("decode", dtype)
     batch = with_tokens(case)
     getattr(batch, name)[-1] = value
@@ -267,7 +267,7 @@ def test_nothing_is_changed_when_an_index_is_out_of_range(cpu, dtype, name, valu
     assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
 
 
-def test_segments_of_the_sampled_rows_that_do_not_fit_are_refused(cpu, dtype):
+def test_segments_of_the_sampled_rows_with_a_wrong_shape_are_refused(cpu, dtype):
     case = make_case("decode", dtype)
     batch = with_tokens(case)
     segments = replace(batch.sampled_segments, start=batch.sampled_segments.start[1:])
@@ -278,7 +278,7 @@ def test_segments_of_the_sampled_rows_that_do_not_fit_are_refused(cpu, dtype):
 
 
 @pytest.mark.parametrize(("draw", "message"), [({"row": 5}, "draw.row is 5"), ({"temperature": 0.0}, "temperature")])
-def test_nothing_is_changed_when_a_token_cannot_be_drawn(cpu, dtype, draw, message):
+def test_an_invalid_draw_changes_nothing(cpu, dtype, draw, message):
     case = make_case("decode", dtype)
     good = Draw(0, 1.0, 0, 1.0, 0.0, seed=0, position=0)
     batch = replace(with_tokens(case), draws=[good, good._replace(**draw)])
@@ -313,7 +313,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(cpu, part):
         cpu.decoder_model(replace(parts, **{part: wrong[part]}))
 
 
-def test_other_linears_and_other_layers_are_not_one_op(cpu):
+def test_unpacked_heads_composed_layers_and_the_reference_give_no_fused_model(cpu):
     parts = make_model_parts(cpu, torch.float32)
     weight = random(NUM_LOGITS, HIDDEN, dtype=torch.float32, seed=22)
     for head in (PrepackedLinear(weight), RowMajorLinear(weight, library=cpu.library)):

@@ -1,4 +1,4 @@
-"""Drawing in C against `sample_reference`, which sorts whole rows and adds up in float64."""
+"""Drawing in C against `sample_reference`, which sorts whole rows and sums in float64."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -43,10 +43,10 @@ def expected_of(logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list
 
 @pytest.mark.parametrize(("num_columns", "num_likely"), [(1, 1), (50, 50), (2500, 40), (2500, 2500), (16_001, 16_001)])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-def test_draws_are_those_of_the_reference(
+def test_drawn_tokens_equal_those_of_the_reference(
     cpu: CpuBackend, dtype: torch.dtype, num_columns: int, num_likely: int, temperature: float
 ) -> None:
-    """What lies beyond the columns is larger than all."""
+    """Values after the last column are larger than all others."""
     logits = torch.cat([make_logits(NUM_ROWS, num_columns, num_likely), torch.full((NUM_ROWS, 5), 99.0)], 1).to(dtype)
     for choice in CHOICES:
         draws = draws_of(NUM_ROWS, temperature, *choice)
@@ -54,7 +54,9 @@ def test_draws_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize("choice", [(0, 1.0, 0.0), (0, 0.5, 0.0), (300, 1.0, 0.0), (300, 0.5, 0.0)], ids=str)
-def test_equal_logits_go_by_ascending_id(cpu: CpuBackend, dtype: torch.dtype, choice: tuple[int, float, float]) -> None:
+def test_equal_logits_are_ordered_by_ascending_id(
+    cpu: CpuBackend, dtype: torch.dtype, choice: tuple[int, float, float]
+) -> None:
     logits = torch.zeros(200, 1000, dtype=dtype)
     logits[::2] *= -1  # minus zero is zero
     draws = draws_of(200, 0.7, *choice)
@@ -68,14 +70,16 @@ def test_equal_logits_go_by_ascending_id(cpu: CpuBackend, dtype: torch.dtype, ch
 def test_tokens_without_probability_are_never_drawn(
     cpu: CpuBackend, dtype: torch.dtype, choice: tuple[int, float, float]
 ) -> None:
-    """Also with numbers close to both ends: 4,000 of them."""
+    """With 4,000 random numbers, so that some are close to either end."""
     logits = torch.full((1, 700), -torch.inf, dtype=dtype)
     logits[:, 100:103] = torch.tensor([1.0, 3.0, 2.0])
     draws = [Draw(0, 1.0, *choice, seed=1, position=position) for position in range(4000)]
     assert set(cpu.draw(logits, 700, draws)) <= {100, 101, 102}
 
 
-def test_huge_and_tiny_temperatures(host: SamplesOnHost, dtype: torch.dtype) -> None:
+def test_a_tiny_temperature_draws_the_best_token_and_a_huge_one_a_valid_token(
+    host: SamplesOnHost, dtype: torch.dtype
+) -> None:
     logits = (torch.randn(2, 500, generator=torch.Generator().manual_seed(0)) * 1000).to(dtype)
     for choice in CHOICES:
         cold, hot = Draw(0, 2e-5, *choice, seed=0, position=0), Draw(1, 1e6, *choice, seed=0, position=0)
@@ -94,7 +98,9 @@ def test_a_row_that_is_not_finite_fails_alone(host: SamplesOnHost, dtype: torch.
     assert host.draw(logits, 300, draws) == [*expected[:2], -1, -1]
 
 
-def test_rows_may_be_strided_and_drawn_from_by_any_number_of_threads(cpu: CpuBackend, dtype: torch.dtype) -> None:
+def test_strided_rows_on_any_number_of_threads_draw_the_tokens_of_the_reference(
+    cpu: CpuBackend, dtype: torch.dtype
+) -> None:
     logits = make_logits(8, 4000, 4000).to(dtype)
     draws = [Draw(row, 0.8, top_k, 0.9, 0.0, row, top_k) for row in (5, 1, 7) for top_k in (0, 20)]
     expected = expected_of(logits[:, 3:], 3900, draws)
@@ -113,11 +119,11 @@ def test_other_dtypes_are_widened(host: SamplesOnHost) -> None:
     assert host.draw(logits, 300, draws) == host.draw(logits.float(), 300, draws)
 
 
-def test_nothing_to_draw(host: SamplesOnHost) -> None:
+def test_no_draws_return_an_empty_list(host: SamplesOnHost) -> None:
     assert host.draw(torch.zeros(2, 5), 5, []) == []
 
 
 @pytest.mark.parametrize(("draw", "message"), [({"row": 2}, "draw.row is 2"), ({"temperature": 1e-6}, "temperature")])
-def test_what_cannot_be_drawn_is_refused(host: SamplesOnHost, draw: dict[str, float], message: str) -> None:
+def test_invalid_draws_are_refused(host: SamplesOnHost, draw: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         host.draw(torch.zeros(2, 5), 5, [draws_of(1, 1.0, 0, 1.0, 0.0)[0]._replace(**draw)])

@@ -1,4 +1,4 @@
-"""Editing and choosing in C against `sample_reference`, which edits and sorts whole rows."""
+"""Editing logits and choosing tokens in C against `sample_reference`, which edits and sorts whole rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ NUM_COLUMNS = 2501
 
 @dataclass
 class Row:
-    """Of a batch: what changes its logits, its prompt's and output's tokens, and how it is drawn."""
+    """One row of a batch: the edits of its logits, its prompt and output tokens, and how its token is drawn."""
 
     edits: RowEdits
     prompt: Sequence[int] = ()
@@ -28,7 +28,7 @@ class Row:
     counted: CountedTokens | None = field(init=False)
 
     def __post_init__(self) -> None:
-        distinct = np.array(list(dict.fromkeys([*self.prompt, *self.outputs, 9999])), np.int64)  # one is outside
+        distinct = np.array(list(dict.fromkeys([*self.prompt, *self.outputs, 9999])), np.int64)  # 9999 is outside
         counts = np.array([list(self.outputs).count(token_id) for token_id in distinct], np.float32)
         has_penalties = self.edits.count_row >= 0
         self.counted = CountedTokens(distinct, counts, len(distinct)) if has_penalties else None
@@ -75,10 +75,10 @@ def expected_of(logits: Tensor, rows: Sequence[Row]) -> list[int]:
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @pytest.mark.parametrize("num_likely", [40, NUM_COLUMNS])
-def test_tokens_are_those_of_the_reference(
+def test_chosen_tokens_equal_those_of_the_reference(
     cpu: CpuBackend, dtype: torch.dtype, num_likely: int, choice: tuple[float, int, float, float]
 ) -> None:
-    """What lies beyond the columns is larger than all."""
+    """Values after the last column are larger than all others."""
     rows = [Row(row.edits, row.prompt, row.outputs, choice) for row in ROWS for _ in range(3)]
     logits = make_logits(len(rows), NUM_COLUMNS, num_likely)
     logits = torch.cat([logits, torch.full((len(rows), 6), 99.0)], 1).to(dtype)
@@ -93,14 +93,14 @@ def test_tokens_are_those_of_the_reference(
 
 @pytest.mark.parametrize("index", range(len(ROWS)))
 def test_every_kind_of_edit_changes_a_token(cpu: CpuBackend, index: int) -> None:
-    """So that the test above would fail without it."""
+    """Ensures that the test above fails if an edit is ignored."""
     logits = make_logits(64, NUM_COLUMNS, 40)
     edited = [ROWS[index].draw(row) for row in range(64)]
     assert cpu.draw_edited(logits, NUM_COLUMNS, edited) != cpu.argmax(logits, NUM_COLUMNS)[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_that_are_not_finite_or_allow_no_token_there_is_are_told(
+def test_rows_that_are_not_finite_or_allow_no_existing_token_are_flagged(
     host: SamplesOnHost, dtype: torch.dtype, temperature: float
 ) -> None:
     logits = make_logits(4, NUM_COLUMNS, 40, dtype)
@@ -114,10 +114,10 @@ def test_rows_that_are_not_finite_or_allow_no_token_there_is_are_told(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_its_edits_leave_nothing_of_gets_its_best_allowed_token(
+def test_a_row_whose_edits_exclude_every_token_gets_its_best_allowed_token(
     host: SamplesOnHost, dtype: torch.dtype, temperature: float
 ) -> None:
-    """Bans or not, the lowest of equals; biases do not count."""
+    """Banned or not; the lowest id of equal logits. Biases do not count."""
     logits = make_logits(4, NUM_COLUMNS, 40)
     logits[1, [2000, 40, 70]] = torch.tensor([3.0, 9.0, 9.0])
     logits[2, [40, 70]] = torch.tensor([0.0, -0.0])

@@ -1,6 +1,6 @@
-"""The engine with a KV cache of float8, on Triton's kernels, against the same cache in plain torch.
+"""The engine with a float8 KV cache on Triton's kernels, against the same cache in plain torch.
 
-Without a GPU its place is taken by the CPU, where Triton's kernels are interpreted.
+Without a GPU, the CPU takes its place and Triton's kernels are interpreted.
 """
 
 import random
@@ -20,7 +20,7 @@ from tests.support.tiny_models import save_model, shallow_model
 pytestmark = [
     *([pytest.mark.gpu] if torch.cuda.is_available() else []),
     pytest.mark.usefixtures("unchecked_models"),
-    # What attention leaves in a graph's padded rows is undefined; numpy, which interprets, tells of what comes of it.
+    # Attention leaves a graph's padded rows undefined; numpy, which interprets, warns about operations on them.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning"),
 ]
 
@@ -33,16 +33,16 @@ SETTINGS = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32
 
 @pytest.fixture
 def gpu(triton_device: str, kv_float8: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The device of engines with such a cache, be it real or the stand-in."""
+    """The device of engines with a float8 cache: a GPU or its stand-in."""
     if triton_device == "cpu":
         monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
     return triton_device
 
 
 def logprobs_of(folder: Path, device: str, **overrides: object) -> dict[str, torch.Tensor]:
-    """Of each request's greedy tokens: [tokens, VOCAB_SIZE].
+    """Log-probabilities at each request's greedy tokens: [tokens, VOCAB_SIZE].
 
-    Two requests at once, the longer prompt in chunks, and then that prompt again, from the prefix cache.
+    Runs two requests at once, the longer prompt in chunks, then that prompt again, from the prefix cache.
     """
     engine = make_engine(folder / "model", device=device, **SETTINGS | overrides)
     expected_dtype = "float8_e4m3fn" if overrides.get("kv_cache_dtype") == "fp8" else "float32"
@@ -69,18 +69,18 @@ def _rows(logprobs: Sequence[TokenLogprob]) -> torch.Tensor:
 
 
 def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], num_tokens: int) -> float:
-    """The largest, over the first tokens of all requests."""
+    """The largest difference over the first tokens of all requests."""
     assert found.keys() == expected.keys() == {"base", "adapter", "again"}
     return max(float((found[name][:num_tokens] - expected[name][:num_tokens]).abs().max()) for name in found)
 
 
 @pytest.mark.parametrize(("family", "enforce_eager"), [("llama", False), ("gemma2", True)])
-def test_gives_what_the_same_cache_gives_in_plain_torch(
+def test_triton_matches_plain_torch_with_the_same_float8_cache(
     gpu: str, tmp_path: Path, family: str, enforce_eager: bool
 ) -> None:
-    """llama: its decode steps replayed. gemma2: a sliding window and a softcap.
+    """llama replays its decode steps; gemma2 has a sliding window and a softcap.
 
-    A key between two values of e4m3 may be rounded to either after another order of additions: hence 1e-3.
+    A key between two e4m3 values may be rounded to either after additions in another order: hence 1e-3.
     """
     model = shallow_model(family)
     save_model(model, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Weights as checkpoints have them in four bits: made whole, and refused where they are none."""
+"""Four-bit weights as checkpoints store them: dequantized, multiplied, and refused if invalid."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def scales_of(num_outputs: int, num_groups: int) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", STORED)
 @pytest.mark.parametrize("shape", [(1, 128), (7, 384), (40, 1152)], ids=str)
-def test_whole_it_is_multiples_times_scales(
+def test_a_dequantized_weight_is_its_multiples_times_its_scales(
     any_library: CpuLibrary, shape: tuple[int, int], form: Quantization, dtype: torch.dtype
 ) -> None:
     weight = make_four_bits(form, shape)
@@ -43,7 +43,7 @@ def test_whole_it_is_multiples_times_scales(
 
 
 @pytest.mark.parametrize("form", STORED)
-def test_pieces_are_made_whole_as_all_of_it(monkeypatch: pytest.MonkeyPatch, form: Quantization) -> None:
+def test_dequantizing_in_pieces_gives_the_same_weight(monkeypatch: pytest.MonkeyPatch, form: Quantization) -> None:
     weight = make_four_bits(form, (30, 256))
     whole = dequantize_weight(weight, torch.empty(30, 256))
     monkeypatch.setattr("loraserve_kernels.four_bit_weight._PIECE", 1000)
@@ -52,7 +52,9 @@ def test_pieces_are_made_whole_as_all_of_it(monkeypatch: pytest.MonkeyPatch, for
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", STORED)
-def test_a_linear_is_that_of_the_whole_weight(cpu_library: CpuLibrary, form: Quantization, dtype: torch.dtype) -> None:
+def test_a_linear_multiplies_by_the_dequantized_weight(
+    cpu_library: CpuLibrary, form: Quantization, dtype: torch.dtype
+) -> None:
     weight = make_four_bits(form, (50, 128), 2**-20)
     bias = torch.randn(50, generator=torch.Generator().manual_seed(1)).to(dtype)
     x = torch.randn(2, 5, 128, generator=torch.Generator().manual_seed(2)).to(dtype)
@@ -67,7 +69,7 @@ def test_a_linear_is_that_of_the_whole_weight(cpu_library: CpuLibrary, form: Qua
 
 
 @pytest.mark.parametrize("form", STORED)
-def test_joined_are_the_outputs_of_all(form: Quantization) -> None:
+def test_a_joined_weight_has_the_outputs_of_all_parts(form: Quantization) -> None:
     weights = [make_four_bits(form, (num_outputs, 128)) for num_outputs in (3, 5, 1)]
     wholes = [dequantize_weight(weight, torch.empty(weight.shape)) for weight in weights]
     assert torch.equal(dequantize_weight(joined(weights), torch.empty(9, 128)), torch.cat(wholes))
@@ -75,7 +77,7 @@ def test_joined_are_the_outputs_of_all(form: Quantization) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", STORED)
-def test_groups_may_be_of_inputs_all_over(
+def test_groups_of_scattered_inputs_are_dequantized_and_multiplied(
     cpu_library: CpuLibrary, monkeypatch: pytest.MonkeyPatch, form: Quantization, dtype: torch.dtype
 ) -> None:
     weight = make_four_bits(form, (40, 384), 2**-20)
@@ -93,10 +95,10 @@ def test_groups_may_be_of_inputs_all_over(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", STORED)
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 50])
-def test_rows_come_to_a_linear_in_the_order_of_its_columns(
+def test_a_linear_with_reordered_inputs_matches_one_in_order_bit_for_bit(
     any_library: CpuLibrary, monkeypatch: pytest.MonkeyPatch, num_rows: int, form: Quantization, dtype: torch.dtype
 ) -> None:
-    """And else it is computed as any other, also on several threads, to the same bits."""
+    """Only the order of the inputs differs, also on several threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     weight = make_four_bits(form, (300, 384))
     other = in_other_order(weight)
@@ -109,7 +111,7 @@ def test_rows_come_to_a_linear_in_the_order_of_its_columns(
     assert torch.equal(linear.rows(places)[:, other.order], in_order.rows(places))
 
 
-def test_what_is_joined_has_one_order() -> None:
+def test_only_weights_with_the_same_order_can_be_joined() -> None:
     weight = make_four_bits(UINT4, (2, 64))
     other = in_other_order(weight)
     both = joined([other, replace(other, codes=other.codes.clone())])
@@ -127,13 +129,13 @@ def test_what_is_joined_has_one_order() -> None:
     [torch.arange(64), torch.arange(63).int(), torch.arange(1, 65).int(), torch.zeros(64).int()],
     ids=["int64", "short", "beyond", "once"],
 )
-def test_an_order_that_is_none_is_refused(order: Tensor) -> None:
+def test_an_invalid_order_is_refused(order: Tensor) -> None:
     with pytest.raises(ValueError, match=r"^order is"):
         replace(make_four_bits(UINT4, (2, 64)), order=order)
 
 
-def test_scales_below_the_normal_range_are_zero() -> None:
-    """Which CPUs may take for zero, or not."""
+def test_subnormal_scales_become_zero() -> None:
+    """CPUs may or may not treat them as zero."""
     tiny = torch.finfo(torch.bfloat16).tiny
     found = to_scales(torch.tensor([tiny, -tiny, tiny / 2, -tiny / 2, 0.3]))
     assert found.tolist() == [tiny, -tiny, 0, 0, torch.tensor(0.3).bfloat16().item()]
@@ -155,7 +157,7 @@ def test_scales_below_the_normal_range_are_zero() -> None:
         (UINT4, codes_of(2, 96), scales_of(2, 3), torch.zeros(2, 4, dtype=torch.uint8), "zeros"),
     ],
 )
-def test_what_is_none_is_refused(
+def test_an_invalid_part_of_a_weight_is_refused_by_name(
     form: Quantization, codes: Tensor, scales: Tensor, zeros: Tensor | None, name: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{name} is"):
@@ -163,13 +165,13 @@ def test_what_is_none_is_refused(
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(49), torch.zeros(50, 1), torch.zeros(50).bfloat16()])
-def test_a_bias_of_another_kind_is_refused(cpu_library: CpuLibrary, bias: Tensor) -> None:
+def test_a_bias_of_another_shape_or_dtype_is_refused(cpu_library: CpuLibrary, bias: Tensor) -> None:
     with pytest.raises(ValueError, match=r"^bias is"):
         CpuBackend(cpu_library).four_bit_linear(make_four_bits(NF4, (50, 96)), bias, torch.float32)
 
 
 @pytest.mark.parametrize("out", [torch.empty(2, 95), torch.empty(96, 2).T])
-def test_it_is_made_whole_into_nothing_else(cpu_library: CpuLibrary, out: Tensor) -> None:
+def test_dequantizing_into_a_tensor_of_another_shape_or_stride_is_refused(cpu_library: CpuLibrary, out: Tensor) -> None:
     backends: list[Backend] = [ReferenceBackend(), CpuBackend(cpu_library)]
     for backend in backends:
         with pytest.raises(ValueError, match=r"^out is"):

@@ -1,6 +1,6 @@
-"""The GPU's benchmarks from their first line to the table of goals, as on a GPU but small and interpreted.
+"""The GPU benchmarks from their first line to the table of goals, as on a GPU but small and interpreted.
 
-Whether they run, not what they measure: a CPU stands in for the GPU, and a replay makes a graph's launches again.
+Tests that they run, not their measurements: a CPU stands in for the GPU, and a replay repeats a graph's launches.
 """
 
 import importlib
@@ -33,7 +33,7 @@ from tests.support.interpreted_float8 import convert_as_a_gpu
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the benchmarks themselves"),
-    # What attention leaves in a graph's padded rows is undefined; numpy, which interprets, tells of what comes of it.
+    # Attention leaves a graph's padded rows undefined; numpy, which interprets, warns about operations on them.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning"),
 ]
 
@@ -73,7 +73,7 @@ NOT_HERE = {"GPU waits for the host in a step", "decode attention / bandwidth"}
 
 
 OWN_PATHS = {"prefill", "rows", "float", "write", "rotate", "add", "heads", "greedy", "penalties", "top_k", "top_p"}
-"""Words of a benchmark's case."""
+"""Words in the names of benchmark cases that take a code path of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def steps(results: Results, arm: Arm) -> set[tuple[int, int, str]]:
 
 
 @pytest.mark.slow
-def test_the_engine_is_measured_and_its_file_gives_the_goals(gpu: HostAccelerator, tmp_path: Path) -> None:
+def test_the_engine_benchmark_runs_and_its_results_file_gives_the_goals(gpu: HostAccelerator, tmp_path: Path) -> None:
     keep(measure(CONFIG, WORK, tmp_path / "model", "cuda", time.monotonic() + 600), tmp_path / "engine")
     outcomes = {"engine": Outcome("engine", 0, 1.0, "", json.loads((tmp_path / "engine").read_text()))}
     assert gpu.num_recordings == 6 + 3, "graphs for 1, 2 and 16 rows, with LoRA also for the base model alone"
@@ -121,7 +121,7 @@ def run_once(calls: Sequence[timing.Call]) -> timing.Times:
 
 
 def smallest_of_each_arm(cases: Iterable[Case]) -> list[Case]:
-    """And of what takes a path of its own, which shows in the names; LoRA's linears differ in nothing but size."""
+    """Also of each code path of its own, which the name shows; LoRA's linears differ only in size."""
     found: dict[object, Case] = {}
     for case in sorted(cases, key=lambda case: case.size_bytes):
         words = {word.rstrip("0123456789") for word in re.split("[ ,]+", case.name)}
@@ -145,7 +145,7 @@ def shorten_contexts(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", gpu_suite.KERNEL_BUDGETS_S)
-def test_every_arm_of_a_kernels_benchmark_runs(
+def test_every_arm_of_a_kernel_benchmark_runs(
     name: str, gpu: HostAccelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ceilings = timing.Ceilings(3e12, 4e12, 8e14, 2.0)

@@ -1,4 +1,4 @@
-"""Caches of float8, in every backend: what is written to them, and attention over what they hold."""
+"""Float8 caches in every backend: the values written to them, and attention over these values."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ NAN_BITS = 0x7F
 
 
 def nearest(x: Tensor) -> Tensor:
-    """By trying every finite value of e4m3: of two that are as near, the one with an even mantissa. In float64."""
+    """The nearest finite e4m3 values, found by trying all; of two as near, the one with an even mantissa. float64."""
     codes = torch.arange(256, dtype=torch.uint8, device=x.device)
     values = codes.view(KV_FLOAT8).double()
     codes, values = codes[values.isfinite()], values[values.isfinite()]
@@ -48,7 +48,7 @@ def test_writes_the_nearest_values_and_nothing_else(backend, device, dtype, kv_f
         assert found[unused].isnan().all()
 
 
-def test_what_is_not_finite_is_found_again_as_nan(backend, device, kv_float8):
+def test_values_that_are_not_finite_are_stored_as_nan(backend, device, kv_float8):
     inputs = make_kv_write_inputs(5, 2, 16, device=device, kv_dtype=kv_float8)
     broken = torch.zeros(inputs.k.shape, dtype=torch.bool, device=device)
     for row, value in enumerate((float("nan"), float("inf"), float("-inf"))):
@@ -60,7 +60,7 @@ def test_what_is_not_finite_is_found_again_as_nan(backend, device, kv_float8):
 
 
 def wrong_by(found: Tensor, exact: Tensor) -> float:
-    """How much farther from the exact value, relative to it, what was found is than the nearest value of e4m3."""
+    """The largest error beyond that of the nearest e4m3 value, relative to the exact value."""
     excess = (found - exact).abs() - (nearest(exact) - exact).abs()
     return float((excess / exact.abs().clamp(min=0.1)).max())
 
@@ -89,7 +89,7 @@ def attend(backend, inputs: AttentionInputs, **options) -> Tensor:
 
 
 def expected(inputs: AttentionInputs, **options) -> Tensor:
-    """In float64 over what the caches hold."""
+    """Attention in float64 over the values in the caches."""
     caches = inputs.k_cache.double(), inputs.v_cache.double()
     return paged_attention_reference(inputs.q.double(), *caches, inputs.batch, **options)
 
@@ -107,7 +107,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("few_rows", [0, 256], ids=["prefilled", "appended"])
 @pytest.mark.parametrize(("contexts", "rows", "heads", "kv_heads", "head_dim", "block_size", "options"), SHAPES)
-def test_attends_to_what_the_caches_hold(
+def test_attends_to_the_values_in_the_caches(
     backend,
     device,
     dtype,
@@ -131,7 +131,7 @@ def test_attends_to_what_the_caches_hold(
     assert_close(attend(backend, inputs, **options), expected(inputs, **options))
 
 
-def test_the_tolerance_tells_such_a_cache_from_an_exact_one(backend, device, dtype, assert_close, kv_float8):
+def test_the_tolerance_distinguishes_a_float8_cache_from_an_exact_one(backend, device, dtype, assert_close, kv_float8):
     inputs = make_attention_inputs([40], [4], 2, 1, 16, dtype=dtype, device=device, kv_dtype=kv_float8)
     exact = make_attention_inputs([40], [4], 2, 1, 16, dtype=dtype, device=device)
     assert torch.equal(inputs.q, exact.q)
@@ -140,7 +140,7 @@ def test_the_tolerance_tells_such_a_cache_from_an_exact_one(backend, device, dty
 
 
 @pytest.mark.parametrize("which", ["k_cache", "v_cache"])
-def test_a_nan_in_the_context_reaches_its_sequence_and_no_other(backend, device, kv_float8, which):
+def test_a_nan_in_a_context_affects_only_its_own_sequence(backend, device, kv_float8, which):
     inputs = make_attention_inputs([20, 33], [1, 1], 2, 2, 16, device=device, kv_dtype=kv_float8)
     assert not attend(backend, inputs, scaling=0.25).isnan().any()
     block = int(inputs.batch.block_table[1, 1])
@@ -151,7 +151,7 @@ def test_a_nan_in_the_context_reaches_its_sequence_and_no_other(backend, device,
     assert not found[whole].isnan().any()
 
 
-def test_a_cache_of_another_dtype_than_the_rows_is_still_refused(backend, device):
+def test_a_cache_of_any_other_dtype_than_the_rows_is_still_refused(backend, device):
     inputs = make_attention_inputs([5], [2], 4, 2, 16, device=device, kv_dtype=torch.float8_e5m2)
     with pytest.raises(ValueError, match=r"q.dtype is torch.float32, expected torch.float8_e5m2, as the caches"):
         attend(backend, inputs, scaling=0.25)
@@ -160,7 +160,7 @@ def test_a_cache_of_another_dtype_than_the_rows_is_still_refused(backend, device
         write(backend, kv)
 
 
-def test_all_codes_survive_being_read_and_kept_again():
+def test_all_codes_survive_being_read_and_written_again():
     codes = torch.arange(256, dtype=torch.uint8)
     again = to_kv_float8(codes.view(KV_FLOAT8).float()).view(torch.uint8)
     assert torch.equal(again[codes.view(KV_FLOAT8).float().isfinite()], codes[codes % 128 != NAN_BITS])

@@ -48,7 +48,7 @@ def test_c_refuses_a_slot_outside_the_cache_and_writes_nothing(cpu_library, slot
     assert inputs.k_cache.isnan().all()
 
 
-def test_triton_passes_over_the_padding_of_a_captured_graph(triton_device):
+def test_triton_skips_the_padding_of_a_captured_graph(triton_device):
     from loraserve_kernels.triton_ops.kv_write import kv_write
 
     inputs = make_kv_write_inputs(5, 2, 16, device=triton_device)

@@ -1,4 +1,4 @@
-"""Rows of a weight, as each kind of linear has it: what an embedding reads, and rows of tokens are compared with."""
+"""Rows of the weight of each kind of linear: embeddings read them, and trained token rows are compared with them."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def multiplied(linear: Linear, dtype: torch.dtype, device: str) -> Tensor:
-    """The weight, found with products of ones and zeros: [NUM_OUTPUTS, DEPTH]."""
+    """The weight, recovered as a product with the unit matrix: [NUM_OUTPUTS, DEPTH]."""
     return linear(torch.eye(DEPTH, dtype=dtype, device=device)).T
 
 
@@ -26,7 +26,7 @@ def multiplied(linear: Linear, dtype: torch.dtype, device: str) -> Tensor:
     [(True, None), (False, None), (False, Quantization.INT8), (False, Quantization.INT4)],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_they_are_what_is_multiplied(
+def test_rows_are_those_of_the_multiplied_weight(
     backend: Backend, device: str, dtype: torch.dtype, keep_weight: bool, quantization: Quantization | None
 ) -> None:
     weight = torch.randn(NUM_OUTPUTS, DEPTH, dtype=dtype, device=device)
@@ -40,7 +40,7 @@ def test_they_are_what_is_multiplied(
 @pytest.mark.parametrize("is_reordered", [False, True])
 @pytest.mark.parametrize("form", MULTIPLES)
 @pytest.mark.parametrize("has_library", [False, True])
-def test_they_are_what_is_multiplied_of_a_weight_in_four_bits(
+def test_rows_of_a_four_bit_weight_are_those_of_the_multiplied_weight(
     cpu: CpuBackend, has_library: bool, form: Quantization, is_reordered: bool
 ) -> None:
     backend = cpu if has_library else ReferenceBackend()

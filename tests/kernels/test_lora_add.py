@@ -18,7 +18,7 @@ BASE = -1
 
 
 def expected_y(inputs: LoraInputs) -> Tensor:
-    """y + scaling (x Aᵀ) B, with DoRA times the factors plus the shifts, in float64, row by row."""
+    """In float64, row by row: y + scaling (x Aᵀ) B; with DoRA, that times the factors plus the shifts."""
     y, x, table, group = inputs.y.double(), inputs.x.double(), inputs.table, inputs.group
     lengths = inputs.segments.start.diff().tolist()
     row_slots = [s for s, n in zip(inputs.segments.adapter_slot.tolist(), lengths, strict=True) for _ in range(n)]
@@ -80,7 +80,7 @@ DORA_CASES = [
 
 
 @pytest.mark.parametrize(("rows", "slots", "ranks", "in_features", "out_features", "dora"), DORA_CASES)
-def test_dora_scales_the_sum_of_y_and_the_product_and_shifts_it(
+def test_dora_scales_and_shifts_the_sum_of_y_and_the_product(
     backend, device, dtype, assert_close, rows, slots, ranks, in_features, out_features, dora
 ):
     inputs = make_lora_inputs(rows, slots, ranks, in_features, out_features, dtype, device, dora=dora)
@@ -89,7 +89,7 @@ def test_dora_scales_the_sum_of_y_and_the_product_and_shifts_it(
 
 
 @pytest.mark.parametrize(("rows", "slots", "ranks", "in_features", "out_features", "dora"), DORA_CASES)
-def test_rows_and_members_without_dora_keep_their_bits_beside_it(
+def test_dora_does_not_change_the_bits_of_rows_and_members_without_it(
     backend, device, dtype, rows, slots, ranks, in_features, out_features, dora
 ):
     without, beside = (
@@ -107,7 +107,7 @@ def test_rows_and_members_without_dora_keep_their_bits_beside_it(
 
 @pytest.mark.parametrize("popularity", POPULARITIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_any_popularity_of_adapters(backend, device, dtype, assert_close, popularity):
+def test_adds_the_products_for_any_popularity_of_adapters(backend, device, dtype, assert_close, popularity):
     rows, slots = make_popularity(popularity, num_rows=24, num_slots=16)
     ranks = [(1 + 7 * slot % 40, slot % 3 * 8) for slot in range(16)]
     inputs = make_lora_inputs(rows, slots, ranks, 96, (64, 80), dtype, device)
@@ -115,7 +115,7 @@ def test_any_popularity_of_adapters(backend, device, dtype, assert_close, popula
     assert_close(run(backend, inputs), expected)
 
 
-def test_base_rows_and_absent_members_and_neighbours_keep_their_bits(backend, device, dtype):
+def test_base_rows_absent_members_and_neighboring_columns_keep_their_bits(backend, device, dtype):
     inputs = make_lora_inputs([3, 2, 4], [BASE, 0, 1], [(8, 0), (0, 8)], 64, (48, 40), dtype, device)
     inputs.y[0, :2] = torch.tensor([float("nan"), -0.0])
     storage = inputs.y._base
@@ -129,7 +129,7 @@ def test_base_rows_and_absent_members_and_neighbours_keep_their_bits(backend, de
     assert not torch.equal(storage[touched], before[touched])
 
 
-def test_all_base_changes_nothing(backend, device):
+def test_a_batch_of_only_base_rows_is_not_changed(backend, device):
     inputs = make_lora_inputs([4], [BASE], [(8,)], 32, (16,), device=device)
     before = inputs.y.clone()
     assert not inputs.segments.has_adapter
@@ -152,7 +152,7 @@ def test_a_rows_bits_do_not_depend_on_its_batch(any_library, dora):
         together = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype, dora=dora)
         alone = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype, dora=dora)
         run(backend, together)
-        rows = tuple(range(131))  # fused multiply-adds and others differ in a few of them
+        rows = tuple(range(131))  # all, because fused and separate multiply-adds differ in only a few
         for row in rows:
             segments = dataclasses.replace(alone.segments, start=torch.tensor([0, 1], dtype=torch.int32))
             one = dataclasses.replace(alone, x=alone.x[row : row + 1], y=alone.y[row : row + 1], segments=segments)
@@ -171,7 +171,7 @@ def test_adds_the_biases_of_members_that_have_one(backend, device, dtype, assert
     table.arena = torch.cat([table.arena, bias])
     expected = expected_y(inputs)
     expected[2:5, 16:] += bias.double() * float(table.scaling[0, 3])
-    # Two roundings where the bias is added by itself.
+    # Two roundings if the bias is added separately.
     found = run(backend, inputs)
     assert_close(found[:, :16], expected[:, :16])
     torch.testing.assert_close(found.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=5e-3)
@@ -233,8 +233,8 @@ def test_refuses_an_adapter_outside_the_arena(backend):
         pytest.param(torch.bfloat16, lambda offset: offset + 1, id="not-at-4-bytes"),
     ],
 )
-def test_refuses_a_magnitude_outside_the_arena_or_between_two_floats(backend, dtype, wrong):
-    """Of the second adapter; in C before anything of the first is added."""
+def test_refuses_a_magnitude_outside_the_arena_or_not_aligned_to_a_float(backend, dtype, wrong):
+    """The second adapter's is wrong; C refuses it before it adds anything of the first."""
     inputs = make_lora_inputs([3, 1], [0, 1], [(4, 4)] * 2, 32, (16, 24), dtype, dora=[(1, 1)])
     offset, before = inputs.table.offset_magnitude[1, 3], inputs.y.clone()
     end = int(offset) + 2 * 24 * 4 // dtype.itemsize
@@ -260,7 +260,7 @@ def test_refuses_a_negative_rank(cpu):
         run(cpu, inputs)
 
 
-def test_the_slot_of_no_rows_is_not_read(cpu):
+def test_the_slot_of_an_empty_segment_is_not_read(cpu):
     inputs = make_lora_inputs([3], [0], [(4,)], 32, (16,))
     expected = expected_y(inputs)
     start, slot = torch.tensor([0, 0, 3], dtype=torch.int32), torch.tensor([10**8, 0], dtype=torch.int32)
@@ -278,7 +278,7 @@ def test_reads_table_rows_changed_between_steps(backend, device, assert_close):
     assert_close(run(backend, inputs), expected)
 
 
-def test_magnitudes_that_a_table_gets_later_are_seen(backend, device, assert_close):
+def test_magnitudes_added_to_a_table_later_are_used(backend, device, assert_close):
     inputs = make_lora_inputs([3], [0], [(4,)], 32, (16,), device=device, dora=[(0, 0)])
     right = inputs.table.offset_magnitude
     for offsets in (right[:0], right, torch.full_like(right, -1), right.clone()):
@@ -288,7 +288,7 @@ def test_magnitudes_that_a_table_gets_later_are_seen(backend, device, assert_clo
 
 
 @pytest.mark.parametrize("name", ["offset_b", "offset_magnitude"])
-def test_a_wrong_table_is_refused_after_a_right_one_and_a_right_one_is_checked_once(triton_device, monkeypatch, name):
+def test_a_valid_table_is_checked_once_and_an_invalid_one_is_refused_after_it(triton_device, monkeypatch, name):
     from loraserve_kernels import triton_backend
 
     checked = []

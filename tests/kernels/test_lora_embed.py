@@ -39,7 +39,7 @@ def make_token_ids(lora: LoraInputs) -> torch.Tensor:
         pytest.param([0], [0], [3], 9, 16, id="no-rows"),
     ],
 )
-def test_adds_each_rows_own_product(
+def test_adds_the_product_of_each_rows_token_and_adapter(
     backend, device, dtype, assert_close, rows, slots, ranks, num_embeddings, hidden_size
 ):
     slot_ranks = [(rank,) for rank in ranks]
@@ -66,7 +66,7 @@ def test_the_tolerance_catches_another_token_and_a_missing_scale(backend, device
             assert_close(lora.y, wrong)
 
 
-def test_refuses_ids_that_are_not_the_rows(backend, device):
+def test_refuses_token_ids_of_another_length_or_dtype(backend, device):
     lora = make_lora_inputs([3], [0], [(2,)], 8, (16,), device=device)
     token_ids = make_token_ids(lora)
     for wrong, message in ((token_ids[:-1], "token_ids is"), (token_ids.int(), "token_ids")):
@@ -75,7 +75,7 @@ def test_refuses_ids_that_are_not_the_rows(backend, device):
 
 
 @pytest.mark.parametrize("token_id", [-1, 40, 1 << 40])
-def test_a_token_outside_the_table_changes_nothing(cpu, token_id):
+def test_a_token_outside_the_embedding_changes_nothing(cpu, token_id):
     lora = make_lora_inputs([5, 4], [0, 1], [(8,), (3,)], 40, (64,), torch.float32, "cpu")
     token_ids, untouched = make_token_ids(lora), lora.y.clone()
     token_ids[7] = token_id

@@ -23,7 +23,7 @@ BASE = -1
 class ExpandInputs:
     lora: LoraInputs
     hidden: Tensor
-    """NaN wherever the op must not look."""
+    """NaN wherever the op must not read."""
     tiles: Tensor
     expected: Tensor
     """float64: y after the op."""
@@ -36,7 +36,7 @@ class ExpandInputs:
 
 
 def with_biases(table: AdapterTable, slot: int, member: int, size: int) -> AdapterTable:
-    """With a random bias of one member of one adapter."""
+    """The table with a random bias for one member of one adapter."""
     offset_bias = torch.full_like(table.offset_b, -1) if not table.offset_bias.numel() else table.offset_bias.clone()
     offset_bias[slot, member] = table.arena.numel()
     bias = torch.randn(size, generator=torch.Generator().manual_seed(9)).to(table.arena)
@@ -97,7 +97,7 @@ def test_adds_the_scaled_product_of_the_summed_planes(
 
 
 @pytest.mark.parametrize("popularity", POPULARITIES)
-def test_any_popularity_of_adapters(triton_device, assert_close, popularity):
+def test_adds_the_products_for_any_popularity_of_adapters(triton_device, assert_close, popularity):
     rows, slots = make_popularity(popularity, num_rows=24, num_slots=16)
     ranks = [(1 + 7 * slot % 40, slot % 3 * 8) for slot in range(16)]
     inputs = make_inputs(make_lora_inputs(rows, slots, ranks, 8, (64, 80), device=triton_device))
@@ -107,10 +107,10 @@ def test_any_popularity_of_adapters(triton_device, assert_close, popularity):
 @pytest.mark.parametrize(
     ("rows", "num_unused"), [([1, 5, 2, 1, 1, 1], 1), ([1, 17, 2, 1, 1, 110], 7)], ids=["few rows", "more rows"]
 )
-def test_a_program_takes_several_tiles(triton_device, assert_close, monkeypatch, rows, num_unused):
+def test_a_program_processes_several_tiles(triton_device, assert_close, monkeypatch, rows, num_unused):
     from loraserve_kernels.triton_ops import lora_expand, lora_expand_rows
 
-    # Three programs for a block of columns, which has float32's 64 columns or 256.
+    # Three programs per block of columns: 64 columns in `lora_expand_rows` for float32, 256 in `lora_expand`.
     monkeypatch.setattr(lora_expand_rows, "PROGRAMS", 3 * 6)
     monkeypatch.setattr(lora_expand, "DECODE_PROGRAMS", 3 * 3)
     slots = [0, 1, 2, 3, 4, BASE]
@@ -121,7 +121,7 @@ def test_a_program_takes_several_tiles(triton_device, assert_close, monkeypatch,
 
 
 def test_a_program_ends_at_its_first_unused_tile(triton_device, assert_close, monkeypatch):
-    """A graph has a tile for each row: with 512 rows of one adapter, 480 of 512 are unused."""
+    """A graph has a tile for each row: with 512 rows of one adapter, 480 of the 512 tiles are unused."""
     from loraserve_kernels.triton_ops import lora_expand_rows
 
     monkeypatch.setattr(lora_expand_rows, "PROGRAMS", 1)
@@ -134,7 +134,7 @@ def test_a_program_ends_at_its_first_unused_tile(triton_device, assert_close, mo
 
 
 @pytest.mark.parametrize("num_rows", [1, 64, 257, 320, 512])
-def test_a_graphs_launch_starts_few_programs_however_many_tiles_it_has_room_for(triton_device, launches, num_rows):
+def test_a_graphs_launch_starts_few_programs_whatever_its_tile_capacity(triton_device, launches, num_rows):
     from loraserve_kernels.triton_ops import lora_expand, lora_expand_rows
 
     make_inputs(make_lora_inputs([1] * num_rows, [0] * num_rows, [(1,)] * 2, 8, (28672,), device=triton_device)).run()
@@ -151,7 +151,7 @@ def test_adds_the_scaled_biases_of_members_that_have_one(triton_device, dtype, a
 
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 5, 64, 65, 200, 600])
 def test_scales_and_shifts_the_columns_of_members_with_dora(triton_device, dtype, assert_close, num_rows):
-    """Beside members without it, of the same adapter and of others."""
+    """Beside members without DoRA, of the same adapter and of another."""
     rows, slots, ranks = [num_rows, 2, 1], [0, BASE, 1], [(7, 20, 3), (5, 0, 33)]
     dora = [(0, 0), (0, 2), (1, 2)]
     inputs = make_inputs(make_lora_inputs(rows, slots, ranks, 8, (70, 9, 300), dtype, triton_device, dora=dora))
@@ -189,7 +189,7 @@ def test_the_tolerance_catches_a_lost_plane(triton_device, dtype, assert_close):
         assert_close(inputs.run(), inputs.expected)
 
 
-def test_the_same_bits_in_every_run(triton_device, dtype):
+def test_two_runs_give_the_same_bits(triton_device, dtype):
     results = [
         make_inputs(make_lora_inputs([3], [0], [(40,)], 8, (70,), dtype, triton_device), 8).run() for _ in range(2)
     ]

@@ -15,11 +15,11 @@ from torch import Tensor
 BASE = -1
 NUM_EXPERTS, TOP_K = 5, 2
 ROWS, SLOTS, RANKS = [3, 1, 0, 4, 2], [BASE, 0, 1, 2, 3], [3, 7, 8, 0]
-"""Tokens of each segment, its adapter, and the rank of each adapter, the last of which has none for experts."""
+"""Tokens of each segment, its adapter slot, and each adapter's rank; the last adapter has none for experts."""
 
 
 def make_inputs(dtype: torch.dtype, device: str, in_features: int = 24, out_features: int = 40) -> LoraInputs:
-    """As of a group of one member; each adapter's matrices are those of all experts."""
+    """Inputs for a group of one member; each adapter's matrices contain those of all experts."""
     ranks = [(rank * NUM_EXPERTS,) for rank in RANKS]
     inputs = make_lora_inputs(ROWS, SLOTS, ranks, in_features, (out_features,), dtype, device)
     inputs.table.lora_rank[:, inputs.group.member_start] //= NUM_EXPERTS
@@ -27,7 +27,7 @@ def make_inputs(dtype: torch.dtype, device: str, in_features: int = 24, out_feat
 
 
 def pairs_of(num_tokens: int, device: str, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Token and expert of each pair, ordered by expert; some experts are asked by nobody."""
+    """Token and expert of each pair, ordered by expert; some experts have no tokens."""
     rng = random.Random(seed)
     experts = torch.tensor([rng.sample(range(NUM_EXPERTS - 1), TOP_K) for _ in range(num_tokens)], device=device)
     expert, order = experts.flatten().sort(stable=True)
@@ -54,7 +54,7 @@ def expected_y(inputs: LoraInputs, y: Tensor, token: Tensor, expert: Tensor) -> 
 
 
 @pytest.mark.parametrize("with_tiles", [False, True])
-def test_adds_what_each_tokens_adapter_has_for_the_pairs_expert(
+def test_adds_the_product_of_each_pairs_adapter_and_expert(
     backend: Backend, device: str, dtype: torch.dtype, assert_close, with_tiles: bool
 ) -> None:
     inputs = make_inputs(dtype, device)
@@ -69,8 +69,8 @@ def test_adds_what_each_tokens_adapter_has_for_the_pairs_expert(
     assert_close(y, expected)
 
 
-def test_nothing_is_kept_of_a_call(cpu_library: CpuLibrary) -> None:
-    """Backends keep what they know of a group, and a table is made for each call."""
+def test_repeated_calls_do_not_grow_a_backends_cache_of_groups(cpu_library: CpuLibrary) -> None:
+    """Backends keep data for each group, and each call makes a new table."""
     backend, inputs, num_tokens = CpuBackend(cpu_library), make_inputs(torch.float32, "cpu"), sum(ROWS)
     token, expert = pairs_of(num_tokens, "cpu")
     for _ in range(3):
@@ -79,8 +79,8 @@ def test_nothing_is_kept_of_a_call(cpu_library: CpuLibrary) -> None:
     assert len(backend._bound_groups) == 1
 
 
-def test_launches_follow_from_shapes_alone(triton_device: str, replayed, assert_close) -> None:
-    """With more tokens in the tensors than in the segments, as of a padded batch."""
+def test_launches_depend_on_shapes_alone(triton_device: str, replayed, assert_close) -> None:
+    """The tensors have more tokens than the segments, as in a padded batch."""
     from loraserve_kernels.triton_backend import TritonBackend
 
     backend, inputs, num_padding = TritonBackend(), make_inputs(torch.float32, triton_device), 3

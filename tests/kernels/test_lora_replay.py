@@ -1,4 +1,4 @@
-"""`lora_add` launched again with other values in the same tensors, as a CUDA graph does step after step."""
+"""`lora_add` launched again with other values in the same tensors, as a CUDA graph does at each step."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def num_rows() -> int:
 
 @pytest.fixture
 def step(triton_device: str, num_rows: int) -> LoraInputs:
-    """Of the largest batch: rows for five adapters, and a work list that a runner made."""
+    """Inputs of the largest batch: a table of five adapters, and a work list allocated as a runner does."""
     inputs = make_lora_inputs([num_rows], [0], RANKS, 300, (70, 40), device=triton_device)
     tiles = torch.empty((tile_capacity(num_rows, num_rows), 6), dtype=torch.int32, device=triton_device)
     inputs.segments = dataclasses.replace(inputs.segments, tiles=tiles)
@@ -30,7 +30,7 @@ def step(triton_device: str, num_rows: int) -> LoraInputs:
 
 
 def fill(step: LoraInputs, rows: list[int], slots: list[int]) -> Tensor:
-    """Another batch in the same tensors; returns what y must become, in float64."""
+    """Writes another batch into the same tensors; returns the expected y in float64."""
     tiles = np.empty(tuple(step.segments.tiles.shape), np.int32)
     start = np.cumsum([0, *rows]).astype(np.int32)
     fill_tiles(tiles, start, np.array(slots, np.int32), step.x.shape[0])
@@ -48,7 +48,7 @@ def fill(step: LoraInputs, rows: list[int], slots: list[int]) -> Tensor:
 
 @pytest.fixture
 def replay(step: LoraInputs, num_rows: int, replayed):
-    """Launches once with the smallest batch, then again for each call; returns y."""
+    """A call that repeats a launch recorded with the smallest batch, and returns y."""
     from loraserve_kernels.triton_backend import TritonBackend
 
     fill(step, [num_rows - 1, 1], [BASE, 0])
@@ -61,7 +61,7 @@ def replay(step: LoraInputs, num_rows: int, replayed):
     return again
 
 
-def test_more_adapters_of_larger_ranks_than_at_the_first_launch(step, replay, assert_close):
+def test_a_replay_serves_more_adapters_of_larger_ranks_than_the_first_launch(step, replay, assert_close):
     for rows, slots in (
         ([1, 20, 3], [BASE, 0, 3]),
         ([3, 1, 15, 1, 2, 2], [BASE, 0, 1, 2, 3, 4]),
@@ -85,8 +85,8 @@ def test_a_large_graph_serves_rows_of_one_adapter_and_rows_of_many(step, replay,
         assert_close(replay()[:num_filled], expected[:num_filled])
 
 
-def test_fewer_rows_than_the_launch_was_made_for(step, replay, assert_close):
-    """The rows of the padding keep their bits, NaN included."""
+def test_a_replay_serves_fewer_rows_than_the_launch_was_made_for(step, replay, assert_close):
+    """Padding rows are not changed: they stay NaN."""
     expected = fill(step, [2, 5], [BASE, 1])
     step.y[7:] = step.x[7:] = float("nan")
     found = replay()
@@ -94,13 +94,13 @@ def test_fewer_rows_than_the_launch_was_made_for(step, replay, assert_close):
     assert found[7:].isnan().all()
 
 
-def test_nothing_but_the_base_model(step, replay):
+def test_a_replay_with_only_base_rows_changes_nothing(step, replay):
     fill(step, [24], [BASE])
     before = step.y.clone()
     assert torch.equal(replay(), before)
 
 
-def test_adapters_moved_in_the_arena_between_steps(step, replay, assert_close):
+def test_a_replay_finds_adapters_that_moved_in_the_arena(step, replay, assert_close):
     expected = fill(step, [2, 10, 12], [0, 1, 3])
     table, gap = step.table, 64
     table.arena.copy_(torch.cat([torch.full((gap,), float("nan")), table.arena.cpu()[:-gap]]))

@@ -32,7 +32,7 @@ def want_programs(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def shrink(inputs: LoraInputs, num_unused: int = 0) -> Tensor:
-    """The planes that are to be added. num_unused: more entries at the end of the work list."""
+    """The planes to be added up. num_unused: extra unused entries at the end of the work list."""
     from loraserve_kernels.triton_ops.lora_shrink import lora_shrink
 
     tiles = tiles_of(inputs.segments, inputs.x.shape[0])
@@ -49,7 +49,7 @@ def shrink(inputs: LoraInputs, num_unused: int = 0) -> Tensor:
 
 
 def assert_planes_add_up(planes: Tensor, inputs: LoraInputs) -> None:
-    """To x Aᵀ in float64, whose numbers are of size 1, within float32's rounding of up to 1,500 terms."""
+    """To x Aᵀ in float64, whose elements are about 1, within the rounding of up to 1,500 terms in float32."""
     table, group = inputs.table, inputs.group
     starts = inputs.segments.start.tolist()
     for slot, first, end in zip(inputs.segments.adapter_slot.tolist(), starts[:-1], starts[1:], strict=True):
@@ -84,7 +84,7 @@ def test_planes_add_up_to_x_times_a_transposed(triton_device, dtype, rows, slots
 
 
 @pytest.mark.parametrize("popularity", POPULARITIES)
-def test_any_popularity_of_adapters(triton_device, popularity):
+def test_planes_add_up_for_any_popularity_of_adapters(triton_device, popularity):
     rows, slots = make_popularity(popularity, num_rows=24, num_slots=16)
     ranks = [(1 + 7 * slot % 40, slot % 3 * 8) for slot in range(16)]
     inputs = make_lora_inputs(rows, slots, ranks, 96, (8, 8), device=triton_device)
@@ -101,19 +101,19 @@ def test_few_tiles_are_split_and_every_plane_counts(triton_device):
 
 
 @pytest.mark.parametrize(("num_programs", "num_planes"), [(11, 1), (12, 2), (23, 2), (24, 4), (1000, 4)])
-def test_the_tiles_in_use_are_split_for_as_many_programs_as_are_wanted(
+def test_the_tiles_in_use_are_split_for_the_target_number_of_programs(
     triton_device, monkeypatch, num_programs, num_planes
 ):
     want_programs(monkeypatch, num_programs)
     inputs = make_lora_inputs([1] * 5 + [17], [0, 1] * 3, [(20, 9), (40, 0)], 1100, (8, 8), device=triton_device)
-    inputs.segments.start[-1] -= 1  # the sixth has one tile: a row of padding follows
+    inputs.segments.start[-1] -= 1  # so the sixth segment has one tile; a padding row follows
     planes = shrink(inputs)
     assert planes.shape[0] == num_planes
     assert_planes_add_up(planes, inputs)
 
 
-def test_room_in_the_list_changes_no_bit(triton_device):
-    """A graph's list is longer than a step needs."""
+def test_unused_entries_in_the_work_list_change_no_bit(triton_device):
+    """A graph's work list is longer than a step needs."""
     inputs = make_lora_inputs([3, 20], [0, 1], [(20, 70), (40, 3)], 1100, (8, 8), device=triton_device)
     exact, roomy = shrink(inputs), shrink(inputs, num_unused=600)
     assert exact.shape == roomy.shape
@@ -124,7 +124,7 @@ def test_room_in_the_list_changes_no_bit(triton_device):
 
 
 @pytest.mark.parametrize("num_rows", [40, 200])
-def test_the_second_half_adds_the_planes_in_use_alone(triton_device, assert_close, monkeypatch, num_rows):
+def test_expand_adds_only_the_planes_in_use(triton_device, assert_close, monkeypatch, num_rows):
     from loraserve_kernels.triton_backend import TritonBackend
 
     want_programs(monkeypatch, 1)
@@ -136,7 +136,7 @@ def test_the_second_half_adds_the_planes_in_use_alone(triton_device, assert_clos
     assert_close(inputs.y, expected)
 
 
-def test_the_number_of_planes_follows_from_shapes():
+def test_the_number_of_planes_depends_on_shapes_alone():
     pytest.importorskip("triton")
     from loraserve_kernels.triton_ops.lora_shrink import num_splits
 
@@ -147,7 +147,7 @@ def test_the_number_of_planes_follows_from_shapes():
     assert num_splits(129, 14336, is_decode=False) == 1
 
 
-def test_the_same_bits_in_every_run(triton_device):
+def test_two_runs_give_the_same_bits(triton_device):
     inputs = make_lora_inputs([1, 1], [0, 1], [(40,), (8,)], 1100, (8,), device=triton_device)
     first = shrink(inputs)
     second = shrink(inputs)
@@ -155,7 +155,7 @@ def test_the_same_bits_in_every_run(triton_device):
         assert torch.equal(first[:, row, :lora_rank], second[:, row, :lora_rank])
 
 
-def test_a_row_does_not_see_its_neighbours(triton_device):
+def test_a_row_does_not_depend_on_its_neighbors(triton_device):
     """NaN in rows of the base model and of other adapters stays there."""
     inputs = make_lora_inputs([2, 3, 2], [BASE, 0, 1], [(9,), (4,)], 50, (8,), device=triton_device)
     inputs.x[:2] = inputs.x[5:] = inputs.x[3] = float("nan")

@@ -34,7 +34,7 @@ def make_tiles(rows: list[int], slots: list[int], *, num_rows: int | None = None
     st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 4, 5, 16, 63, 64, 65, 200]), st.integers(-1, 3)), max_size=12),
     st.integers(0, 40),
 )
-def test_tiles_hold_every_adapters_rows_once_and_no_others(segments, num_padding_rows):
+def test_tiles_contain_every_adapter_row_exactly_once_and_no_others(segments, num_padding_rows):
     rows, slots = [n for n, _ in segments], [slot for _, slot in segments]
     num_rows = sum(rows) + num_padding_rows
     tiles = make_tiles(rows, slots, num_rows=num_rows)
@@ -50,7 +50,7 @@ def test_tiles_hold_every_adapters_rows_once_and_no_others(segments, num_padding
         assert (each[num_used:] == (BASE, num_used, 0)).all()
 
 
-def test_the_capacity_is_what_the_worst_segments_need():
+def test_the_capacity_tightly_fits_the_worst_segments():
     for num_rows in (1, 4, 5, 17, 40, EXPAND_MAX_ROWS + 1, DECODE_MAX_ROWS + 1):
         for max_segments in (1, 2, 7, num_rows):
             lone_rows = min(max_segments, num_rows) - 1
@@ -60,7 +60,7 @@ def test_the_capacity_is_what_the_worst_segments_need():
             assert used <= capacity <= used + (num_rows > expand_tile_rows(num_rows))
 
 
-def test_a_large_batch_has_higher_tiles():
+def test_larger_batches_have_tiles_of_more_rows():
     assert (tile_rows(EXPAND_MAX_ROWS), expand_tile_rows(EXPAND_MAX_ROWS)) == (LORA_TILE_ROWS, EXPAND_TILE_ROWS)
     for num_rows in (EXPAND_MAX_ROWS + 1, DECODE_MAX_ROWS):
         assert {each(num_rows) for each in (tile_rows, expand_tile_rows)} == {LORA_TILE_ROWS}
@@ -77,7 +77,7 @@ def test_refuses_too_few_tiles_and_too_few_rows():
         make_tiles([3], [0], num_rows=2)
 
 
-def test_tiles_are_built_where_a_runner_made_none():
+def test_tiles_are_built_only_if_the_runner_made_none():
     start, slots = torch.tensor([0, 2, 8], dtype=torch.int32), torch.tensor([BASE, 4], dtype=torch.int32)
     built = tiles_of(Segments(start, slots, has_adapter=True), 8)
     assert built.tolist() == [[4, 2, 8, 4, 2, 6], [BASE, 1, 0, 4, 6, 8], [BASE, 1, 0, BASE, 2, 0]]
@@ -85,7 +85,7 @@ def test_tiles_are_built_where_a_runner_made_none():
     assert tiles_of(Segments(start, slots, has_adapter=True, tiles=made), 20) is made
 
 
-def test_building_them_is_refused_while_a_graph_is_captured(monkeypatch):
+def test_building_tiles_is_refused_while_a_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):

@@ -14,18 +14,18 @@ def answer(monkeypatch, returncode, stdout=""):
     return asked
 
 
-def test_reads_a_value(monkeypatch):
+def test_sysctl_returns_the_value_of_a_name(monkeypatch):
     asked = answer(monkeypatch, 0, "Apple M1\n")
     assert macos.sysctl("machdep.cpu.brand_string") == "Apple M1"
     assert asked == [("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")]
 
 
-def test_a_name_that_is_not_known_has_no_value(monkeypatch):
+def test_sysctl_returns_an_empty_string_for_an_unknown_name(monkeypatch):
     answer(monkeypatch, 1)
     assert macos.sysctl("hw.perflevel0.logicalcpu") == ""
 
 
-def test_without_sysctl_nothing_has_a_value(monkeypatch):
+def test_sysctl_returns_an_empty_string_if_the_command_is_missing(monkeypatch):
     def missing(command, **options):
         raise FileNotFoundError(command[0])
 
@@ -33,7 +33,7 @@ def test_without_sysctl_nothing_has_a_value(monkeypatch):
     assert macos.sysctl("machdep.cpu.brand_string") == ""
 
 
-def test_the_command_line_tools_are_there_if_xcode_select_succeeds(monkeypatch):
+def test_command_line_tools_are_present_if_xcode_select_succeeds(monkeypatch):
     asked = answer(monkeypatch, 0, "/Library/Developer/CommandLineTools\n")
     assert macos.has_command_line_tools()
     answer(monkeypatch, 2)

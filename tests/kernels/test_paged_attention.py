@@ -67,30 +67,30 @@ def test_attends_to_the_visible_context(
     assert_close(run(backend, inputs, **options), expected_output(inputs, **options))
 
 
-def test_serves_float16(backend, device, assert_close):
+def test_attends_in_float16(backend, device, assert_close):
     inputs = make_attention_inputs([9, 20], [1, 20], 4, 2, 16, dtype=torch.float16, device=device)
     assert_close(run(backend, inputs, scaling=0.25), expected_output(inputs, 0.25))
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 900}])
-def test_long_contexts_are_split_between_threads(backend, device, assert_close, options):
+def test_attends_to_contexts_long_enough_to_be_split_between_threads(backend, device, assert_close, options):
     inputs = make_attention_inputs([1500, 40], [1, 1], 2, 1, 16, device=device)
     assert_close(run(backend, inputs, scaling=0.3, **options), expected_output(inputs, 0.3, **options))
 
 
-def test_more_query_heads_per_kv_head_than_a_tile_holds(backend, device, assert_close):
+def test_attends_with_more_query_heads_per_kv_head_than_fit_a_tile(backend, device, assert_close):
     inputs = make_attention_inputs([20, 6], [3, 1], 71, 1, 16, device=device)
     assert_close(run(backend, inputs, scaling=0.25), expected_output(inputs, 0.25))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_scores_beyond_the_range_of_exp(backend, device, dtype, assert_close):
+def test_attends_with_scores_outside_the_range_of_exp(backend, device, dtype, assert_close):
     inputs = make_attention_inputs([150], [40], 2, 1, 32, dtype=dtype, device=device)
     assert_close(run(backend, inputs, scaling=40.0), expected_output(inputs, 40.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_nothing_leaks_from_beyond_the_context_or_before_the_window(backend, device, dtype):
+def test_values_after_the_context_and_before_the_window_have_no_effect(backend, device, dtype):
     inputs = make_attention_inputs([200, 77], [1, 30], 4, 2, 32, dtype=dtype, device=device)
     clean = run(backend, inputs, scaling=0.2, sliding_window=16)
     table = inputs.batch.block_table
@@ -109,7 +109,7 @@ def test_sequences_without_rows_are_skipped(backend, device, assert_close):
     assert_close(run(backend, inputs, scaling=0.25), expected_output(inputs, 0.25))
 
 
-def test_no_rows_at_all(backend, device):
+def test_a_batch_without_rows_returns_an_empty_tensor(backend, device):
     inputs = make_attention_inputs([10], [0], 2, 2, 16, device=device)
     assert run(backend, inputs, scaling=0.25).shape == (0, 2, 16)
 
@@ -145,7 +145,7 @@ def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(library, dtype, he
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size"), [(2, 2, 64, 16), (4, 2, 32, 48), (6, 2, 96, 16), (4, 1, 128, 32)]
 )
-def test_a_row_of_a_prompt_has_the_bits_of_a_decode_row(library, heads, kv_heads, head_dim, block_size, options):
+def test_a_row_of_a_prompt_has_the_same_bits_as_a_decode_row(library, heads, kv_heads, head_dim, block_size, options):
     backend, context = CpuBackend(library), 150
     inputs = make_attention_inputs([context], [context], heads, kv_heads, head_dim, block_size, torch.bfloat16)
     decode = dataclasses.replace(

@@ -19,13 +19,13 @@ def attend(triton_device):
 
 
 def expected(inputs: AttentionInputs, **options) -> Tensor:
-    """In float64 by the reference, which the contract suite holds against one row and one head at a time."""
+    """The reference in float64; the contract suite compares it with one row and one head at a time."""
     caches = inputs.k_cache.double(), inputs.v_cache.double()
     return paged_attention_reference(inputs.q.double(), *caches, inputs.batch, **options)
 
 
 def use_work(inputs: AttentionInputs, num_splits: int, num_append_splits: int = 0) -> None:
-    """Give the batch lists of these lengths, written for the values it has now."""
+    """Give the batch lists of these lengths, filled for its current values."""
     lens, rows = inputs.batch.context_lens.cpu().numpy(), inputs.batch.num_rows.cpu().numpy()
     decode, append = np.empty((num_splits, 4), np.int32), np.empty((num_append_splits, 4), np.int32)
     fill_decode_splits(decode, lens, rows, num_splits)
@@ -93,14 +93,14 @@ def test_a_few_rows_of_a_long_context_share_its_parts(
     assert_close(attend(inputs, **options), expected(inputs, **options))
 
 
-def test_more_parts_than_a_merging_program_holds_at_a_time(attend, triton_device, assert_close):
+def test_merges_more_parts_than_a_merging_program_loads_at_once(attend, triton_device, assert_close):
     inputs = make_attention_inputs([2100], [1], 1, 1, 256, dtype=torch.float16, device=triton_device)
     use_work(inputs, 17)
     assert inputs.batch.attention.decode_splits[:, 3].tolist() == [17] * 17
     assert_close(attend(inputs, scaling=0.1), expected(inputs, scaling=0.1))
 
 
-def test_a_list_stays_right_while_contexts_grow(attend, triton_device, assert_close):
+def test_a_work_list_stays_valid_while_contexts_grow(attend, triton_device, assert_close):
     inputs = make_attention_inputs([700, 50], [1, 1], 2, 1, 32, device=triton_device)
     shorter = torch.tensor([130, 1], dtype=torch.int32, device=triton_device)
     longer, inputs.batch.context_lens = inputs.batch.context_lens, shorter
@@ -110,7 +110,7 @@ def test_a_list_stays_right_while_contexts_grow(attend, triton_device, assert_cl
         assert_close(attend(inputs, scaling=0.3), expected(inputs, scaling=0.3))
 
 
-def test_a_replay_takes_other_values_from_the_same_tensors(attend, triton_device, assert_close):
+def test_a_second_launch_uses_new_values_in_the_same_tensors(attend, triton_device, assert_close):
     """As a captured CUDA graph does: same shapes and list lengths, other sequences, lengths and numbers of parts."""
     first = make_attention_inputs([600, 40, 1], [1, 1, 1], 4, 2, 32, device=triton_device)
     second = make_attention_inputs([33, 608, 16], [1, 1, 1], 4, 2, 32, device=triton_device, seed=1)
@@ -139,7 +139,7 @@ def test_a_captured_graph_serves_other_contexts(attend, assert_close):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_makes_no_lists_during_a_capture(attend, monkeypatch):
+def test_refuses_to_make_lists_during_a_graph_capture(attend, monkeypatch):
     inputs = make_attention_inputs([20], [1], 2, 1, 16, device="cuda")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="attention is None"):
@@ -155,7 +155,7 @@ def copy_into(inputs: AttentionInputs, others: AttentionInputs) -> None:
         getattr(inputs.batch.attention, name).copy_(getattr(others.batch.attention, name))
 
 
-def test_writes_its_own_rows_only(triton_device):
+def test_paged_decode_writes_only_its_own_rows(triton_device):
     from loraserve_kernels.triton_ops.attention_tile import Scores
     from loraserve_kernels.triton_ops.paged_decode import paged_decode
 
@@ -187,7 +187,7 @@ def test_two_runs_give_the_same_bits(attend, triton_device):
     assert torch.equal(attend(inputs, scaling=0.3), attend(inputs, scaling=0.3))
 
 
-def test_the_tolerance_catches_a_part_left_out(attend, triton_device, assert_close):
+def test_the_tolerance_catches_an_omitted_part(attend, triton_device, assert_close):
     inputs = make_attention_inputs([900], [1], 2, 1, 32, dtype=torch.float16, device=triton_device)
     use_work(inputs, 8)
     correct = expected(inputs, scaling=0.3)
@@ -204,7 +204,7 @@ def test_the_tolerance_catches_a_part_left_out(attend, triton_device, assert_clo
         (lambda entries: entries[:, :3].contiguous(), r"attention.decode_splits is \[3, 3\]"),
     ],
 )
-def test_refuses_lists_of_another_kind(attend, triton_device, change, message):
+def test_refuses_lists_of_another_shape_or_dtype(attend, triton_device, change, message):
     inputs = make_attention_inputs([20], [1], 2, 1, 16, device=triton_device)
     use_work(inputs, 3)
     work = inputs.batch.attention
@@ -213,7 +213,7 @@ def test_refuses_lists_of_another_kind(attend, triton_device, change, message):
         attend(inputs, scaling=0.3)
 
 
-def test_refuses_a_scaling_that_is_not_above_0(attend, triton_device):
+def test_refuses_a_scaling_that_is_not_positive(attend, triton_device):
     inputs = make_attention_inputs([20], [1], 2, 1, 16, device=triton_device)
     with pytest.raises(ValueError, match=r"scaling is 0.0, expected above 0"):
         attend(inputs, scaling=0.0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @pytest.fixture(autouse=True)
 def prefills_few_rows_too(monkeypatch):
-    """Which the interpreter can do in time."""
+    """The interpreter is too slow for more rows."""
     monkeypatch.setattr(attention_work, "FEW_ROWS", 0)
 
 
@@ -27,7 +27,7 @@ def attend(triton_device):
 
 
 def expected(inputs: AttentionInputs, **options) -> Tensor:
-    """In float64 by the reference, which the contract suite holds against one row and one head at a time."""
+    """The reference in float64; the contract suite compares it with one row and one head at a time."""
     caches = inputs.k_cache.double(), inputs.v_cache.double()
     return paged_attention_reference(inputs.q.double(), *caches, inputs.batch, **options)
 
@@ -80,7 +80,7 @@ def test_prefills_appends_and_decodes_in_one_batch(attend, triton_device, assert
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 70}])
-def test_chunks_give_what_the_whole_prompt_gives(attend, triton_device, assert_close, options):
+def test_chunks_give_the_same_result_as_the_whole_prompt(attend, triton_device, assert_close, options):
     inputs = make_attention_inputs([330], [330], 2, 1, 32, device=triton_device)
     whole = expected(inputs, scaling=0.3, **options)
     first = 0
@@ -93,7 +93,7 @@ def test_chunks_give_what_the_whole_prompt_gives(attend, triton_device, assert_c
     assert first == 330
 
 
-def test_a_replay_takes_other_values_from_the_same_tensors(attend, triton_device, assert_close):
+def test_a_second_launch_uses_new_values_in_the_same_tensors(attend, triton_device, assert_close):
     """As a captured CUDA graph does: same shapes and list lengths, other sequences, rows and numbers of tiles."""
     first = make_attention_inputs([200, 40], [160, 20], 4, 2, 16, device=triton_device)
     second = make_attention_inputs([33, 208], [30, 150], 4, 2, 16, device=triton_device, seed=1)
@@ -110,7 +110,7 @@ def test_a_replay_takes_other_values_from_the_same_tensors(attend, triton_device
     assert_close(attend(first, scaling=0.3), correct)
 
 
-def test_writes_its_own_rows_only(triton_device):
+def test_paged_prefill_writes_only_its_own_rows(triton_device):
     from loraserve_kernels.triton_ops.attention_tile import Scores
     from loraserve_kernels.triton_ops.paged_prefill import paged_prefill
 
@@ -140,7 +140,7 @@ def test_reads_no_key_before_the_window_of_a_tile(attend, triton_device):
     ("head_dim", "shared_kib", "num_queries"),
     [(128, 100, 128), (256, 100, 64), (512, 100, 32), (256, 164, 128), (512, 164, 64), (256, 228, 128)],
 )
-def test_tiles_of_wide_heads_are_smaller_where_shared_memory_is(
+def test_wide_heads_have_smaller_tiles_on_gpus_with_less_shared_memory(
     triton_device, monkeypatch, head_dim, shared_kib, num_queries
 ):
     from loraserve_kernels.triton_ops.paged_prefill import max_queries
@@ -150,7 +150,7 @@ def test_tiles_of_wide_heads_are_smaller_where_shared_memory_is(
     assert max_queries(head_dim, torch.device("cuda")) == num_queries
 
 
-def test_a_kernel_that_does_not_fit_the_gpu_says_what_it_lacks(attend, triton_device, monkeypatch):
+def test_a_kernel_that_does_not_fit_the_gpu_reports_the_lacking_resource(attend, triton_device, monkeypatch):
     from loraserve_kernels.triton_ops import paged_attention
     from triton.runtime.errors import OutOfResources
 
@@ -165,7 +165,7 @@ def test_a_kernel_that_does_not_fit_the_gpu_says_what_it_lacks(attend, triton_de
 
 
 @pytest.mark.parametrize("options", [{"sliding_window": 101}, {"softcap": 8.4}, {"scaling": 0.303}])
-def test_the_tolerance_catches_options_a_little_off(attend, triton_device, assert_close, options):
+def test_the_tolerance_catches_slightly_wrong_options(attend, triton_device, assert_close, options):
     inputs = make_attention_inputs([300], [60], 2, 1, 32, dtype=torch.float16, device=triton_device)
     correct = expected(inputs, scaling=0.3, sliding_window=100, softcap=8.0)
     options = {"scaling": 0.3, "sliding_window": 100, "softcap": 8.0, **options}

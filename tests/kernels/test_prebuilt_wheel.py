@@ -1,4 +1,4 @@
-"""A released wheel: compiled kernels for every variant, used where there is no compiler."""
+"""A released wheel: kernels compiled for every variant, for machines without a compiler."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def no_compiler(tmp_path_factory):
 
 
 def build_wheel(directory, environment):
-    """Without isolation: nothing is downloaded."""
+    """Build without isolation, so that nothing is downloaded."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -81,17 +81,19 @@ def released_wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_released_wheel_brings_every_variant_and_its_platform(released_wheel):
+def test_a_released_wheel_contains_every_variant_and_names_its_platform(released_wheel):
     assert released_wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     with zipfile.ZipFile(released_wheel) as archive:
         libraries = {name: archive.read(name) for name in archive.namelist() if name.endswith(".so")}
     assert set(libraries) == {f"loraserve_kernels/prebuilt/{variant.file_name}" for variant in HERE}
-    # A runtime named here would be loaded beside torch's where that one's file has another name.
+    # A runtime named here would be loaded in addition to torch's if torch's file has another name.
     assert not [name for name, content in libraries.items() if b"libgomp" in content]
 
 
 @pytest.mark.slow
-def test_its_kernels_run_without_a_compiler_on_torchs_threads(released_wheel, no_compiler, tmp_path):
+def test_a_released_wheels_kernels_run_without_a_compiler_on_torchs_openmp_runtime(
+    released_wheel, no_compiler, tmp_path
+):
     usable = usable_variants(platform.machine(), cpu_flags())
     if not usable:
         pytest.skip("no variant for this CPU")

@@ -16,7 +16,7 @@ INVARIANT = [
     (kind, dtype)
     for kind in ("packed", "prepacked", "row-major")
     for dtype in (torch.float32, torch.bfloat16)
-    # With AMX oneDNN sums some shapes of bfloat16 in another order, as `PrepackedLinear` says.
+    # With AMX, oneDNN sums some bfloat16 shapes in another order; see `PrepackedLinear`.
     if not (kind == "prepacked" and dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported())
 ]
 
@@ -75,8 +75,10 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(kind, dtype, request, s
 
 @pytest.mark.parametrize("shape", [*SHAPES, (80, 40)])
 @pytest.mark.parametrize("packed_dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_packed_tiles_of_any_number_of_rows(any_library, assert_close, shape, packed_dtype):
-    """Pairs of tiles, single tiles and partial ones, and more rows than an item has: right, and the same bits."""
+def test_packed_products_of_any_number_of_rows_are_right_and_have_the_same_bits(
+    any_library, assert_close, shape, packed_dtype
+):
+    """Covers pairs of tiles, single and partial tiles, and more rows than a work item has."""
     weight, bias = make_weight(shape, packed_dtype)
     linear = PackedLinear(weight, bias, any_library)
     x = torch.randn(700, shape[1], generator=torch.Generator().manual_seed(2)).to(packed_dtype)
@@ -88,8 +90,8 @@ def test_packed_tiles_of_any_number_of_rows(any_library, assert_close, shape, pa
 
 @pytest.mark.parametrize("shape", [*SHAPES, (80, 40), (192, 64)])
 @pytest.mark.parametrize("packed_dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_packed_rows_are_the_weights_bit_for_bit(any_library, shape, packed_dtype):
-    """Also those with exponents that compressing has no code for."""
+def test_packed_rows_equal_those_of_the_weight_bit_for_bit(any_library, shape, packed_dtype):
+    """Including weights whose exponents have no code in the compressed format."""
     weight = make_weight(shape, packed_dtype)[0]
     weight[0, 0], weight[-1, -1] = 2.0**-100, float("nan")
     linear = PackedLinear(weight, None, any_library)
@@ -99,7 +101,7 @@ def test_packed_rows_are_the_weights_bit_for_bit(any_library, shape, packed_dtyp
 
 
 @pytest.mark.parametrize("index", [-1, 12])
-def test_a_row_that_is_not_there_is_refused(cpu_library, index):
+def test_a_row_index_out_of_range_is_refused(cpu_library, index):
     linear = PackedLinear(make_weight((12, 10), torch.float32)[0], None, cpu_library)
     with pytest.raises(ValueError, match="out of range"):
         linear.rows(torch.tensor([3, index]))
@@ -107,7 +109,7 @@ def test_a_row_that_is_not_there_is_refused(cpu_library, index):
 
 @pytest.mark.parametrize("num_rows", [1, 16, 21, 40])
 @pytest.mark.parametrize("shape", [(33, 100), (80, 64)])
-def test_what_lies_around_the_rows_is_not_seen(any_library, shape, num_rows):
+def test_values_around_the_rows_have_no_effect(any_library, shape, num_rows):
     weight, bias = make_weight(shape, torch.bfloat16)
     linear = PackedLinear(weight, bias, any_library)
     around = torch.full((num_rows + 32, shape[1] + 64), torch.nan, dtype=torch.bfloat16)
@@ -132,8 +134,8 @@ def test_a_dtype_without_a_kernel_is_refused_by_name(cpu_library):
         PackedLinear(weight, None, cpu_library)
 
 
-def test_too_little_memory_for_a_product_is_told(cpu_library):
-    """In a process of its own, which may then map 16 MiB: the result's 1.3, not the 82 that 40,000 rows take packed."""
+def test_too_little_memory_for_a_product_raises_a_memory_error(cpu_library):
+    """A child process may map 16 MiB more: enough for the result (1.3 MB), not for the 40,000 packed rows (82 MB)."""
     linear, x = PackedLinear(torch.randn(8, 512), None, cpu_library), torch.randn(40_000, 512)
     child = os.fork()
     if child == 0:

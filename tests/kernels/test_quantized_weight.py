@@ -1,6 +1,6 @@
-"""Weights in fewer bits: products are bit for bit those of their multiples packed.
+"""Quantized weights: products match, bit for bit, those of their packed multiples.
 
-Where the CPU multiplies int16, rows in bfloat16 are rounded to that; elsewhere weights are multiplied in float32.
+If the CPU multiplies int16, bfloat16 rows are rounded to int16; otherwise weights are multiplied in float32.
 """
 
 from collections.abc import Iterator
@@ -22,21 +22,21 @@ from tests.kernels.four_bits import make_four_bits, multiples_and_scales, one_ou
 SHAPES = [(1, 1), (7, 5), (33, 100), (80, 40), (64, 32), (200, 1100), (768, 2048)]
 NUM_ROWS = [0, *range(1, 20), 31, 33, 64, 330, 700]
 FEW_ROWS = [1, 5, 17]
-"""What a bias is added to is computed as without."""
+"""Enough without a bias: a product is computed the same way before its bias is added."""
 DTYPES = [torch.float32, torch.bfloat16]
 FORMS = [*Quantization]
 INT8, INT4, MXFP4, NF4, UINT4, UINT4_G128 = FORMS
 ROUNDINGS_OF_SHAPES = [(form, shape) for form in ROUNDINGS for shape in SHAPES]
 FORMS_OF_SHAPES = [
     *ROUNDINGS_OF_SHAPES,
-    *((form, shape) for form in STORED[:-1] for shape in [(7, 32), (80, 64), (200, 1120)]),  # of whole groups
+    *((form, shape) for form in STORED[:-1] for shape in [(7, 32), (80, 64), (200, 1120)]),  # whole groups only
     *((UINT4_G128, shape) for shape in [(7, 128), (80, 256), (200, 1152)]),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _torch_has_one_thread() -> Iterator[None]:
-    """Its many small operations wait long for cores that other workers of pytest use. The C functions take two."""
+    """With more, torch's small operations wait long for cores that other pytest workers use. C functions take two."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -59,7 +59,7 @@ def make_bias(size: int, dtype: torch.dtype) -> Tensor:
 
 
 class Case(NamedTuple):
-    """A weight that is rounded, or stored in four bits."""
+    """A weight that packing rounds, or one stored in four bits."""
 
     source: Tensor | FourBitWeight
     form: Quantization
@@ -89,7 +89,7 @@ def make_case(form: Quantization, shape: tuple[int, int], dtype: torch.dtype = t
 
 
 def rounds_rows(library: CpuLibrary, form: Quantization) -> bool:
-    """Whether rows of bfloat16 are rounded to int16: beside 1, 2^-16 is a quarter of a multiple."""
+    """Whether bfloat16 rows are rounded to int16: then 2^-16 in a row with 1 is a quarter of a step, and becomes 0."""
     x = torch.tensor([[1.0, 2**-16]]).bfloat16()
     if form in ROUNDINGS:
         return not PackedLinear(torch.tensor([[0.0, 1.0]]).bfloat16(), None, library, form)(x).any()
@@ -99,9 +99,9 @@ def rounds_rows(library: CpuLibrary, form: Quantization) -> bool:
 
 
 def products_in_int16(x: Tensor, case: Case, bias: Tensor | None) -> Tensor:
-    """x: bfloat16, of which 128 of a row share a scale.
+    """x: bfloat16; each 128 elements of a row share a scale.
 
-    Sums of products of what shares its scales are exact, and are added to those before.
+    Sums of products that share their scales are exact, and are added to the total so far.
     """
     multiples, scales = case.multiples.double(), case.scales.double()
     group_size, multiples = multiples.shape[-1], multiples.flatten(1)
@@ -122,7 +122,7 @@ def products_in_int16(x: Tensor, case: Case, bias: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("quantization", "shape"), FORMS_OF_SHAPES, ids=str)
-def test_products_are_those_of_the_rounded_weight(
+def test_products_equal_those_of_the_rounded_weight(
     any_library: CpuLibrary,
     quantization: Quantization,
     shape: tuple[int, int],
@@ -148,7 +148,7 @@ def test_products_are_those_of_the_rounded_weight(
 
 @pytest.fixture(params=["avx512", "avx512_vnni", "avx_vnni", "narrowest"])
 def int16_library(request: pytest.FixtureRequest) -> CpuLibrary:
-    """One that rounds rows of bfloat16."""
+    """A library that rounds bfloat16 rows."""
     library: CpuLibrary = request.getfixturevalue(f"{request.param}_library")
     if not rounds_rows(library, INT8):
         pytest.skip("for x86")
@@ -160,7 +160,7 @@ def int16_library(request: pytest.FixtureRequest) -> CpuLibrary:
 def test_rows_are_rounded_to_int16(
     int16_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], size: float
 ) -> None:
-    """Elements of very different sizes, groups of nothing but zeros."""
+    """Elements of very different sizes, and groups of only zeros."""
     generator = torch.Generator().manual_seed(2)
     case = make_case(quantization, shape, size=2**-50)
     bias = torch.randn(shape[0], generator=generator).bfloat16()
@@ -172,7 +172,7 @@ def test_rows_are_rounded_to_int16(
 
 
 def test_elements_within_a_128th_of_the_largest_are_not_rounded(int16_library: CpuLibrary) -> None:
-    """Nor are sums of their products, where the weights are their multiples."""
+    """Nor are sums of their products if the weights equal their multiples."""
     generator = torch.Generator().manual_seed(4)
     weight = torch.randint(-127, 128, (40, 300), generator=generator).bfloat16()
     weight[:, ::100] = 127
@@ -185,7 +185,7 @@ def test_elements_within_a_128th_of_the_largest_are_not_rounded(int16_library: C
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("quantization", FORMS)
-def test_what_is_not_finite_is_seen_in_its_row_alone(
+def test_a_value_that_is_not_finite_affects_only_its_own_row(
     any_library: CpuLibrary, quantization: Quantization, value: float
 ) -> None:
     linear, x = make_case(quantization, (40, 384)).linear(None, any_library), torch.randn(9, 384).bfloat16()
@@ -199,7 +199,7 @@ def test_what_is_not_finite_is_seen_in_its_row_alone(
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("quantization", "shape"), FORMS_OF_SHAPES, ids=str)
-def test_rows_are_those_of_the_rounded_weight(
+def test_rows_equal_those_of_the_rounded_weight(
     any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], packed_dtype: torch.dtype
 ) -> None:
     case = make_case(quantization, shape, packed_dtype)
@@ -209,8 +209,8 @@ def test_rows_are_those_of_the_rounded_weight(
 
 
 @pytest.mark.parametrize("quantization", ROUNDINGS)
-def test_weights_below_the_normal_range_keep_their_sign(any_library: CpuLibrary, quantization: Quantization) -> None:
-    """Of a scale that is not normal a weight may be more than 127 multiples, which are all there are."""
+def test_subnormal_weights_keep_their_sign(any_library: CpuLibrary, quantization: Quantization) -> None:
+    """A weight may be more than 127 times a subnormal scale, but 127 is the largest multiple."""
     weight = torch.arange(1, 4000, dtype=torch.int32)[:, None].view(torch.float32).repeat(1, 2)
     rounded = rounded_weight(weight, quantization)
     assert torch.equal(PackedLinear(weight, None, any_library, quantization).rows(torch.arange(3999)), rounded)
@@ -222,7 +222,7 @@ def test_weights_below_the_normal_range_keep_their_sign(any_library: CpuLibrary,
 @pytest.mark.parametrize(
     ("quantization", "shape"), [*ROUNDINGS_OF_SHAPES, *((form, (3, 50, 400)) for form in ROUNDINGS)], ids=str
 )
-def test_a_backend_rounds_as_torch_does(
+def test_a_backend_rounds_like_torch(
     any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, ...], packed_dtype: torch.dtype
 ) -> None:
     weight = make_weight((shape[-2], shape[-1]), torch.float32).mul(2**-8).expand(shape).to(packed_dtype)
@@ -232,8 +232,8 @@ def test_a_backend_rounds_as_torch_does(
 
 
 @pytest.mark.parametrize("size", [2.0**-140, 2.0**-120, 2.0**-60, 1.0, 2.0**60, 2.0**120, 2.0**126])
-def test_weights_of_any_size_are_rounded_to_four_bits_alike(any_library: CpuLibrary, size: float) -> None:
-    """Of a normal size also as well."""
+def test_a_backend_rounds_weights_of_any_size_to_four_bits_like_torch(any_library: CpuLibrary, size: float) -> None:
+    """At normal sizes, as precisely as weights of size 1."""
     weight = torch.randn(50, 320, generator=torch.Generator().manual_seed(6)).clamp_(-1.9, 1.9)
     rounded = rounded_weight(weight * size, INT4)
     assert torch.equal(CpuBackend(any_library).rounded_weight(weight * size, INT4), rounded)
@@ -243,7 +243,7 @@ def test_weights_of_any_size_are_rounded_to_four_bits_alike(any_library: CpuLibr
 
 @pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("quantization", ROUNDINGS)
-def test_a_backend_rounds_into_what_it_is_given(
+def test_a_backend_rounds_into_the_given_output(
     any_library: CpuLibrary, quantization: Quantization, packed_dtype: torch.dtype
 ) -> None:
     weight = make_weight((33, 100), torch.float32).mul(2**-8).to(packed_dtype)
@@ -257,7 +257,7 @@ def test_a_backend_rounds_into_what_it_is_given(
     [torch.empty(33, 99), torch.empty(100, 33).T, torch.empty(33, 100).bfloat16()],
     ids=["shape", "dense", "dtype"],
 )
-def test_it_does_not_round_into_something_else(cpu_library: CpuLibrary, out: Tensor) -> None:
+def test_rounding_into_an_output_that_does_not_fit_is_refused(cpu_library: CpuLibrary, out: Tensor) -> None:
     weight = make_weight((33, 100), torch.float32)
     for round_weight in (CpuBackend(cpu_library).rounded_weight, rounded_weight):
         with pytest.raises(ValueError, match=r"^out"):
@@ -267,7 +267,7 @@ def test_it_does_not_round_into_something_else(cpu_library: CpuLibrary, out: Ten
 @pytest.mark.parametrize("num_rows", [1, 8, 16, 21, 40])
 @pytest.mark.parametrize("shape", [(33, 384), (80, 128)])
 @pytest.mark.parametrize("quantization", FORMS)
-def test_what_lies_around_the_rows_is_not_seen(
+def test_values_around_the_rows_have_no_effect(
     any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], num_rows: int
 ) -> None:
     linear = make_case(quantization, shape).linear(make_bias(shape[0], torch.bfloat16), any_library)
@@ -278,7 +278,7 @@ def test_what_lies_around_the_rows_is_not_seen(
 
 
 @pytest.mark.parametrize("quantization", FORMS)
-def test_products_are_the_same_with_amx(amx_library: CpuLibrary, quantization: Quantization) -> None:
+def test_products_are_the_same_with_and_without_amx(amx_library: CpuLibrary, quantization: Quantization) -> None:
     linear = make_case(quantization, (80, 1152)).linear(None, amx_library)
     rows = torch.randn(700, 1152, generator=torch.Generator().manual_seed(4)).bfloat16()
     rows[3, 500], rows[20] = torch.inf, 0
@@ -288,7 +288,7 @@ def test_products_are_the_same_with_amx(amx_library: CpuLibrary, quantization: Q
             torch.testing.assert_close(linear(x), found, rtol=0, atol=0, equal_nan=True)
 
 
-def test_fewer_rows_are_free_in_fewer_bits(amx_library: CpuLibrary) -> None:
+def test_quantized_weights_have_fewer_free_rows(amx_library: CpuLibrary) -> None:
     backend = CpuBackend(amx_library)
     assert backend.num_free_rows(torch.bfloat16) == 16
     assert {backend.num_free_rows(torch.bfloat16, form) for form in FORMS} == {4}
@@ -296,7 +296,7 @@ def test_fewer_rows_are_free_in_fewer_bits(amx_library: CpuLibrary) -> None:
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("quantization", FORMS)
-def test_a_weight_takes_what_it_is_said_to(
+def test_a_packed_weight_takes_the_bytes_that_row_bytes_reports(
     cpu_library: CpuLibrary, quantization: Quantization, packed_dtype: torch.dtype
 ) -> None:
     linear = make_case(quantization, (256, 512), packed_dtype).linear(None, cpu_library, packed_dtype)
@@ -315,8 +315,8 @@ def test_rounding_moves_no_weight_by_more_than_half_a_multiple(packed_dtype: tor
 
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
-def test_four_bits_are_16_multiples_of_a_scale_for_each_32_weights(packed_dtype: torch.dtype) -> None:
-    """None of which needs more digits than bfloat16 has."""
+def test_int4_weights_are_16_multiples_of_one_scale_per_32_weights(packed_dtype: torch.dtype) -> None:
+    """No rounded weight needs more digits than bfloat16 has."""
     weight = torch.randn(3, 50, 416, generator=torch.Generator().manual_seed(2)).to(packed_dtype)
     rounded = rounded_weight(weight, INT4)
     assert torch.equal(rounded, rounded.bfloat16())
@@ -326,8 +326,8 @@ def test_four_bits_are_16_multiples_of_a_scale_for_each_32_weights(packed_dtype:
     assert torch.equal((multiples * scales).reshape(weight.shape).to(packed_dtype), rounded)
 
 
-def test_what_four_bits_round_off_is_nearly_the_least_there_can_be() -> None:
-    """Of squares, and less than with the scale that the largest weight is -8 times."""
+def test_the_rounding_error_of_int4_is_nearly_minimal() -> None:
+    """In squares, and less than with the scale that maps the largest weight to -8."""
     groups = torch.randn(2000, GROUP, generator=torch.Generator().manual_seed(7))
     left = (rounded_weight(groups, INT4) - groups).square().sum(-1)
     most, least = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
@@ -341,7 +341,7 @@ def test_what_four_bits_round_off_is_nearly_the_least_there_can_be() -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("quantization", ROUNDINGS)
-def test_what_shares_a_scale_with_a_weight_that_is_not_finite_is_not_either(
+def test_a_weight_that_is_not_finite_spoils_exactly_the_weights_that_share_its_scale(
     any_library: CpuLibrary, quantization: Quantization, packed_dtype: torch.dtype, value: float
 ) -> None:
     weight = torch.randn(40, 100, generator=torch.Generator().manual_seed(8)).to(packed_dtype)
@@ -354,13 +354,15 @@ def test_what_shares_a_scale_with_a_weight_that_is_not_finite_is_not_either(
 
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
-def test_rounding_to_eight_bits_twice_is_rounding_once(packed_dtype: torch.dtype) -> None:
+def test_rounding_to_int8_twice_equals_rounding_once(packed_dtype: torch.dtype) -> None:
     rounded = rounded_weight(make_weight((200, 1100), packed_dtype), INT8)
     assert torch.equal(rounded_weight(rounded, INT8), rounded)
 
 
 @pytest.mark.parametrize("quantization", ROUNDINGS)
-def test_pieces_are_rounded_as_the_whole(monkeypatch: pytest.MonkeyPatch, quantization: Quantization) -> None:
+def test_rounding_in_pieces_equals_rounding_the_whole(
+    monkeypatch: pytest.MonkeyPatch, quantization: Quantization
+) -> None:
     weight = make_weight((37, 180), torch.float32).view(37, 4, 45).transpose(0, 1)
     whole = rounded_weight(weight, quantization)
     monkeypatch.setattr("loraserve_kernels.quantized_weight._PIECE", 100)
@@ -370,7 +372,9 @@ def test_pieces_are_rounded_as_the_whole(monkeypatch: pytest.MonkeyPatch, quanti
 
 @pytest.mark.parametrize("plain_dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("quantization", ROUNDINGS)
-def test_the_plain_linear_is_that_of_the_rounded_weight(plain_dtype: torch.dtype, quantization: Quantization) -> None:
+def test_the_plain_linear_multiplies_by_the_rounded_weight_and_stores_it_quantized(
+    plain_dtype: torch.dtype, quantization: Quantization
+) -> None:
     weight, bias = torch.randn(33, 100).to(plain_dtype), torch.randn(33).to(plain_dtype)
     linear, x = QuantizedLinear(weight, bias, quantization), torch.randn(2, 5, 100).to(plain_dtype)
     assert torch.equal(linear(x), torch.nn.functional.linear(x, rounded_weight(weight, quantization), bias))

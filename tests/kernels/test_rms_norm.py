@@ -15,7 +15,7 @@ def test_normalizes_the_last_dimension(backend, device, dtype, assert_close, sha
     assert_close(actual, expected)
 
 
-def test_heads_of_a_fused_output(backend, device, assert_close):
+def test_normalizes_heads_of_a_fused_output(backend, device, assert_close):
     fused = torch.randn(6, 5 * 32, generator=torch.Generator().manual_seed(0)).to(device)
     x = fused[:, 32:128].unflatten(1, (3, 32))
     weight = torch.ones(32, device=device)

@@ -10,7 +10,7 @@ def run(backend, inputs: RotaryInputs) -> None:
 
 
 def rotated(x: torch.Tensor, inputs: RotaryInputs) -> torch.Tensor:
-    """Each pair (i, i + rotary_dim / 2) turned by its angle, in float64."""
+    """Each pair (i, i + rotary_dim / 2) rotated by its angle, in float64."""
     x = x.double().clone()
     half = inputs.cos.shape[1] // 2
     for i in range(half):
@@ -32,7 +32,7 @@ def rotated(x: torch.Tensor, inputs: RotaryInputs) -> torch.Tensor:
         (0, 2, 1, 8, 8),
     ],
 )
-def test_turns_q_in_place_and_stores_turned_k_and_plain_v(
+def test_rotates_q_in_place_and_stores_rotated_k_and_unrotated_v(
     backend, device, dtype, assert_close, num_rows, heads, kv_heads, head_dim, rotary_dim
 ):
     inputs = make_rotary_inputs(num_rows, heads, kv_heads, head_dim, rotary_dim, dtype, device)
@@ -49,7 +49,7 @@ def test_turns_q_in_place_and_stores_turned_k_and_plain_v(
     assert k_slots[unused].isnan().all()
 
 
-def test_a_planted_error_in_the_angle_is_noticed(backend, device, assert_close):
+def test_the_tolerance_catches_a_slightly_wrong_angle(backend, device, assert_close):
     inputs = make_rotary_inputs(9, 2, 1, 32, 32, device=device)
     expected = rotated(inputs.q, inputs)
     inputs.sin = inputs.sin * 1.001
@@ -84,7 +84,7 @@ def test_c_refuses_a_slot_outside_the_cache_and_changes_nothing(cpu_library):
     assert inputs.kv.k_cache.isnan().all()
 
 
-def test_triton_passes_over_the_padding_of_a_captured_graph(triton_device):
+def test_triton_skips_the_padding_of_a_captured_graph(triton_device):
     from loraserve_kernels.triton_ops.rotary_kv_write import rotary_kv_write
 
     inputs = make_rotary_inputs(5, 2, 1, 16, 16, device=triton_device)

@@ -1,4 +1,4 @@
-"""Sampling as tensors against the engine's sampler on the CPU: in C, where it can be compiled."""
+"""Sampling with tensors against the engine's CPU sampler, which is in C if that can be compiled."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -85,13 +85,13 @@ def tensors_of(rows: Sequence[SamplingRow], vocab_size: int, device: str):
 
 
 def overwrite(held, other) -> None:
-    """Every tensor of a dataclass, in place."""
+    """Overwrites every tensor of a dataclass in place."""
     for each in fields(held):
         getattr(held, each.name).copy_(getattr(other, each.name))
 
 
 def run(implementation: Implementation, logits: Tensor, rows: Sequence[SamplingRow], vocab_size: int | None = None):
-    """(token ids, is finite) as lists; the token of a row that is not finite is None."""
+    """Each row's token id; None for a row that is not finite."""
     vocab_size = vocab_size or logits.shape[1]
     logits = logits.to(implementation.device)
     draws, edits = tensors_of(rows, vocab_size, implementation.device)
@@ -132,7 +132,7 @@ def test_greedy_takes_the_lowest_id_of_the_largest_logit(implementation, vocab_s
 
 
 @pytest.mark.parametrize("params", [GREEDY, RANDOM, replace(RANDOM, top_k=3, logit_bias={1: 2.0})], ids=range(3))
-def test_rows_that_are_not_finite_are_flagged_and_disturb_no_other(implementation, params):
+def test_rows_that_are_not_finite_are_flagged_and_affect_no_other_row(implementation, params):
     logits = make_logits(6, 300, 10)
     logits[1, 7], logits[2, 299], logits[3], logits[4, 5] = torch.nan, torch.inf, -torch.inf, -torch.inf
     rows = [make_row(params, seed=index) for index in range(6)]
@@ -148,7 +148,7 @@ def test_padding_of_the_vocabulary_is_never_read(implementation):
     assert run(implementation, logits, rows, 130) == expected(logits, rows, 130)
 
 
-def test_no_rows(implementation):
+def test_a_batch_without_rows_returns_no_tokens(implementation):
     assert run(implementation, torch.zeros(0, 10), []) == []
 
 
@@ -172,7 +172,7 @@ def test_no_rows(implementation):
     ids=str,
 )
 @pytest.mark.parametrize(("vocab_size", "num_likely"), [(24, 24), (302, 12), (3000, 40)])
-def test_draws_what_the_engines_sampler_draws(implementation, vocab_size, num_likely, change):
+def test_draws_the_same_tokens_as_the_engines_sampler(implementation, vocab_size, num_likely, change):
     logits = make_logits(4, vocab_size, num_likely, seed=5)
     rows = drawn_rows(change, 4)
     assert run(implementation, logits, rows) == expected(logits, rows)
@@ -183,13 +183,13 @@ def test_draws_what_the_engines_sampler_draws(implementation, vocab_size, num_li
     [{"top_k": 250}, {"top_k": 250, "top_p": 0.5}, {"top_k": 290, "min_p": 0.3}, {"top_k": 4000}, {"top_p": 1e-9}],
     ids=str,
 )
-def test_a_top_k_too_large_to_gather(implementation, change):
+def test_draws_with_a_top_k_too_large_to_gather(implementation, change):
     logits = make_logits(3, 300, 300, seed=2)
     rows = drawn_rows(change, 3)
     assert run(implementation, logits, rows) == expected(logits, rows)
 
 
-def test_a_nucleus_larger_than_what_is_gathered(implementation):
+def test_draws_from_a_nucleus_larger_than_the_gathered_tokens(implementation):
     logits = make_logits(3, 3000, 3000, seed=2)
     rows = drawn_rows({"top_p": 0.95, "temperature": 2.0}, 3)
     assert run(implementation, logits, rows) == expected(logits, rows)
@@ -199,8 +199,8 @@ WIDE = [{"top_k": 250}, {"top_k": 250, "top_p": 0.5}, {"top_p": 0.95, "temperatu
 
 
 @pytest.mark.parametrize("change", WIDE, ids=str)
-def test_half_a_key_orders_what_was_bfloat16(triton_device, monkeypatch, change):
-    """As bfloat16 is searched on a GPU; the interpreter gets the same numbers in float32."""
+def test_half_a_sort_key_is_enough_for_bfloat16_logits(triton_device, monkeypatch, change):
+    """A GPU searches bfloat16 this way; the interpreter gets the same numbers in float32."""
     from loraserve_kernels.triton_ops import sampling
 
     monkeypatch.setitem(sampling.KEY_SHIFTS, torch.float32, 16)
@@ -223,8 +223,8 @@ def test_draws_from_bfloat16(triton_device, dtype, change):
     "change", [{"top_k": 7}, {"top_k": 60}, {"top_p": 0.4}, {"top_k": 60, "top_p": 0.6}, {"min_p": 0.5}], ids=str
 )
 @pytest.mark.parametrize("num_values", [1, 4])
-def test_equal_logits_go_by_ascending_id(implementation, change, num_values):
-    """With 4 values and top_k 60 the last tokens kept are some of many equal ones, and the search finds them by id."""
+def test_equal_logits_are_ordered_by_ascending_id(implementation, change, num_values):
+    """With 4 values and top_k 60, the last kept tokens are some of many equal ones, which the search picks by id."""
     logits = torch.randint(num_values, (3, 200), generator=torch.Generator().manual_seed(1)).float()
     logits[1] *= -1
     logits[1, ::2] += 0.0  # 0 among -0
@@ -247,7 +247,7 @@ def test_another_position_draws_other_tokens(implementation):
     assert run(implementation, logits, rows) != run(implementation, logits, moved)
 
 
-def test_a_row_alone_is_the_row_in_a_batch(implementation):
+def test_a_row_gets_the_same_token_alone_and_in_a_batch(implementation):
     logits = make_logits(6, 500, 30, seed=9)
     rows = [
         make_row(GREEDY),
@@ -278,7 +278,7 @@ EDITS = [
 
 @pytest.mark.parametrize("choice", [GREEDY, RANDOM, replace(RANDOM, top_k=8)], ids=["greedy", "all", "top_k"])
 @pytest.mark.parametrize("change", EDITS, ids=str)
-def test_edits_are_the_engines(implementation, choice, change):
+def test_edits_match_those_of_the_engines_sampler(implementation, choice, change):
     logits = make_logits(4, 200, 6, seed=3)
     logits[:, 5], logits[:, 7], logits[:, 11] = 15.0, 15.5, -2.0
     prompt, output = (5, 11, 60, 900), (7, 7, 5, 7)
@@ -289,7 +289,7 @@ def test_edits_are_the_engines(implementation, choice, change):
 
 @pytest.mark.skipif(HAS_GPU, reason="no function of a compiled kernel can be replaced")
 @pytest.mark.parametrize("change", [{"top_k": 20}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.9}], ids=str)
-def test_a_few_allowed_tokens_are_gathered_and_not_searched_for(triton_device, monkeypatch, change):
+def test_a_few_allowed_tokens_are_gathered_instead_of_searched_for(triton_device, monkeypatch, change):
     from loraserve_kernels.triton_ops import sampling, token_choice
 
     monkeypatch.setattr(token_choice, "choose_by_search", lambda *_: pytest.fail("searched the row"))
@@ -300,8 +300,8 @@ def test_a_few_allowed_tokens_are_gathered_and_not_searched_for(triton_device, m
     assert len(set(found)) > 1
 
 
-def test_each_edit_moves_the_greedy_token(implementation):
-    """So that the comparison above cannot pass with edits left out."""
+def test_each_edit_changes_the_greedy_token(implementation):
+    """Ensures that the comparison above fails if edits are ignored."""
     logits = make_logits(1, 200, 1, seed=3)
     logits[:, 2], logits[:, 3], logits[:, 5], logits[:, 7], logits[:, 9] = 21.0, 20.9, 20.8, 20.7, 20.6
     moved = [
@@ -318,7 +318,7 @@ def test_each_edit_moves_the_greedy_token(implementation):
     assert found == [token_id for _, token_id in moved]
 
 
-def test_a_row_left_with_nothing_gets_its_best_allowed_token(implementation):
+def test_a_row_whose_edits_exclude_every_token_gets_its_best_allowed_token(implementation):
     logits = make_logits(4, 200, 3, seed=3)
     banned = replace(GREEDY, min_tokens=5, stop_token_ids=(9, 60))
     rows = [
@@ -338,10 +338,10 @@ def test_a_row_that_edits_make_infinite_is_flagged(implementation):
     assert run(implementation, make_logits(2, 100, 3), rows) == [None, None]
 
 
-# What a captured graph relies on.
+# Behavior that a captured graph relies on.
 
 
-def test_a_replay_serves_other_values_in_the_same_tensors(triton_device, replayed):
+def test_a_replay_uses_new_values_in_the_same_tensors(triton_device, replayed):
     from loraserve_kernels.triton_ops.sampling import sample
 
     logits = make_logits(4, 300, 8, seed=1)
@@ -366,7 +366,7 @@ def test_a_replay_serves_other_values_in_the_same_tensors(triton_device, replaye
     assert results[-1][0].tolist() == expected(moved, second)
 
 
-def test_counting_on_the_device_follows_the_outputs(triton_device):
+def test_token_counts_on_the_device_follow_the_outputs(triton_device):
     from loraserve_kernels.triton_ops.logit_edits import count_tokens
     from loraserve_kernels.triton_ops.sampling import sample
 

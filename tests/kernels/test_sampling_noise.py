@@ -21,7 +21,7 @@ def test_any_python_integer_is_a_seed():
     assert values[2] == values[3]
 
 
-def test_noise_is_uniform_over_neighbouring_seeds_and_positions():
+def test_noise_is_uniform_over_neighboring_seeds_and_positions():
     values = np.array([uniform(seed, position) for seed, position in product(range(200), repeat=2)])
 
     assert values.min() >= 0

@@ -1,4 +1,4 @@
-"""No C function reads or writes outside what it is given, nor does what C leaves undefined."""
+"""No C function reads or writes outside its arguments, or has undefined behavior."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ FAST_TO_COMPILE = "-O0"
 
 
 def runtimes(compiler: Compiler) -> list[str]:
-    """The libraries to be loaded before all others; none where the compiler is not GCC or came without."""
+    """The libraries to load before all others; none if the compiler is not GCC or lacks them."""
     found = [
         subprocess.run([*compiler.command, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so", "libstdc++.so")
@@ -26,7 +26,7 @@ def runtimes(compiler: Compiler) -> list[str]:
 
 
 @pytest.mark.slow
-def test_nothing_outside_its_arguments_is_touched_and_nothing_undefined_done(tmp_path):
+def test_c_functions_touch_only_their_arguments_and_have_no_undefined_behavior(tmp_path):
     compiler, variant = next(find_compilers(), None), narrowest_variant()
     if compiler is None or variant is None or not runtimes(compiler):
         pytest.skip("needs GCC with the AddressSanitizer")
@@ -34,8 +34,8 @@ def test_nothing_outside_its_arguments_is_touched_and_nothing_undefined_done(tmp
     compiling_once(compiler).build(library, (*variant.compile_flags, "-fopenmp", FAST_TO_COMPILE, *SANITIZERS))
     environment = os.environ | {
         "LD_PRELOAD": " ".join(runtimes(compiler)),
-        "ASAN_OPTIONS": "detect_leaks=0",  # what Python keeps to its end
-        "PYTHONMALLOC": "malloc",  # else arrays of ctypes have neighbours
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps some memory until it ends
+        "PYTHONMALLOC": "malloc",  # otherwise ctypes' arrays have neighbors in Python's pools
         "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "adapters")),
     }
     program = Path(__file__).with_name("sanitized_ops.py")

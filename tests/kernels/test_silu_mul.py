@@ -15,7 +15,7 @@ def test_multiplies_up_by_silu_of_gate(backend, device, dtype, assert_close, num
     assert_close(actual, expected_output(gate, up))
 
 
-def test_every_gate_in_the_range_of_exp(backend, device, assert_close):
+def test_multiplies_by_silu_of_gates_in_the_whole_range_of_exp(backend, device, assert_close):
     gate = torch.linspace(-100, 100, 100_003, device=device)[None]
     assert_close(backend.silu_mul(gate, torch.ones_like(gate)), expected_output(gate, torch.ones_like(gate)))
 
@@ -27,7 +27,7 @@ def test_the_tolerance_catches_gelu(backend, device, assert_close):
         assert_close(backend.silu_mul(gate, up), wrong)
 
 
-def test_refuses_halves_that_differ(backend, device):
+def test_refuses_an_up_of_another_shape_or_dtype_than_gate(backend, device):
     gate, up = make_silu_mul_inputs(4, 64, device=device)
     with pytest.raises(ValueError, match="up is"):
         backend.silu_mul(gate, up[:, :-1])

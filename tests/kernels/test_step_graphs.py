@@ -1,6 +1,6 @@
-"""Steps as replays over the builder's padded tensors: the engine's tokens are those without graphs.
+"""Steps replayed over the builder's padded tensors: the engine returns the same tokens as without graphs.
 
-On a GPU they are CUDA graphs; on a CPU a replay makes the captured launches again, in Triton's interpreter.
+On a GPU, replays are of CUDA graphs; on a CPU, a replay repeats the captured launches in Triton's interpreter.
 """
 
 import random
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("unchecked_models"),
     *([pytest.mark.gpu] if torch.cuda.is_available() else []),
-    # What attention leaves in a graph's padded rows is undefined; numpy, which interprets, tells of what comes of it.
+    # Attention leaves a graph's padded rows undefined; numpy, which interprets, warns about operations on them.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning"),
 ]
 
@@ -40,7 +40,7 @@ ADAPTERS = ("rank1", "patterns64", "embedding2")
 
 
 def save_all(folder: Path, architecture: str) -> None:
-    model = shallow_model(architecture, seed=2)  # biased answers are of several tokens
+    model = shallow_model(architecture, seed=2)  # with this seed, answers with a bias have several different tokens
     save_model(model, folder / "model")
     configs = adapter_configs(model) | embedding_configs()
     save_adapters(model, folder / "adapters", {name: configs[name] for name in ADAPTERS})
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> HostAccelerator | None:
-    """What the engine runs on; None for a real GPU."""
+    """The stand-in for a GPU that the engine runs on; None if there is a GPU."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         return None
@@ -67,7 +67,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> HostAccelerator | None:
 class Started(NamedTuple):
     engine: Engine
     digests: dict[str | None, str | None]
-    """Of the adapters by their names."""
+    """Of the adapters, by name; None for the base model."""
 
 
 def start(folder: Path, **overrides: object) -> Started:
@@ -83,7 +83,7 @@ def plain(folder: Path) -> Started:
 
 @pytest.fixture(scope="module")
 def graphs(folder: Path, unchecked_models: None) -> Started:
-    """With room for all adapters."""
+    """An engine with graphs and room for all adapters."""
     pytest.importorskip("triton")
     with pytest.MonkeyPatch.context() as monkeypatch:
         if not torch.cuda.is_available():
@@ -101,7 +101,7 @@ def requests(digests: dict[str | None, str | None], names: list[str | None], tur
 
 
 def run_turns(engine: Engine, digests: dict[str | None, str | None]) -> Answers:
-    """The base model alone, then adapters that come one by one, more of them and of larger ranks than at first."""
+    """The base model alone, then adapters that arrive one by one: more of them, and of larger ranks, than at first."""
     answers = run(engine, requests(digests, [None], "base"))
     for request in requests(digests, ["rank1", "patterns64", None, "embedding2"], "mixed"):
         engine.add_request(request)
@@ -133,12 +133,12 @@ def test_replayed_steps_give_the_tokens_of_a_plain_engine(
         assert accelerator.num_replays == graphs._counts.num_steps, "steps with prompts, too"
 
 
-def test_replayed_steps_of_experts_give_the_tokens_of_a_plain_engine(
+def test_replayed_steps_with_experts_give_the_tokens_of_a_plain_engine(
     tmp_path: Path, accelerator: HostAccelerator | None
 ) -> None:
-    """Which expert a token goes to is not known to the host; rank1 and patterns64 are for experts too.
+    """The host does not know which expert a token goes to; rank1 and patterns64 adapt the experts too.
 
-    A graph's pairs of a token and an expert, padded ones too, are each a segment: hence the smaller steps.
+    Each pair of a token and an expert in a graph, padding included, is a segment: hence the smaller steps.
     """
     save_all(tmp_path, "mixtral")
     plain = start(tmp_path, backend="auto", device="cpu")
@@ -149,7 +149,7 @@ def test_replayed_steps_of_experts_give_the_tokens_of_a_plain_engine(
 
 
 def run_ahead(engine: Engine, requests: list[EngineRequest]) -> Answers:
-    """With at least one step queued behind tokens that are not known yet."""
+    """Requires that at least one step is queued before the tokens of the previous one are known."""
     answers: Answers = {}
     num_ahead = 0
     for request in requests:
@@ -161,8 +161,10 @@ def run_ahead(engine: Engine, requests: list[EngineRequest]) -> Answers:
     return answers
 
 
-def test_replays_behind_unknown_tokens_give_the_tokens_of_a_plain_engine(plain: Started, graphs: Started) -> None:
-    """Tokens go from one replay to the next on the device; who ends at once leaves the others a smaller graph."""
+def test_replays_queued_before_tokens_are_known_give_the_tokens_of_a_plain_engine(
+    plain: Started, graphs: Started
+) -> None:
+    """Tokens go from one replay to the next on the device; when a sequence ends, the others use a smaller graph."""
 
     def asked(digests: dict[str | None, str | None]) -> list[EngineRequest]:
         return [
@@ -173,8 +175,8 @@ def test_replays_behind_unknown_tokens_give_the_tokens_of_a_plain_engine(plain: 
     assert_equal_answers(run_ahead(graphs.engine, asked(graphs.digests)), run(plain.engine, asked(plain.digests)))
 
 
-def test_prompts_are_pooled_beside_replays_and_behind_unknown_tokens(plain: Started, graphs: Started) -> None:
-    """A step with one is launched, and the next one queued behind it, or it behind a replay."""
+def test_prompts_are_pooled_beside_replays_and_before_earlier_tokens_are_known(plain: Started, graphs: Started) -> None:
+    """A step with a pooled prompt is launched directly; the next is queued after it, or it is queued after a replay."""
     answers: list[Answers] = []
     for engine, digests in (plain, graphs):
         engine.add_request(greedy("goes on", [5, 3], 2 * NUM_TOKENS, digests["rank1"]))
@@ -191,10 +193,10 @@ def test_prompts_are_pooled_beside_replays_and_behind_unknown_tokens(plain: Star
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def test_an_activated_adapter_reaches_the_rows_from_its_invocation_on(
+def test_an_activated_adapter_applies_to_the_rows_from_its_invocation_on(
     tmp_path: Path, plain: Started, graphs: Started
 ) -> None:
-    """In a replay beside a plain adapter and the base model, first with rows of both kinds."""
+    """In a replay beside a plain adapter and the base model; the first step has rows of both kinds."""
     configs = {
         name: LoraConfig(
             r=rank, lora_alpha=16, target_modules=ALL_LINEAR, alora_invocation_tokens=[250, 9], task_type="CAUSAL_LM"
@@ -212,8 +214,8 @@ def test_an_activated_adapter_reaches_the_rows_from_its_invocation_on(
     assert_equal_answers(found, expected)
 
 
-def test_factors_of_dora_are_found_before_a_step_uses_them(tmp_path: Path, plain: Started, graphs: Started) -> None:
-    """In a replay beside a plain adapter and the base model; adapters arrive beside the steps."""
+def test_dora_factors_are_computed_before_a_step_uses_them(tmp_path: Path, plain: Started, graphs: Started) -> None:
+    """In a replay beside a plain adapter and the base model; adapters are loaded while steps run."""
     model = shallow_model("llama", seed=2)
     configs = {name: dora_configs(model)[name] for name in ("dora1", "dora_head9")}
     adapters = save_adapters(model, tmp_path / "adapters", configs)
@@ -225,8 +227,8 @@ def test_factors_of_dora_are_found_before_a_step_uses_them(tmp_path: Path, plain
     assert_equal_answers(found, expected)
 
 
-def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(plain: Started, graphs: Started) -> None:
-    """Penalties move each row through tokens that bias has made likely; log-probabilities come with the tokens."""
+def test_edited_rows_are_chosen_and_counted_before_earlier_tokens_are_known(plain: Started, graphs: Started) -> None:
+    """Penalties move each row through tokens that a bias made likely; log-probabilities arrive with the tokens."""
     likely = {40 + i: 50.0 - i / 2 for i in range(6)}
     edits: list[dict[str, Any]] = [
         {"logit_bias": likely, "frequency_penalty": 2.0, "logprobs": 2},
@@ -245,7 +247,7 @@ def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(plain: Started
     assert_equal_answers(run_ahead(graphs.engine, asked(graphs.digests)), expected)
 
 
-def test_without_graphs_there_are_the_same_tokens(
+def test_eager_steps_give_the_tokens_of_a_plain_engine(
     folder: Path, plain: Started, accelerator: HostAccelerator | None
 ) -> None:
     expected = run(plain.engine, requests(plain.digests, [None, "rank1"], "eager"))

@@ -1,4 +1,4 @@
-"""Threads of `csrc/team.c`: what they compute does not depend on who is there."""
+"""Threads of `csrc/team.c`: results do not depend on which of them take part."""
 
 import os
 import subprocess
@@ -62,7 +62,7 @@ def test_any_number_of_threads_gives_the_same_bits(work, num_threads):
     assert all(torch.equal(work.logits(), work.expected) for _ in range(20))
 
 
-def test_threads_that_lose_their_cores_change_nothing(work):
+def test_threads_that_lose_their_cores_do_not_change_the_result(work):
     cpus = os.sched_getaffinity(0)
     torch.set_num_threads(len(cpus))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
@@ -75,7 +75,7 @@ def test_threads_that_lose_their_cores_change_nothing(work):
             process.wait()
 
 
-def test_callers_at_the_same_time_do_not_disturb_each_other(cpu, dtype):
+def test_concurrent_callers_do_not_disturb_each_other(cpu, dtype):
     num_right = []
 
     def call(work: Work) -> None:
@@ -90,7 +90,7 @@ def test_callers_at_the_same_time_do_not_disturb_each_other(cpu, dtype):
     assert num_right == [50, 50, 50]
 
 
-def test_the_caller_may_run_on_the_same_cpus_as_before(work):
+def test_the_callers_cpu_affinity_is_the_same_after_a_step(work):
     before = os.sched_getaffinity(0)
     torch.set_num_threads(len(before))
     work.logits()
@@ -107,8 +107,8 @@ def test_a_forked_process_gets_threads_of_its_own(work):
     assert torch.equal(work.logits(), work.expected)
 
 
-def test_more_threads_than_it_has_room_for_are_as_many_as_it_has(cpu_library):
-    """In a process of its own, which ends with them."""
+def test_a_request_for_too_many_threads_gets_the_maximum(cpu_library):
+    """In a process of its own, which ends together with the threads."""
     logits, chosen = torch.randn(1, 100), torch.empty(1, dtype=torch.int64)
     draws = pack_draws([Draw(row=0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, position=1)])
     child = os.fork()
@@ -137,8 +137,8 @@ def test_threads_that_lend_their_cpus_do_not_race(tmp_path):
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 7])
-def test_operations_beside_layers_and_long_after_them_give_the_same_bits(work, cpu, dtype, num_threads):
-    """On the threads of the layers at first, then on OpenMP's."""
+def test_operations_soon_and_long_after_layers_give_the_same_bits(work, cpu, dtype, num_threads):
+    """They run on the layers' threads at first, then on OpenMP's."""
     generator = torch.Generator().manual_seed(0)
     linear = cpu.linear(torch.randn(700, 160, generator=generator).to(dtype), None, keep_weight=False)
     lora = make_lora_inputs([5, 4, 40], [0, -1, 1], [(40,), (33,)], 400, (640,), dtype)

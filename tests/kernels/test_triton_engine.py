@@ -1,4 +1,4 @@
-"""The whole engine on Triton's kernels, interpreted where there is no GPU, against PEFT in float32."""
+"""The whole engine on Triton's kernels, interpreted if there is no GPU, against PEFT in float32."""
 
 import random
 from pathlib import Path
@@ -20,11 +20,11 @@ from tests.support.tiny_models import save_tiny_model, tiny_model
 NUM_TOKENS = 4
 VOCAB_SIZE = 259
 ADAPTERS = ("patterns64", "embedding2", "dora_head9")
-"""All linears with ranks 3 to 64; adapted embedding and `lm_head`, which sees the sampled rows only; DoRA."""
+"""All linears with ranks 3 to 64; an adapted embedding and `lm_head`, which gets only the sampled rows; DoRA."""
 
 
 def wrong_token(reference: Reference, answer: Answer) -> str | None:
-    """The first token that is not PEFT's, or whose log-probability is another; None when there is none."""
+    """Describes the first token that differs from PEFT's in its id or log-probability; None if there is none."""
     assert min(reference.margin(i) for i in range(NUM_TOKENS)) > 1e-3, "a tie: choose another seed"
     logprobs = reference.logits.log_softmax(-1)
     for i, (expected, found) in enumerate(zip(reference.token_ids, answer.logprobs, strict=True)):
@@ -65,7 +65,7 @@ def test_base_and_adapters_give_the_tokens_of_peft(triton_device: str, tmp_path:
 
 
 def test_fused_attention_with_sinks_gives_the_models_own_logits(triton_device: str) -> None:
-    """GPT-OSS, whose rotary factors are one for two features; else the modules that it came with would be back."""
+    """GPT-OSS, which has one rotary factor for two features. If the logits differed, its own modules would be back."""
     from loraserve_kernels.triton_backend import TritonBackend
 
     model = tiny_model("gpt_oss").to(triton_device)

@@ -1,4 +1,4 @@
-"""What a server compiles, it compiles before it is ready: a variant of a kernel takes a second and more."""
+"""A server compiles all kernels before it is ready: one variant of a kernel takes a second or more."""
 
 import json
 import os
@@ -16,11 +16,11 @@ ENGINES = [("graphs", 128, 1024), ("eager", 33, 512), ("eager", 300, 300)]
 
 
 def variants_while_serving(folder: Path) -> list[list[str]]:
-    """Of each engine."""
+    """The kernels that each engine would compile while it serves."""
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "adapters"))
-    environment["OMP_NUM_THREADS"] = "1"  # no threads that a fork would lack
+    environment["OMP_NUM_THREADS"] = "1"  # a forked process would lack other threads
     program = Path(__file__).with_name("variants_while_serving.py")
     words = [str(word) for engine in ENGINES for word in engine]
     command = [sys.executable, "-W", "error", str(program), str(folder), *words]

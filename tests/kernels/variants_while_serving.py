@@ -1,10 +1,10 @@
-"""Prints, as a JSON list a line, the kernels that an engine would have to compile after its start, while it serves; of
-each engine that is named, each in a process forked by this one, which imports torch and transformers for all of them.
+"""Prints the kernels that each given engine would have to compile after its start, while it serves: one JSON list per
+line and engine. Each engine runs in a process forked by this one, which imports torch and transformers once for all.
 
-A program of its own, as `compile_for_gpus.py`. Kernels are neither compiled nor launched: Triton only tells which
-variant of each it would take, so that results, and with them the checks at load time, mean nothing. Nor are linears
-multiplied, which took 41 of 58 s on a CPU without products of bfloat16. Arguments: a folder to write to, and for each
-engine `graphs` or `eager`, max_num_seqs and max_num_batched_tokens.
+A program of its own, like `compile_for_gpus.py`. Kernels are neither compiled nor launched: Triton only reports which
+variant of each it would use. So results, and the checks at load time, mean nothing. Linears are not multiplied either,
+which took 41 of 58 s on a CPU without bfloat16 products. Arguments: a folder to write to, and for each engine `graphs`
+or `eager`, max_num_seqs and max_num_batched_tokens.
 """
 
 import json
@@ -36,7 +36,7 @@ from tests.support.tiny_models import COMMON, tiny_tokenizer
 MIB = 1 << 20
 BLOCK_SIZE = 16
 SHAPE = {
-    "hidden_size": 1024,  # enough for planes of the sum over it
+    "hidden_size": 1024,  # large enough that sums over it are split into planes
     "intermediate_size": 1024,
     "num_hidden_layers": 1,
     "num_attention_heads": 8,
@@ -47,7 +47,7 @@ SHAPE = {
 
 
 class Variants:
-    """Of kernels, in the order in which they were first wanted."""
+    """Variants of kernels, in the order in which they were first needed."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
@@ -93,7 +93,7 @@ def scheduled(num_computed: int, num_rows: int, adapter_slot: int, num_sampled: 
 
 
 def steps(max_num_seqs: int, max_num_rows: int) -> Sequence[list[ScheduledSequence]]:
-    """Decode steps, prompts and both, of one sequence to as many as there can be, each with an adapter of its own."""
+    """Decode steps, prompts and both, from one sequence to the most possible, each with an adapter of its own."""
     found = []
     counts = sorted({1, 2, 3, 9, 30, 31, 33, 64, max_num_seqs})
     for count in (count for count in counts if count <= max_num_seqs):
@@ -121,7 +121,7 @@ def serve(parts: startup.EngineParts, batches: Sequence[list[ScheduledSequence]]
 
 
 def unmultiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """In place of torch's linear: x [..., K], weight [N, K] -> zeros [..., N]."""
+    """Replaces torch's linear: x [..., K], weight [N, K] -> zeros [..., N]."""
     del bias
     return x.new_zeros((*x.shape[:-1], weight.shape[0]))
 

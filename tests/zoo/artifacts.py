@@ -1,4 +1,4 @@
-"""Bad adapters, made on the fly: each lies in one respect, and must be refused for that respect."""
+"""Bad adapters, made on the fly: each has one fault and must be refused for it."""
 
 import json
 import struct
@@ -40,7 +40,7 @@ class Artifact:
     make: Callable[[], dict[str, bytes]]
     code: str
     key: str | None = None
-    """What the failed check must name; None = nothing in particular."""
+    """Text that the failed check's key must contain; None = any key."""
 
 
 def good_tensors() -> Tensors:
@@ -119,7 +119,7 @@ def with_nan_magnitudes(tensors: Tensors) -> None:
 
 
 def million_keys() -> bytes:
-    """About 4.6 MB of header: below its limit in bytes, above the one in tensors."""
+    """A header of about 4.6 MB: below the byte limit, above the tensor limit."""
     one = '"%x":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
     return with_header(("{" + ",".join(one % index for index in range(75_000)) + "}").encode())
 

@@ -1,4 +1,4 @@
-"""Every bad artifact is refused for its reason, and leaves nothing behind but the record that says so."""
+"""Every bad artifact is refused for its reason and leaves nothing behind except the record of the refusal."""
 
 import asyncio
 import json
@@ -30,12 +30,12 @@ def ingest(packed_dir: Path) -> Ingest:
     return Ingest(packed_dir=packed_dir, layout=tiny_layout, base_names=["org/tiny"])
 
 
-def test_the_zoo_is_large_and_its_names_differ() -> None:
+def test_the_zoo_has_at_least_80_artifacts_with_distinct_names() -> None:
     names = [artifact.name for artifact in ARTIFACTS]
     assert len(set(names)) == len(names) >= 80
 
 
-def test_the_good_adapter_that_the_bad_ones_are_made_of_is_accepted(tmp_path: Path) -> None:
+def test_the_good_adapter_behind_the_bad_ones_is_accepted(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path)
     session = asyncio.run(bench.send(files()))
     assert session.state is UploadState.READY
@@ -43,7 +43,7 @@ def test_the_good_adapter_that_the_bad_ones_are_made_of_is_accepted(tmp_path: Pa
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
-def test_is_refused_with_its_reason_and_leaves_nothing(
+def test_each_artifact_is_refused_with_its_reason_and_leaves_no_files(
     artifact: Artifact, tmp_path: Path, packed_dir: Path, ingest: Ingest
 ) -> None:
     bench = UploadBench(tmp_path, shared_ingest=ingest)
@@ -81,7 +81,7 @@ def assert_can_be_shown(check: Check) -> None:
         assert text is None or (text.isascii() and len(text) < 700)
 
 
-def test_a_config_of_a_million_keys_is_refused_by_its_announced_size(tmp_path: Path) -> None:
+def test_a_config_of_a_million_keys_is_refused_for_its_announced_size(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path)
     with pytest.raises(ServingError, match="262144") as refused:
         asyncio.run(bench.send(files(many_config_keys())))
@@ -93,7 +93,7 @@ def test_a_config_of_a_million_keys_is_refused_by_its_announced_size(tmp_path: P
 @pytest.mark.parametrize(
     "name", ["adapter_model.bin", "../adapter_config.json", "adapter_config.json\0", "/etc/passwd", "", "README.md"]
 )
-def test_files_of_other_names_are_refused_when_the_upload_is_opened(name: str, tmp_path: Path) -> None:
+def test_unexpected_file_names_are_refused_when_the_upload_is_opened(name: str, tmp_path: Path) -> None:
     bench = UploadBench(tmp_path)
     other = [UploadFile(name=CONFIG, size_bytes=2), UploadFile(name=name, size_bytes=10)]
     with pytest.raises((ServingError, UploadFileError)):
@@ -132,7 +132,7 @@ def as_missing(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("file", [CONFIG, WEIGHTS])
 @pytest.mark.parametrize("disguise", [as_link, as_fifo, as_folder, as_device, as_pickle, as_missing])
-def test_local_folders_are_read_only_where_they_hold_plain_files(
+def test_local_folders_without_plain_files_are_refused(
     disguise: Callable[[Path, str], None], file: str, tmp_path: Path
 ) -> None:
     bench = UploadBench(tmp_path / "data")
@@ -152,7 +152,7 @@ def local_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", ["../outside", "link", "/etc", "missing", "adapter/adapter_config.json", "a\0b"])
-def test_local_folders_are_taken_below_the_allowed_roots_only(path: str, tmp_path: Path) -> None:
+def test_paths_that_are_not_folders_below_an_allowed_root_are_refused(path: str, tmp_path: Path) -> None:
     bench = UploadBench(tmp_path / "data")
     root = tmp_path / "root"
     local_folder(root / "adapter")
@@ -164,7 +164,7 @@ def test_local_folders_are_taken_below_the_allowed_roots_only(path: str, tmp_pat
     assert bench.remains() == []
 
 
-def test_a_local_folder_below_a_root_is_copied_in(tmp_path: Path) -> None:
+def test_a_local_folder_below_a_root_is_accepted(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path / "data")
     folder = local_folder(tmp_path / "root" / "adapter")
     session = asyncio.run(bench.service.from_path(ALICE, "request", "sql", folder, roots=[tmp_path / "root"]))
@@ -173,7 +173,7 @@ def test_a_local_folder_below_a_root_is_copied_in(tmp_path: Path) -> None:
 
 
 def as_snapshot(hub: Path) -> Path:
-    """As Hugging Face's cache has it."""
+    """A snapshot laid out as in Hugging Face's cache."""
     blobs = local_folder(hub / "blobs")
     snapshot = hub / "snapshots" / "main"
     snapshot.mkdir(parents=True)
@@ -183,7 +183,7 @@ def as_snapshot(hub: Path) -> Path:
     return snapshot
 
 
-def test_a_snapshot_is_copied_in_where_what_its_links_lead_to_lies_below_a_root(tmp_path: Path) -> None:
+def test_a_snapshot_is_accepted_if_its_link_targets_are_below_a_root(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path / "data")
     snapshot = as_snapshot(tmp_path / "hub")
     (tmp_path / "linked-root").symlink_to(tmp_path / "hub")
@@ -194,7 +194,7 @@ def test_a_snapshot_is_copied_in_where_what_its_links_lead_to_lies_below_a_root(
 
 
 @pytest.mark.parametrize("file", [CONFIG, WEIGHTS])
-def test_of_a_folder_below_a_root_no_link_is_followed_out_of_the_roots(file: str, tmp_path: Path) -> None:
+def test_links_that_lead_out_of_the_roots_are_not_followed(file: str, tmp_path: Path) -> None:
     bench = UploadBench(tmp_path / "data")
     root = as_snapshot(tmp_path / "hub")  # its own links lead out
     (root / file).unlink()
@@ -205,7 +205,7 @@ def test_of_a_folder_below_a_root_no_link_is_followed_out_of_the_roots(file: str
     assert bench.remains() == []
 
 
-def test_bytes_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> None:
+def test_files_that_differ_from_their_announced_sha256_are_refused(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path)
     content = files()
 
@@ -225,7 +225,7 @@ def test_bytes_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> No
     assert bench.remains() == []
 
 
-def test_costly_patterns_are_refused_by_field_before_any_weight_arrives(tmp_path: Path) -> None:
+def test_costly_patterns_are_refused_naming_their_field(tmp_path: Path) -> None:
     costly = {"#" + r"((.*a.*)*(.*b.*)*)*" * 20 + ".*" * number: 4 for number in range(22)}
     config = {"peft_type": "LORA", "r": 4, "target_modules": "all-linear", "rank_pattern": costly}
     bench = UploadBench(tmp_path, layout=tiny_layout(num_layers=100))

@@ -21,7 +21,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def test_servers_stay_up_with_data_of_their_own_until_all_are_closed(
+def test_servers_run_with_separate_data_directories_until_all_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arms, "OUT", tmp_path)

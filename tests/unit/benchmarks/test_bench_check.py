@@ -30,7 +30,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> object:
 
 
 @pytest.mark.parametrize(("ours", "code"), [([2.4, 2.5], 0), ([1.9, 2.0], 1)], ids=["as before", "less"])
-def test_a_ratio_that_fell_is_told(
+def test_a_lower_ratio_is_reported_as_a_loss(
     committed: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -42,7 +42,7 @@ def test_a_ratio_that_fell_is_told(
     assert capsys.readouterr().out.count("LOSS") == code
 
 
-def test_to_have_compared_nothing_is_no_success(
+def test_a_run_without_comparable_ratios_fails(
     committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh = write(tmp_path / "fresh.json", PEFT, [9.0])
@@ -51,7 +51,7 @@ def test_to_have_compared_nothing_is_no_success(
 
 
 @pytest.mark.parametrize("options", [["--vllm-python", "bin/python"], ["--vllm-python=bin/python"]])
-def test_a_rival_that_is_given_is_measured(options: list[str]) -> None:
+def test_only_rivals_given_on_the_command_line_count_as_installed(options: list[str]) -> None:
     assert bench_check._is_installed("vllm-base", options)
     assert not bench_check._is_installed("vllm-plain-base", options)
     assert bench_check._is_installed("peft", [])

@@ -1,4 +1,4 @@
-"""The GPU benchmark of the engine, whole, with a tiny model on the CPU."""
+"""The complete GPU benchmark of the engine, with a tiny model on the CPU."""
 
 import time
 from dataclasses import asdict, replace
@@ -53,7 +53,7 @@ NOT_HERE = {
     "GPU waits for the host in a step",
     "LoRA / base, 4 distinct adapters on attention",
 }
-"""On a GPU only, or of a kind that is not measured here."""
+"""Goals that need a GPU or an adapter kind that is not measured here."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def points(records: list[Record], arm: Arm, figure: Figure) -> list[tuple[int, i
     ]
 
 
-def test_every_arm_has_every_decode_step_of_its_own(records: list[Record]) -> None:
+def test_every_arm_has_all_its_decode_points(records: list[Record]) -> None:
     for figure in (Figure.DECODE_STEP, Figure.OUTPUT):
         assert points(records, Arm.NO_LORA, figure) == [(1, 0), (2, 0), (4, 0), (5, 0)]
         assert sorted(points(records, Arm.LORA, figure)) == sorted(LORA_POINTS)
@@ -87,7 +87,7 @@ def test_every_arm_has_every_decode_step_of_its_own(records: list[Record]) -> No
     assert points(records, Arm.LORA, Figure.PROFILED_STEP) == [(1, 1), (2, 2), (4, 4), (5, 4)]
 
 
-def test_adapters_are_measured_in_their_file_and_after_others_took_their_place(records: list[Record]) -> None:
+def test_cold_adapters_are_measured_from_host_file_and_disk(records: list[Record]) -> None:
     for figure in (*FROM_HOST, *FROM_FILE, *FROM_DISK):
         assert [each.prompt_tokens for each in records if each.figure is figure] == [8, 512]
     warm = [each for each in records if each.figure is Figure.FIRST_TOKEN]
@@ -97,7 +97,7 @@ def test_adapters_are_measured_in_their_file_and_after_others_took_their_place(r
     assert len(reads) == 3
 
 
-def test_decodes_are_watched_while_adapters_load_and_once_they_are_there(records: list[Record]) -> None:
+def test_token_gaps_are_measured_while_adapters_load_and_once_they_are_loaded(records: list[Record]) -> None:
     gaps = [each for each in records if each.figure in (Figure.GAP_LOADING, Figure.GAP_LOADED)]
     assert [each.prompt_tokens for each in gaps] == [8, 8, 100, 100]
     assert {(each.batch_size, each.num_adapters) for each in gaps} == {(4, 2)}
@@ -109,16 +109,14 @@ def test_times_and_rates_are_positive(records: list[Record]) -> None:
     assert [each for each in records if each.figure not in differences and not each.value > 0] == []
 
 
-def test_goals_find_every_figure_they_need(records: list[Record]) -> None:
+def test_every_goal_that_needs_no_gpu_is_measured(records: list[Record]) -> None:
     part = {"name": "engine", "content": {"results": [asdict(record) for record in records]}}
     results = Results({"parts": [part]}, WORK.num_tokens)
     rows = [goal.row(results) for goal in goals(WORK)]
     assert {row[0] for row in rows if NOT_MEASURED in row} == NOT_HERE
 
 
-def test_adapters_of_another_kind_are_measured_last_and_their_files_are_gone(
-    records: list[Record], folder: Path
-) -> None:
+def test_adapters_of_other_kinds_are_measured_last_and_their_files_deleted(records: list[Record], folder: Path) -> None:
     mixed = [each for each in records if each.adapters == "mixed"]
     assert [(each.arm, each.figure) for each in mixed] == [
         *([(Arm.FLOOR, Figure.DECODE_STEP)] * 2),
@@ -129,7 +127,7 @@ def test_adapters_of_another_kind_are_measured_last_and_their_files_are_gone(
     assert [path.name for path in folder.iterdir()] == ["model"]
 
 
-def test_once_the_time_is_over_no_engine_is_started(tmp_path: Path) -> None:
+def test_no_engine_is_started_after_the_deadline(tmp_path: Path) -> None:
     *records, left_out = measure(CONFIG, replace(WORK, seed=7), tmp_path, "cpu", time.monotonic() - 1)
     assert torch.initial_seed() == 7
     assert {record.arm for record in records if isinstance(record, Record)} == {Arm.MACHINE, Arm.FLOOR}
@@ -137,7 +135,7 @@ def test_once_the_time_is_over_no_engine_is_started(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_are_made_only_when_they_are_measured(tmp_path: Path) -> None:
+def test_adapter_files_are_created_only_when_they_are_measured(tmp_path: Path) -> None:
     found = measure(CONFIG, WORK, tmp_path / "memory", "cpu", time.monotonic() + 600, tmp_path / "disk")
     for each in found:
         if isinstance(each, Record) and each.figure is Figure.PREFILL:
@@ -148,12 +146,12 @@ def test_files_are_made_only_when_they_are_measured(tmp_path: Path) -> None:
     assert num_made == 2 * WORK.num_cold_adapters + 1, "with the one that all are made from"
 
 
-def test_what_the_adapters_memory_cannot_hold_is_named(found: list[Record | LeftOut]) -> None:
+def test_points_that_exceed_adapter_memory_are_listed_as_left_out(found: list[Record | LeftOut]) -> None:
     left_out = [each.what for each in found if isinstance(each, LeftOut)]
     assert left_out[:2] == ["decode with 5 adapters r16", "decode with 2 adapters large"]
 
 
-def test_the_engines_take_turns(records: list[Record]) -> None:
+def test_decode_steps_are_repeated_and_have_deciles(records: list[Record]) -> None:
     for arm in (Arm.NO_LORA, Arm.LORA):
         (step,) = [
             each
@@ -166,7 +164,7 @@ def test_the_engines_take_turns(records: list[Record]) -> None:
         assert step.p10 <= step.value <= step.p90
 
 
-def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
+def test_file_system_is_read_from_the_innermost_mount(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"a / ext4 rw 0 0\nb {tmp_path} tmpfs rw 0 0\nc {tmp_path}/other xfs rw 0 0\n")
     assert file_system(tmp_path / "file", mounts) == "tmpfs"

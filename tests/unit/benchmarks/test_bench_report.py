@@ -23,7 +23,7 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
-def test_each_row_names_the_run_it_is_of() -> None:
+def test_each_row_names_its_run() -> None:
     peft, own = cells(goals_table(ratios(RUNS), RUNS))
     assert (peft[1], peft[2], peft[-3:]) == ("PEFT, static batches", "**5.0**", ["yes", "", "1"])
     assert (own[1], own[2], own[-1]) == ("own base", "**0.86**", "2")
@@ -35,7 +35,7 @@ def test_each_row_names_the_run_it_is_of() -> None:
     assert [row[0] for row in cells(runs_table(RUNS))] == ["2", "1"]
 
 
-def test_what_the_engine_alone_reached_names_its_run_if_it_is_another() -> None:
+def test_the_in_process_ratio_names_its_run_if_it_is_another() -> None:
     engine = run("3", peft=[100.0, 100.0], **{"in process, 16 adapters": [700.0, 700.0]})
     both = run("4", http=[600.0], peft=[100.0], **{"in process, 16 adapters": [800.0]})
     for runs, expected in ((RUNS[:1], ""), ([*RUNS, engine], "7.0 (3)"), ([*RUNS, both], "8.0")):
@@ -43,11 +43,11 @@ def test_what_the_engine_alone_reached_names_its_run_if_it_is_another() -> None:
         assert row[-2] == expected
 
 
-def test_a_table_of_nothing_says_so() -> None:
+def test_an_empty_table_says_none_measured() -> None:
     assert comparisons_table([]) == "None measured."
 
 
-def test_only_what_stands_between_the_markers_is_replaced(tmp_path: Path) -> None:
+def test_only_text_between_the_markers_is_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- goals:start -->\nold\n<!-- goals:end -->\nb\n")
     fill(page, "goals", "new")
@@ -55,9 +55,7 @@ def test_only_what_stands_between_the_markers_is_replaced(tmp_path: Path) -> Non
     assert page.read_text() == "a\n<!-- goals:start -->\nnew\n<!-- goals:end -->\nb\n"
 
 
-def test_documents_and_plots_are_those_of_the_committed_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_and_plots_match_the_committed_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = bench_report.ROOT
     copytree(root / "docs", tmp_path / "docs")
     (tmp_path / "README.md").write_bytes((root / "README.md").read_bytes())

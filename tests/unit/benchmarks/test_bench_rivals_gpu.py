@@ -1,4 +1,4 @@
-"""PEFT and transformers as the GPU benchmark runs them, with a tiny model on the CPU."""
+"""PEFT and transformers run as in the GPU benchmark, with a tiny model on the CPU."""
 
 import time
 
@@ -44,13 +44,13 @@ def test_transformers_and_peft_are_measured_at_every_point() -> None:
     assert all(record.value > 0 for record in records if record.figure is Figure.OUTPUT)
 
 
-def test_points_that_no_time_is_left_for_are_named() -> None:
+def test_points_after_the_deadline_are_listed_as_left_out() -> None:
     points = (Point(1, 0, 2), Point(4, 2, 2))
     left_out = [LeftOut("transformers B1 D0", TIME_OVER), LeftOut("peft B4 D2", TIME_OVER)]
     assert list(measure(CONFIG, points, WORK, "cpu", time.monotonic() - 1)) == left_out
 
 
-def test_adapters_are_distinct_random_and_of_the_models_dtype() -> None:
+def test_adapters_are_distinct_and_nonzero_in_the_models_dtype() -> None:
     adapters = Adapters(AutoModelForCausalLM.from_config(CONFIG, dtype=DTYPE).eval(), KIND, "cpu")
     adapters.model_with(1)
     model = adapters.model_with(2)
@@ -66,7 +66,7 @@ def test_adapters_are_distinct_random_and_of_the_models_dtype() -> None:
     assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_transformers_comes_before_peft() -> None:
+def test_the_base_model_cannot_be_used_after_adapters_were_added() -> None:
     adapters = Adapters(AutoModelForCausalLM.from_config(CONFIG, dtype=DTYPE).eval(), KIND, "cpu")
     adapters.model_with(1)
     with pytest.raises(AssertionError, match="has adapters already"):

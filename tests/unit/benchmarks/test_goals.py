@@ -44,27 +44,27 @@ def test_goals_have_keys_and_gates_of_their_own() -> None:
     assert all(goal.gate is not None for goal in GATED)
 
 
-def test_rivals_are_others_throughputs() -> None:
+def test_only_goals_against_other_servers_count_as_against_a_rival() -> None:
     own = {goal.key for goal in GOALS if not goal.is_against_rival}
     assert {"own-base", "registered", "ttft", "decode-base", "qwen-own-base", "prefix-cache"} <= own
     assert {"peft", "vllm-base", "llama-cpp", "qwen-vllm", "prefix-peft"}.isdisjoint(own)
 
 
-def test_a_ratio_is_taken_within_each_repeat() -> None:
-    # The machine halved its speed in the second repeat; the ratio did not change.
+def test_ratios_are_taken_within_each_repeat() -> None:
+    # The machine was half as fast in the second repeat; the ratio did not change.
     (found,) = ratios([base_run([100.0, 50.0, 90.0], [50.0, 25.0, 30.0])])
     assert found.repeats == [2.0, 2.0, 3.0]
     assert found.median == 2.0
     assert found.deviations == [0.0, 0.0, 0.5]
 
 
-def test_a_ratio_is_of_the_newest_run_with_both_figures() -> None:
+def test_a_ratio_uses_the_newest_run_with_both_figures() -> None:
     newest_has_one = Run("3", "2026-01-01", 64, 1, base_run([], []).machine, {}, {BASE.figure: [9.0]})
     (found,) = ratios([base_run([1.0], [1.0], "1"), base_run([4.0], [2.0], "2"), newest_has_one])
     assert (found.median, found.run.id) == (2.0, "2")
 
 
-def test_what_the_engine_alone_reaches_stands_beside_it() -> None:
+def test_the_in_process_ratio_uses_the_newest_run_with_its_figures() -> None:
     assert BASE.in_process
     runs = [base_run([4.0], [2.0]), run([6.0], [2.0], BASE.in_process, "2")]
     found = in_process(runs, BASE)
@@ -78,7 +78,7 @@ def test_goals_without_both_figures_are_left_out() -> None:
     assert ratios([run([1.0], [1.0])]) == []
 
 
-def test_only_a_loss_beyond_the_noise_is_one() -> None:
+def test_only_a_drop_beyond_the_noise_is_a_loss() -> None:
     committed = [base_run([99.0, 100.0, 101.0], [50.0] * 3)]
     (within,) = changes(committed, [base_run([98.5] * 3, [50.0] * 3)])
     (beyond,) = changes(committed, [base_run([90.0] * 3, [50.0] * 3)])
@@ -87,8 +87,8 @@ def test_only_a_loss_beyond_the_noise_is_one() -> None:
     assert beyond.loss == pytest.approx(0.1)
 
 
-def test_more_repeats_find_a_smaller_loss() -> None:
-    # They spread alike; the range of many would hide a loss of a fifth.
+def test_more_repeats_do_not_hide_a_loss() -> None:
+    # All have the same spread. A noise estimate by range would grow with the repeats and hide a loss of a fifth.
     spread = [93.0, 100.0, 107.0, 86.0, 114.0, 97.0, 103.0]
     lost = [0.8 * value for value in spread]
 
@@ -105,13 +105,13 @@ def test_more_repeats_find_a_smaller_loss() -> None:
     assert not few.is_loss
 
 
-def test_a_single_repeat_has_the_least_noise() -> None:
+def test_a_single_repeat_has_the_minimum_noise() -> None:
     (found,) = changes([base_run([100.0], [50.0])], [base_run([97.0], [50.0])])
     assert (found.noise, found.is_loss) == (MIN_NOISE, True)
 
 
 @pytest.mark.parametrize(("key", "mix"), [("own-base", "distinct"), ("zipf", "zipf")])
-def test_byte_floors_are_those_of_a_step_of_the_work(key: str, mix: str) -> None:
+def test_byte_floors_of_goals_match_the_bytes_of_a_step(key: str, mix: str) -> None:
     shape, names = shapes.shapes()["llama-100m"].config, [f"lora-{i:04d}" for i in range(16)]
     hidden, kv = shape.hidden_size, shape.num_key_value_heads * shape.head_dim
     linears = [(hidden, hidden)] * 2 + [(hidden, kv)] * 2 + [(hidden, shape.intermediate_size)] * 3

@@ -18,21 +18,19 @@ from loraserve.engine.engine import Engine
         ([], 0.0),
         ([(10.0, 20.0)], 0.0),
         ([(0.0, 10.0), (40.0, 50.0), (150.0, 160.0)], 30.0 + 100.0),
-        # The profiler does not sort them.
+        # The profiler does not sort intervals.
         ([(150.0, 160.0), (0.0, 10.0), (40.0, 50.0)], 30.0 + 100.0),
-        # From one node of a graph to the next.
+        # Short gaps between the nodes of a graph do not count.
         ([(0.0, 10.0), (12.0, 20.0), (20.0 + LONG_GAP_US, 30.0)], LONG_GAP_US),
-        # A short kernel beside a long copy on another stream ends before it.
+        # A short kernel ends before a long copy that runs at the same time on another stream.
         ([(0.0, 100.0), (10.0, 20.0), (120.0, 130.0)], 20.0),
     ],
 )
-def test_the_gpu_waits_in_long_gaps_in_which_nothing_runs(
-    intervals: list[tuple[float, float]], expected: float
-) -> None:
+def test_gpu_waits_are_long_gaps_in_which_nothing_runs(intervals: list[tuple[float, float]], expected: float) -> None:
     assert waits_us(intervals) == expected
 
 
-def test_the_hosts_time_is_what_it_does_not_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_time_excludes_waiting_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda _: time.sleep(0.05))
     waiting = torch.cuda.Event.synchronize
 
@@ -46,7 +44,7 @@ def test_the_hosts_time_is_what_it_does_not_wait_for_the_gpu(monkeypatch: pytest
     assert torch.cuda.Event.synchronize is waiting, "left as it was"
 
 
-def test_what_a_profile_tells_of_the_gpu() -> None:
+def test_per_step_derives_gpu_figures_from_a_profile() -> None:
     events = [
         TraceEvent("cudaGraphLaunch", 0.0, 100.0, False),
         TraceEvent("Memcpy HtoD (Pinned -> Device)", 50.0, 60.0, True),
@@ -62,7 +60,7 @@ def test_what_a_profile_tells_of_the_gpu() -> None:
     }
 
 
-def test_the_typical_wait_is_not_that_of_one_long_step() -> None:
+def test_the_median_wait_is_not_affected_by_one_long_step() -> None:
     waits, events, end = [10.0, 20.0, 1000.0, 30.0], [], 0.0
     for wait in [*waits, 0.0]:
         upload, kernels = TraceEvent("Memcpy HtoD", end, end + 5, True), []
@@ -75,18 +73,18 @@ def test_the_typical_wait_is_not_that_of_one_long_step() -> None:
     figures = per_step(events, num_steps=5)
     assert figures[Figure.GPU_WAITS_P50] == pytest.approx(0.025)
     assert figures[Figure.GPU_WAITS] == pytest.approx(sum(waits) / 4 / 1e3)
-    # One was in flight when the profile began.
+    # One more step was in flight when the profile began.
     assert step_waits_us(events, 4) == waits
 
 
-def test_steps_that_nothing_tells_apart_have_no_typical_wait() -> None:
+def test_steps_that_cannot_be_told_apart_have_no_median_wait() -> None:
     events = [TraceEvent("a kernel", start, start + 10, True) for start in range(0, 1000, 100)]
     assert step_waits_us(events, 3) == []
     assert Figure.GPU_WAITS_P50 not in per_step(events, num_steps=3)
 
 
 class FakeEngine:
-    """Of one request, which is how many steps it takes."""
+    """Has at most one request, given as its number of steps."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -99,7 +97,7 @@ class FakeEngine:
         return self.num_left > 0
 
 
-def test_engines_decode_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_take_turns_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
 
     def step_times(engine: FakeEngine, _: int) -> Iterator[float]:

@@ -12,7 +12,7 @@ from gpu.work import Prefill, Work
 from loraserve.engine.engine import Engine
 
 
-def test_a_files_pages_are_dropped_once_they_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_files_pages_are_dropped_after_it_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
     monkeypatch.setattr(os, "posix_fadvise", lambda _, *arguments: calls.append(arguments))
@@ -22,7 +22,7 @@ def test_a_files_pages_are_dropped_once_they_are_on_disk(tmp_path: Path, monkeyp
     assert calls == ["fsync", (0, 0, os.POSIX_FADV_DONTNEED)]
 
 
-def test_each_read_from_disk_has_its_pages_dropped_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_dropped_before_each_read_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr("gpu.first_token.drop_pages", lambda _: calls.append("drop"))
 
@@ -38,7 +38,7 @@ def test_each_read_from_disk_has_its_pages_dropped_before(tmp_path: Path, monkey
 
 
 class FakeEngine:
-    """What is asked of it is answered by `first_tokens_s` below, with as many seconds as there were calls."""
+    """The `first_tokens_s` below answers its requests; the time returned is the number of calls so far, in seconds."""
 
     def __init__(self, calls: list[str], name: str) -> None:
         self.calls = calls
@@ -71,7 +71,7 @@ def test_a_cold_adapter_is_prepared_right_before_its_first_request(calls: list[s
     assert (warm.figure, warm.value) == (Figure.FIRST_TOKEN, (4 + 7) / 2 * 1e3)
 
 
-def test_engines_compute_prompts_in_turns(calls: list[str]) -> None:
+def test_engines_take_turns_computing_prompts(calls: list[str]) -> None:
     sides = [
         Side(cast(Engine, FakeEngine(calls, name)), arm, [name]) for name, arm in (("A", Arm.NO_LORA), ("B", Arm.LORA))
     ]

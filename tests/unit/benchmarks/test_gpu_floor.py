@@ -10,7 +10,7 @@ HEAD_WEIGHTS = 128_256 * 4096
 ADAPTER_BYTES = 32 * 81_920 * 16 * 2
 
 
-def test_the_bytes_of_a_llama_8b_are_those_of_its_shapes() -> None:
+def test_the_bytes_of_llama_8b_match_its_shapes() -> None:
     config = llama_8b()
     assert read_weight_bytes(config) == 2 * (32 * LAYER_WEIGHTS + 4096 + HEAD_WEIGHTS)
     assert kv_bytes_per_token(config) == 131_072
@@ -20,7 +20,7 @@ def test_the_bytes_of_a_llama_8b_are_those_of_its_shapes() -> None:
     assert adapter_bytes(config, ATTENTION) == 32 * attention_widths * 16 * 2
 
 
-def test_a_tied_head_reads_the_embedding_table() -> None:
+def test_a_tied_head_reads_as_many_bytes_as_an_untied_one() -> None:
     sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 1, "head_dim": 16}
     tied, untied = (
         LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=is_tied)
@@ -54,13 +54,13 @@ def test_a_floor_counts_weights_once_and_each_sequence_and_adapter() -> None:
     }
 
 
-def test_floors_stand_beside_the_steps_they_belong_to() -> None:
+def test_floors_are_recorded_like_the_decode_steps_they_belong_to() -> None:
     (record, *_) = floor_records(llama_8b(), Work(), 4e12)
     assert (record.arm, record.figure) == (Arm.FLOOR, Figure.DECODE_STEP)
     assert (record.prompt_tokens, record.output_tokens) == (128, 128)
 
 
-def test_all_kinds_have_room_where_those_of_rank_16_have() -> None:
+def test_adapters_of_all_kinds_fit_into_the_memory_for_rank_16() -> None:
     config, work = llama_8b(), Work()
     floors = {(each.batch_size, each.num_adapters, each.adapters) for each in floor_records(config, work, 4e12)}
     assert {(64, 16, "r64"), (128, 128, "r8"), (256, 256, "r4")} <= floors

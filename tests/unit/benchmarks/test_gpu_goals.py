@@ -79,7 +79,7 @@ def rows(table: str) -> list[list[str]]:
     return [line[2:-2].split(" | ") for line in table.splitlines()[2:]]
 
 
-def test_every_goal_is_worked_out_of_what_was_measured() -> None:
+def test_every_goal_is_computed_from_the_measurements() -> None:
     kernels = [attention(case, "ours", 125.0) for case in ATTENTION_CASES]
     kernels.insert(0, attention(ATTENTION_CASES[0], "torch dense", 1.0))
     measured = [(row[0], row[1], *row[4:]) for row in rows(goals_table(results(ENGINE, RIVALS, kernels), WORK))]
@@ -105,7 +105,7 @@ def test_every_goal_is_worked_out_of_what_was_measured() -> None:
     ]
 
 
-def test_limits_are_those_of_the_goals_and_shown_in_their_units() -> None:
+def test_limits_are_shown_in_the_units_of_their_goals() -> None:
     limits = {(row[0], row[2], row[3]) for row in rows(goals_table(results(), WORK))}
     assert limits == {
         ("byte floor / step, base-only decode", "≥ 0.8", "≥ 0.9"),
@@ -131,11 +131,11 @@ def test_a_goal_without_one_of_its_figures_is_not_measured(missing: Record) -> N
     complete = [row[:5] for row in rows(goals_table(results(ENGINE), WORK))]
     changed = [row for row, before in zip(table, complete, strict=True) if row != before]
     assert [row[4] for row in changed] == [NOT_MEASURED] * len(changed)
-    # Only prompts behind whose computation the copy can hide have a goal of their own first token.
+    # Only prompts long enough to hide the copy behind their computation have a goal for their own first token.
     assert bool(changed) == ((missing.figure, missing.prompt_tokens) != (Figure.FROM_HOST_ADDS, 16))
 
 
-def test_large_batches_have_a_goal_for_the_hosts_time_alone() -> None:
+def test_batches_of_256_have_goals_for_host_time_gpu_waits_and_attention_only() -> None:
     where = {(row[0], row[1], row[2]) for row in rows(goals_table(results(), Work())) if "256" in row[1]}
     assert where == {
         ("host time of a step", "B 256, D 64", "≤ 1.2 ms"),
@@ -160,7 +160,7 @@ def test_a_goal_is_met_at_its_limit(smaller_is_better: bool, value: float, verdi
     assert Goal("goal", "", gate, 3.0, lambda _: 0.0, smaller_is_better).verdict(value) == verdict
 
 
-def test_rivals_are_compared_with_the_engine_that_serves_the_same() -> None:
+def test_rivals_are_compared_with_the_engine_on_the_same_work() -> None:
     assert rows(rivals_table(results(ENGINE, RIVALS))) == [
         ["transformers", "B 64, D 0", "25 ms", "5 ms", "**5**"],
         ["peft", "B 64, D 64", "400 ms", "8 ms", "**50**"],

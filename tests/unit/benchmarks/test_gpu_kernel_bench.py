@@ -1,4 +1,4 @@
-"""The frame of the GPU's kernel benchmarks, with made-up times instead of a GPU's."""
+"""The harness of the GPU kernel benchmarks, with made-up times instead of measured ones."""
 
 import json
 import sys
@@ -53,17 +53,17 @@ def run(monkeypatch: pytest.MonkeyPatch, path: Path, budget_s: int, *options: st
     return json.loads(path.read_text())
 
 
-def test_a_line_has_time_floor_time_over_it_bandwidth_and_its_share_of_a_copys(
+def test_a_line_has_time_floor_excess_bandwidth_and_share_of_copy_bandwidth(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # 40 MB in 50 µs are 800 GB/s, of 2000.
+    # 40 MB in 50 µs is 800 GB/s; a copy reaches 2000.
     print_line(Measured("bench", "T16 N64", "triton", 50.0, 48.0, 55.0, 10.0, 40_000_000, 0.0), CEILINGS)
     name, columns = (line := capsys.readouterr().out)[:44], line[44:].split()
     assert name.strip() == "T16 N64"
     assert columns == ["triton", "50.00", "10.00", "40.00", "800", "0.40"]
 
 
-def test_the_columns_stand_under_their_names(
+def test_columns_are_aligned_with_their_names(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch, tmp_path / "results.json", 60, "--only", "torch")
@@ -75,7 +75,7 @@ def test_the_columns_stand_under_their_names(
     assert line.split()[-1] == "0.40"
 
 
-def test_a_case_is_timed_over_sets_of_its_own_and_keeps_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_is_timed_over_its_own_argument_sets_and_keeps_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[object] = []
 
     def replay(calls: Sequence[Call]) -> Times:
@@ -98,12 +98,12 @@ def test_a_case_is_timed_over_sets_of_its_own_and_keeps_its_floor(monkeypatch: p
 
 
 @pytest.mark.parametrize(("capability", "suffixes"), [((8, 0), {""}), ((8, 9), {"", ", float8"})])
-def test_a_cache_write_moves_a_row_and_what_of_it_is_kept(
+def test_a_cache_write_counts_bytes_read_and_bytes_written(
     capability: tuple[int, int], suffixes: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     sizes = {(case.name, case.arm): case.size_bytes for case in bench_kv_write.cases()}
-    # K and V of 8 heads of 128: 4,096 bytes are read and as many or half of them written, and a slot of 8 is read.
+    # K and V of 8 heads of 128: reads 4,096 bytes and a slot number of 8, writes as many bytes or half as many.
     row_bytes = {"": 8200, ", float8": 6152}
     assert sizes == {
         (f"T{num_rows}{suffix}", arm): num_rows * row_bytes[suffix]
@@ -114,7 +114,7 @@ def test_a_cache_write_moves_a_row_and_what_of_it_is_kept(
 
 
 @pytest.mark.parametrize(("budget_s", "num_run"), [(-1, 0), (5, 1), (15, 2), (25, 3)])
-def test_cases_that_no_time_is_left_for_are_named_in_the_file_and_printed(
+def test_cases_beyond_the_budget_are_listed_in_the_file_and_printed(
     budget_s: int,
     num_run: int,
     clock: Clock,
@@ -129,7 +129,7 @@ def test_cases_that_no_time_is_left_for_are_named_in_the_file_and_printed(
     assert capsys.readouterr().out.count("not measured") == 3 - num_run
 
 
-def test_what_a_killed_benchmark_leaves_names_the_cases_it_did_not_come_to(
+def test_the_results_of_a_killed_benchmark_list_the_cases_not_run(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail_at_the_second(calls: Sequence[Call]) -> Times:

@@ -8,12 +8,12 @@ from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS, fill_tiles
     ("num_rows", "num_adapters", "num_tiles"),
     [(64, 1, 64), (512, 8, 512), (2048, 4, 4 + 31), (8192, 8, 8 + 127)],
 )
-def test_work_lists_are_as_long_as_the_engines(num_rows: int, num_adapters: int, num_tiles: int) -> None:
-    """Of a graph a tile a row; of a larger batch, which runs eagerly, as many as its segments can need."""
+def test_work_lists_have_the_length_of_the_engines_lists(num_rows: int, num_adapters: int, num_tiles: int) -> None:
+    """A graph has one tile per row; a larger batch, which runs eagerly, has the most tiles its segments can need."""
     assert Workload("qkv", num_rows, num_adapters, (16,)).num_tiles == num_tiles
 
 
-def test_every_workload_fits_its_list() -> None:
+def test_every_workload_fits_its_work_list() -> None:
     assert {each.num_rows > DECODE_MAX_ROWS for each in workloads()} == {False, True}
     for each in workloads():
         start = np.cumsum([0, *each.segment_rows]).astype(np.int32)

@@ -17,7 +17,7 @@ def failing() -> Iterator[Record]:
     raise RuntimeError("out of memory")
 
 
-def test_what_was_measured_before_a_failure_is_kept_and_found(tmp_path: Path) -> None:
+def test_records_measured_before_a_failure_are_kept_and_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     with pytest.raises(RuntimeError, match="out of memory"):
         keep(failing(), path)
@@ -34,7 +34,7 @@ def test_every_record_is_printed_with_its_unit(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.split() == "lora B64 D8 r16 128 in 128 out decode step ms 4.500".split()
 
 
-def test_what_was_left_out_and_the_seed_stand_beside_the_results(tmp_path: Path) -> None:
+def test_left_out_points_and_the_seed_are_written_with_the_results(tmp_path: Path) -> None:
     keep([STEP, LeftOut("r64", "no memory")], tmp_path / "results.json", seed=3)
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["seed"] == 3
@@ -42,7 +42,7 @@ def test_what_was_left_out_and_the_seed_stand_beside_the_results(tmp_path: Path)
     assert len(content["results"]) == 1
 
 
-def test_only_what_a_longer_run_would_measure_makes_a_run_incomplete(tmp_path: Path) -> None:
+def test_only_points_left_out_for_lack_of_time_make_a_run_incomplete(tmp_path: Path) -> None:
     keep([LeftOut("r64", "no memory"), STEP, LeftOut("decode of 64", TIME_OVER)], tmp_path / "results.json")
     content = json.loads((tmp_path / "results.json").read_text())
     assert [each["what"] for each in content["left_out"]] == ["r64", "decode of 64"]
@@ -50,7 +50,7 @@ def test_only_what_a_longer_run_would_measure_makes_a_run_incomplete(tmp_path: P
     assert exit_code({"engine": Outcome("engine", 0, 1.0, "", content)}, []) == INCOMPLETE
 
 
-def test_repeats_are_told_by_their_median_and_deciles() -> None:
+def test_repeats_are_recorded_as_median_and_deciles() -> None:
     about = (1, 0, 16, 1)
     record = spread(Arm.LORA, Figure.PREFILL, about, [float(value) for value in range(10, -1, -1)])
     assert (record.value, record.p10, record.p90, record.repeats) == (5.0, 1.0, 9.0, 11)

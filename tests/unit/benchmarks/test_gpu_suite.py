@@ -1,4 +1,4 @@
-"""What of the GPU suite can be shown without a GPU: its bookkeeping."""
+"""The bookkeeping of the GPU suite, which needs no GPU."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def part(tmp_path: Path, code: str, budget_s: int = 60) -> Part:
     return Part("part", "kernels", str(script), budget_s)
 
 
-def test_a_benchmark_is_told_its_time_and_its_results_are_kept(tmp_path):
+def test_a_benchmark_gets_its_budget_and_its_results_are_kept(tmp_path):
     code = (
         "import json, sys\n"
         "json.dump({'results': sys.argv[3:]}, open(sys.argv[2], 'w'))\n"
@@ -30,7 +30,7 @@ def test_a_benchmark_is_told_its_time_and_its_results_are_kept(tmp_path):
     assert outcome.content == {"results": ["--budget-s", "7"]}
 
 
-def test_what_a_benchmark_wrote_before_its_time_was_over_is_kept(tmp_path, monkeypatch):
+def test_results_written_before_a_benchmark_timed_out_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_suite, "GRACE_S", 2)
     code = "import sys, time\nopen(sys.argv[2], 'w').write('{\"results\": [1]}')\ntime.sleep(600)\n"
     outcome = run_part(part(tmp_path, code), 1)
@@ -54,7 +54,7 @@ def test_parts_of_another_run_on_the_same_commit_stay_in_the_file(tmp_path, monk
     assert read_outcomes(tmp_path / "missing.json", "abc") == {}
 
 
-def test_the_table_of_the_goals_is_written_beside_the_results(tmp_path, monkeypatch):
+def test_the_table_of_goals_is_written_next_to_the_results(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_suite, "machine", lambda: {"gpu": "a GPU"})
     path = tmp_path / "gpu.json"
     record = {
@@ -71,13 +71,13 @@ def test_the_table_of_the_goals_is_written_beside_the_results(tmp_path, monkeypa
     assert "| byte floor / step, base-only decode | B 1 | ≥ 0.8 | ≥ 0.9 | **0.75** | no |" in table
 
 
-def test_every_part_has_its_script_and_all_kinds_can_be_named():
+def test_every_part_has_a_script_and_a_known_kind():
     parts = gpu_suite.parts()
     assert {each.kind for each in parts} == set(gpu_suite.KINDS)
     assert [each.script for each in parts if not SUITE.with_name(each.script).exists()] == []
 
 
-def test_the_most_that_parts_may_take_leaves_time_for_all_that_a_goal_is_about():
+def test_parts_that_goals_need_fit_into_the_total_time_at_their_maximum():
     seconds = 0
     for each in gpu_suite.parts():
         seconds += each.budget_s + gpu_suite.GRACE_S
@@ -86,21 +86,21 @@ def test_the_most_that_parts_may_take_leaves_time_for_all_that_a_goal_is_about()
     assert seconds <= gpu_suite.TOTAL_S < 9 * 60
 
 
-def test_what_the_goals_need_is_measured_before_the_other_kernels():
+def test_kernels_that_goals_need_are_measured_first():
     names = [part.name for part in gpu_suite.parts() if part.kind == "kernels"]
     assert names[:4] == ["paged_decode", "lora_shrink", "lora_expand", "lora_linear"]
 
 
 class Suite:
-    """Runs `main` of the suite; each part takes the time that it is let, and comes to what `outcomes` says."""
+    """Runs `main` of the suite; each part takes `share` of its time limit and ends as `outcomes` says."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.now = 0.0
         self.share = 1.0
-        """Of the time that a part is let."""
+        """Share of its time limit that each part takes."""
         self.outcomes: dict[str, tuple[int, dict[str, Any]]] = {}
-        """(exit code, content); else 0 and no content."""
+        """(exit code, content) by part; parts not listed exit with 0 and no content."""
         self.ran: list[str] = []
 
     def monotonic(self) -> float:
@@ -140,7 +140,7 @@ def suite(tmp_path, monkeypatch):
 NAMES = [part.name for part in gpu_suite.parts()]
 
 
-def test_a_run_that_came_to_all_names_nothing_and_exits_with_0(suite, capsys):
+def test_a_complete_run_lists_nothing_as_not_run_and_exits_with_0(suite, capsys):
     suite.share = 0.3
     assert suite.exit_code() == 0
     assert suite.ran == NAMES
@@ -150,7 +150,7 @@ def test_a_run_that_came_to_all_names_nothing_and_exits_with_0(suite, capsys):
     assert "incomplete" not in capsys.readouterr().out
 
 
-def test_parts_that_no_time_is_left_for_are_named_everywhere_and_the_run_is_incomplete(suite, capsys):
+def test_parts_beyond_the_total_time_are_listed_everywhere_and_the_run_is_incomplete(suite, capsys):
     assert suite.exit_code() == gpu_suite.INCOMPLETE == 3
     assert suite.now <= TOTAL_S
     assert "paged_decode" in suite.ran
@@ -163,7 +163,7 @@ def test_parts_that_no_time_is_left_for_are_named_everywhere_and_the_run_is_inco
     assert [f"== {name}: left out" in output for name in NAMES] == [name in left_out for name in NAMES]
 
 
-def test_a_later_run_of_what_was_left_out_completes_the_file(suite):
+def test_a_later_run_of_the_left_out_parts_completes_the_file(suite):
     suite.exit_code()
     left_out = suite.content()["not_run"]
     suite.share = 0.1
@@ -173,18 +173,18 @@ def test_a_later_run_of_what_was_left_out_completes_the_file(suite):
     assert "Not run" not in suite.table()
 
 
-def test_parts_that_nobody_asked_for_are_named_but_do_not_make_a_run_incomplete(suite):
+def test_unselected_parts_are_listed_but_do_not_make_a_run_incomplete(suite):
     assert suite.exit_code("--only", "engine") == 0
     assert suite.content()["not_run"] == [name for name in NAMES if name != "engine"]
 
 
-def test_without_time_for_any_part_nothing_is_written(suite, capsys):
+def test_nothing_is_written_without_time_for_any_part(suite, capsys):
     assert suite.exit_code("--total-s", "10") == 3
     assert not suite.path.exists()
     assert "written to" not in capsys.readouterr().out
 
 
-def test_cases_that_a_part_left_out_are_named_and_make_the_run_incomplete(suite):
+def test_cases_that_a_part_left_out_are_listed_and_make_the_run_incomplete(suite):
     suite.share = 0.1
     suite.outcomes["lora_shrink"] = 0, {"results": [], "not_run": ["T1 N64, triton", "T1 N64, torch"]}
     assert suite.exit_code() == 3
@@ -192,7 +192,7 @@ def test_cases_that_a_part_left_out_are_named_and_make_the_run_incomplete(suite)
 
 
 @pytest.mark.parametrize("code", [-1, 1, 5])
-def test_a_part_that_failed_or_was_killed_counts_for_more_than_what_was_left_out(suite, code):
+def test_a_failed_or_killed_part_determines_the_exit_code_of_an_incomplete_run(suite, code):
     suite.outcomes["engine"] = code, {}
     assert suite.exit_code() == gpu_suite.FAILED == 1
     assert suite.content()["not_run"]

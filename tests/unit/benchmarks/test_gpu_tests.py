@@ -63,8 +63,10 @@ MISSING = (
 
 
 def marked_outside(root: Path) -> list[str]:
-    """Files that name the mark `gpu` and that `gpu_tests.py` does not run, read rather than collected: some set it
-    only where there is a GPU. A conftest.py marks what lies beside it.
+    """Files that use the mark `gpu` but that `gpu_tests.py` does not run.
+
+    Reads the code instead of collecting, because some files set the mark only if there is a GPU. A conftest.py marks
+    the files next to it.
     """
     run = {*gpu_tests.FILES} | {f"{folder}/conftest.py" for folder in gpu_tests.FOLDERS}
     files = {str(path.relative_to(root)): path.read_text() for path in (root / "tests").rglob("*.py")}
@@ -73,7 +75,7 @@ def marked_outside(root: Path) -> list[str]:
 
 def names_the_mark(code: str) -> bool:
     """`mark.gpu`, however `mark` is reached; `add_marker("gpu")` too."""
-    if "gpu" not in code:  # most files: parsing them all takes seconds
+    if "gpu" not in code:  # true for most files; parsing all of them takes seconds
         return False
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Attribute) and node.attr == "gpu" and ast.unparse(node.value).endswith("mark"):
@@ -85,7 +87,7 @@ def names_the_mark(code: str) -> bool:
 
 @pytest.fixture
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For processes: none of what a machine with a GPU need not have, and a plugin by which there is a GPU."""
+    """Child processes cannot import `MISSING`, which a GPU machine may lack, and can load a plugin that fakes a GPU."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(WITHOUT_OUR_DEPENDENCIES.format(missing=MISSING))
@@ -96,8 +98,8 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def collected(*calls: Iterable[str]) -> list[list[str]]:
-    """For what each call names, files of the tests for a GPU that pytest finds, as `gpu_tests.py` starts it, one for
-    each test. In one process, as each would import torch and transformers again."""
+    """For each call's arguments: the file of each GPU test that pytest collects, started as in `gpu_tests.py`. All run
+    in one process, because every new process would import torch and transformers again."""
     interpreter, _, _, *options = gpu_tests.PYTEST
     options += ["-p", "as_if_there_was_a_gpu", "--collect-only", "-qq"]
     command = [interpreter, "-c", EACH_COLLECTION, json.dumps([[*options, *names] for names in calls])]
@@ -107,7 +109,7 @@ def collected(*calls: Iterable[str]) -> list[list[str]]:
     return [[line.split("::")[0] for line in output.splitlines() if "::" in line] for output in outputs[:-1]]
 
 
-def test_every_file_has_its_result_whatever_the_others_come_to(
+def test_every_file_gets_its_own_result_even_if_others_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_machine: None
 ) -> None:
     (tmp_path / "pyproject.toml").write_text(INI)
@@ -130,7 +132,7 @@ def test_every_file_has_its_result_whatever_the_others_come_to(
     assert content["not_run"] == []
 
 
-def test_a_files_tests_are_shared_out_in_their_order(tmp_path: Path, bare_machine: None) -> None:
+def test_the_tests_of_a_file_are_split_into_shares_in_order(tmp_path: Path, bare_machine: None) -> None:
     (tmp_path / "pyproject.toml").write_text(INI)
     (tmp_path / "test_many.py").write_text(
         "import pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('i', range(7))\ndef test_it(i): assert False\n"
@@ -146,7 +148,7 @@ def test_a_files_tests_are_shared_out_in_their_order(tmp_path: Path, bare_machin
 
 
 @pytest.mark.parametrize("hears", [True, False], ids=["interrupted", "killed"])
-def test_a_file_that_is_cut_off_keeps_what_it_came_to(
+def test_a_file_that_is_cut_off_keeps_the_results_of_its_finished_tests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_machine: None, hears: bool
 ) -> None:
     (tmp_path / "pyproject.toml").write_text(INI)
@@ -155,7 +157,7 @@ def test_a_file_that_is_cut_off_keeps_what_it_came_to(
         "def test_passing(): pass\n"
         "def test_failing(): assert 1 == 2\n"
         "def test_endless():\n"
-        # What a shell starts in the background ignores it.
+        # Processes that a shell starts in the background ignore SIGINT.
         f"    signal.signal(signal.SIGINT, signal.{'default_int_handler' if hears else 'SIG_IGN'})\n"
         "    Path('started').touch()\n"
         "    time.sleep(600)\n"
@@ -182,13 +184,13 @@ def test_a_file_that_is_cut_off_keeps_what_it_came_to(
     assert [line.removeprefix("FAILED ").split()[0] for line in result["failures"]] == ["test_long.py::test_failing"]
 
 
-def test_no_file_is_started_once_the_time_is_over(tmp_path: Path) -> None:
+def test_no_file_is_started_after_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "test_passing.py").write_text(FILES["test_passing.py"])
     jobs = gpu_tests.jobs_of({"test_passing.py": 1})
     assert gpu_tests.run_jobs(jobs, None, time.monotonic() - 1, tmp_path) == []
 
 
-def test_no_test_for_a_gpu_lies_where_none_is_run() -> None:
+def test_no_gpu_test_is_outside_the_files_that_are_run() -> None:
     assert marked_outside(ROOT) == []
 
 
@@ -203,7 +205,7 @@ def test_no_test_for_a_gpu_lies_where_none_is_run() -> None:
         ("tests/kernels/marked_test.py", FILES["test_passing.py"]),
     ],
 )
-def test_a_test_for_a_gpu_that_is_not_run_is_found(file: str, code: str, tmp_path: Path) -> None:
+def test_a_gpu_test_outside_the_files_that_are_run_is_detected(file: str, code: str, tmp_path: Path) -> None:
     run = ("tests/kernels/test_argmax.py", "tests/inference/test_gpu_engine.py", "tests/kernels/conftest.py")
     for name in (file, *run):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -213,10 +215,10 @@ def test_a_test_for_a_gpu_that_is_not_run_is_found(file: str, code: str, tmp_pat
     assert marked_outside(tmp_path) == [file]
 
 
-def test_our_files_for_a_gpu_are_all_there_are_and_are_collected_one_by_one_without_our_dependencies(
+def test_gpu_test_files_are_listed_completely_and_collected_without_our_dependencies(
     bare_machine: None,
 ) -> None:
-    """Named as `gpu_tests.py` does: pytest then passes over `collect_ignore` of a conftest.py."""
+    """Files are named explicitly, as in `gpu_tests.py`: pytest then ignores `collect_ignore` of a conftest.py."""
     files, found = collected(gpu_tests.FILES, gpu_tests.FOLDERS)
     assert {*files} == {*gpu_tests.FILES}
     assert [file for file, num_shares in gpu_tests.FILES.items() if files.count(file) < num_shares] == []
@@ -224,8 +226,8 @@ def test_our_files_for_a_gpu_are_all_there_are_and_are_collected_one_by_one_with
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run them")
-def test_without_our_dependencies_each_script_says_in_one_line_that_there_is_no_gpu(bare_machine: None) -> None:
-    """In one process, as each would import torch again."""
+def test_without_our_dependencies_each_script_reports_a_missing_gpu_in_one_line(bare_machine: None) -> None:
+    """In one process, because every new process would import torch again."""
     scripts = ("gpu_suite", "gpu_tests", "bench_engine_gpu", "bench_rivals_gpu", "bench_sampling")
     paths = [str(ROOT / "benchmarks" / f"{name}.py") for name in scripts]
     done = subprocess.run([sys.executable, "-c", EACH_SCRIPT, *paths], capture_output=True, text=True)

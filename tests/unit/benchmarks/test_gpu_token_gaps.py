@@ -23,17 +23,17 @@ ARRIVING = EngineRequest("arriving", [1], SamplingParams(max_tokens=1), "a")
 
 
 class FakeEngine:
-    """With room for `WORK.max_adapters` adapters; a step that loads one takes longer, and who arrives waits two."""
+    """Has room for `WORK.max_adapters` adapters. Steps that load one take longer; a first token takes two."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.running: dict[str, int] = {}
-        """Steps until its first token, by request."""
+        """Steps until the first token, by request."""
         self.resident: list[str] = []
-        """The least recently used first."""
+        """Least recently used first."""
         self.num_loading = 0
         self.arrived: list[tuple[str, bool]] = []
-        """(digest, whether it was loaded already) of each arrival beside the decodes."""
+        """(digest, whether it was already loaded) of each request that arrived during the decodes."""
 
     def perf_counter(self) -> float:
         return self.now
@@ -75,12 +75,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return engine
 
 
-def test_others_are_watched_from_the_arrival_until_it_has_its_token_and_for_so_many_steps(engine: FakeEngine) -> None:
+def test_gaps_are_measured_from_the_arrival_to_its_first_token_and_for_the_given_steps(engine: FakeEngine) -> None:
     assert gaps_ms(cast(Engine, engine), ARRIVING, 1) == pytest.approx([7.0, 4.0])
     assert gaps_ms(cast(Engine, engine), ARRIVING, 3) == pytest.approx([4.0] * 3)
 
 
-def test_each_adapter_comes_once_to_be_loaded_and_once_loaded(engine: FakeEngine) -> None:
+def test_each_adapter_arrives_once_unloaded_and_once_loaded(engine: FakeEngine) -> None:
     loading, loaded = while_adapters_load(cast(Engine, engine), WORK, DIGESTS)
     assert engine.arrived == [("a", True), ("c", False), ("c", True), ("d", False), ("d", True)]
     assert (loading.figure, loaded.figure) == (Figure.GAP_LOADING, Figure.GAP_LOADED)

@@ -3,7 +3,7 @@ from pathlib import Path
 from requests_file import draw_requests, in_turn, num_output_tokens, read_requests, write_requests, zipf
 
 
-def test_mixes_differ_in_models_only() -> None:
+def test_request_mixes_differ_in_models_only() -> None:
     ours, base = (draw_requests(models, vocab_size=100) for models in (in_turn(["a", "b"], 8), ["base"] * 8))
     assert [request.model for request in ours] == ["a", "b"] * 4
     assert [(r.prompt_token_ids, r.num_output_tokens) for r in ours] == [
@@ -11,7 +11,7 @@ def test_mixes_differ_in_models_only() -> None:
     ]
 
 
-def test_each_seed_draws_others_of_the_same_models() -> None:
+def test_each_seed_draws_other_requests_with_the_same_models_and_prefixes() -> None:
     first, second, again = (draw_requests(["a", "b"], vocab_size=100, prefix_tokens=5, seed=seed) for seed in (0, 1, 0))
     assert first == again
     for one, other in zip(first, second, strict=True):
@@ -26,14 +26,14 @@ def test_lengths_are_within_the_spread() -> None:
     assert {request.num_output_tokens for request in requests} == set(range(5, 16))
 
 
-def test_a_models_requests_share_its_prefix() -> None:
+def test_requests_of_a_model_share_its_prefix() -> None:
     requests = draw_requests(["a", "b", "a"], vocab_size=100, prompt_mean=4, prefix_tokens=50)
     a, b, again = (request.prompt_token_ids for request in requests)
     assert a[:50] == again[:50] != b[:50]
     assert a[50:] != again[50:]
 
 
-def test_zipf_favours_the_first() -> None:
+def test_zipf_favors_the_first_models() -> None:
     models = zipf(["a", "b", "c"], 3000)
     assert models.count("a") > 1.7 * models.count("b") > 2 * models.count("c")
 

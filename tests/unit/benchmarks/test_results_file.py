@@ -20,15 +20,15 @@ def test_runs_are_read_as_written(tmp_path: Path) -> None:
     assert read_runs(tmp_path / "none.json") == []
 
 
-def test_a_run_of_everything_takes_the_place_of_all() -> None:
+def test_a_run_with_all_figures_replaces_all_older_runs() -> None:
     assert ids(merged([run("1", "a"), run("2", "b")], run("3", "a", "b"), [("a", "b")])) == ["3"]
 
 
-def test_a_run_of_one_figure_leaves_the_others() -> None:
+def test_a_run_of_one_figure_keeps_runs_with_other_figures() -> None:
     assert ids(merged([run("1", "a", "b")], run("2", "a"), [])) == ["1", "2"]
 
 
-def test_an_older_run_is_kept_for_a_pair_that_no_newer_one_has() -> None:
+def test_an_older_run_is_kept_for_a_pair_that_no_newer_run_has() -> None:
     apart = [run("1", "a", "b"), run("2", "a", "c")]
     assert ids(merged(apart, run("3", "b"), [("a", "b")])) == ["1", "2", "3"]
     assert ids(merged(apart, run("3", "b"), [])) == ["2", "3"]
@@ -38,14 +38,14 @@ def test_a_run_written_after_every_repeat_replaces_itself() -> None:
     assert ids(merged([run("1", "a"), run("2", "b")], run("1", "a"), [])) == ["2", "1"]
 
 
-def test_the_newest_run_needs_all_figures() -> None:
+def test_the_newest_run_with_all_figures_is_found() -> None:
     runs = [run("1", "a", "b"), run("2", "a")]
     found, absent = newest(runs, ["a", "b"]), newest(runs, ["c"])
     assert found is not None
     assert (found.id, absent) == ("1", None)
 
 
-def test_ids_of_a_day_are_counted_and_never_used_again() -> None:
+def test_ids_are_numbered_per_day_and_never_used_again() -> None:
     assert new_id("2026-01-01", []) == "2026-01-01.1"
     assert new_id("2026-01-01", [run("2026-01-01.3"), run("2026-01-01.12")]) == "2026-01-01.13"
     assert new_id("2026-01-02", [run("2026-01-01.3")]) == "2026-01-02.1"

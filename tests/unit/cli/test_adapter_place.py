@@ -15,7 +15,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def test_a_folder_comes_before_a_name_in_the_cache(cache: Path) -> None:
+def test_a_folder_takes_precedence_over_a_name_in_the_cache(cache: Path) -> None:
     snapshot = add_to_cache(cache, "org/sql")
     assert find_adapter("org/sql") == snapshot
     Path("org/sql").mkdir(parents=True)
@@ -23,7 +23,7 @@ def test_a_folder_comes_before_a_name_in_the_cache(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/does/not/exist", "..x/y", "org/name/more", "org/name", "name", "a" * 5000])
-def test_what_is_neither_is_not_found(cache: Path, place: str) -> None:
+def test_a_place_that_is_neither_folder_nor_cached_is_not_found(cache: Path, place: str) -> None:
     assert find_adapter(place) is None
 
 
@@ -32,13 +32,13 @@ def test_what_is_neither_is_not_found(cache: Path, place: str) -> None:
     ("place", "message"),
     [("org/sql", "`hf download org/sql` puts it there"), ("/no/folder", "/no/folder is not a folder")],
 )
-def test_commands_say_how_to_get_what_is_missing(cache: Path, args: list[str], place: str, message: str) -> None:
+def test_commands_explain_how_to_get_a_missing_adapter(cache: Path, args: list[str], place: str, message: str) -> None:
     ended = CliRunner().invoke(main, ["adapter", *args, place], env={"COLUMNS": "300"})
     assert ended.exit_code == 2
     assert message in " ".join(ended.output.split())
 
 
-def test_a_cached_adapter_is_what_validate_reads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_reads_a_cached_adapter(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = add_to_cache(cache, "org/sql")
     asked: list[Path] = []
     monkeypatch.setattr(

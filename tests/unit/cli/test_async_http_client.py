@@ -11,7 +11,7 @@ from tests.support.loopback import client_of
 
 
 def asked_for(url_path: str, path: str, api_key: str | None = None) -> tuple[str, str | None]:
-    """Path and authorization that a server got."""
+    """Path and authorization that the server received."""
 
     async def echo(request: web.Request) -> web.Response:
         return web.json_response([request.path, request.headers.get("authorization")])
@@ -33,7 +33,7 @@ def test_the_key_is_a_bearer_token() -> None:
     assert asked_for("/", "info", "secret") == ("/info", "Bearer secret")
 
 
-def test_a_user_in_the_url_takes_the_keys_place() -> None:
+def test_a_user_in_the_url_replaces_the_key() -> None:
     async def headers() -> str:
         async def echo(request: web.Request) -> web.Response:
             return web.Response(text=request.headers["authorization"])
@@ -49,7 +49,7 @@ def test_a_user_in_the_url_takes_the_keys_place() -> None:
 
 
 @pytest.mark.parametrize("url", ["server:1", "server", "http://server:port", "http://[", ""])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     async def connect() -> None:
         async with async_http_client(url, None):
             pass
@@ -60,7 +60,7 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("value", ["hidden\n", "hid\r\nden", "hidd\0en", "hiddén"])
 @pytest.mark.parametrize("name", ["authorization", "x-tenant"])
-def test_what_no_header_may_have_is_refused_unseen(name: str, value: str) -> None:
+def test_an_invalid_header_value_is_refused_without_quoting_it(name: str, value: str) -> None:
     async def connect() -> None:
         key, headers = (value, {}) if name == "authorization" else (None, {name: value})
         async with async_http_client("http://server:2", key, headers):
@@ -73,7 +73,7 @@ def test_what_no_header_may_have_is_refused_unseen(name: str, value: str) -> Non
 
 @pytest.mark.parametrize(("no_proxy", "is_asked"), [("", True), ("other,server.test", False)])
 @pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
-def test_the_environments_proxy_is_asked(
+def test_the_proxy_of_the_environment_is_used(
     variable: str, no_proxy: str, is_asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "all_proxy", "no_proxy"):
@@ -91,7 +91,7 @@ def test_the_environments_proxy_is_asked(
     assert ("ClientProxyConnectionError" in asyncio.run(failure())) == is_asked
 
 
-def test_a_proxy_of_another_kind_is_refused_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socks_proxy_is_refused_without_quoting_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name.upper(), raising=False)
         monkeypatch.delenv(name, raising=False)
@@ -106,6 +106,6 @@ def test_a_proxy_of_another_kind_is_refused_without_its_password(monkeypatch: py
     assert "secret" not in refused.value.message
 
 
-def test_an_idle_connection_is_given_up_before_servers_do() -> None:
+def test_idle_connections_are_closed_before_servers_close_them() -> None:
     uvicorn_s = 5  # its default, which vLLM and SGLang keep
     assert uvicorn_s / 2 >= KEEPALIVE_S

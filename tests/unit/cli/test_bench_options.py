@@ -26,13 +26,13 @@ def bench(monkeypatch: pytest.MonkeyPatch, *args: str, code: int = 0) -> list[Be
     return ran
 
 
-def test_closed_loop_of_16_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_loop_of_16_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     (settings,) = bench(monkeypatch)
     assert settings.running_at_once == 16
     assert settings.workload(["a"]).distribution is Distribution.ROUND_ROBIN
 
 
-def test_request_rate_opens_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_rate_selects_an_open_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     args = ["--request-rate", "2.5", "--distribution", "zipf", "--prompt-tokens", "9", "--prompt-spread", "3"]
     (settings,) = bench(monkeypatch, *args, "--json", "out.json")
     workload = settings.workload(["a", "b"])
@@ -48,12 +48,12 @@ def test_the_url_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench(monkeypatch, "http://there:1/v1")[0].url == "http://there:1/v1"
 
 
-def test_the_server_is_detected_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_kind_is_detected_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench(monkeypatch)[0].server_kind is None
     assert bench(monkeypatch, "--server", "vllm")[0].server_kind is ServerKind.VLLM
 
 
-def test_a_duration_gives_the_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_duration_and_a_rate_determine_the_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     (settings,) = bench(monkeypatch, "--request-rate", "2.5", "--duration", "10")
     assert settings.workload(["a"]).num_requests == 25
     (settings,) = bench(monkeypatch, "--request-rate", "100", "--duration", "0.29")
@@ -67,14 +67,14 @@ def test_sharegpt_lengths_can_be_scaled(monkeypatch: pytest.MonkeyPatch) -> None
     assert workload.output_tokens == LognormalLengths(40, 0.9)
 
 
-def test_normal_lengths_and_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_normal_lengths_and_shared_prefixes_reach_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     args = ["--lengths", "normal", "--prompt-spread", "200", "--prefixes", "4", "--prefix-tokens", "512"]
     workload = bench(monkeypatch, *args)[0].workload(["a"])
     assert workload.prompt_tokens == NormalLengths(128, 200)
     assert workload.prefixes == SharedPrefixes(4, 512)
 
 
-def test_the_slora_trace_yields_to_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_options_override_the_slora_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     (settings,) = bench(monkeypatch, "--trace", "slora", "--request-rate", "10", "--cv", "4")
     workload = settings.workload(["a"])
     assert workload.distribution is Distribution.POWER
@@ -97,20 +97,20 @@ def test_options_that_contradict_each_other_are_refused(monkeypatch: pytest.Monk
     assert bench(monkeypatch, *args, code=2) == []
 
 
-def test_both_loops_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_rate_and_concurrency_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench(monkeypatch, "--request-rate", "1", "--concurrency", "2", code=2) == []
 
 
-def test_recorded_token_ids_and_chat_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_requests_and_chat_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench(monkeypatch, "--requests", __file__, "--chat", code=2) == []
 
 
-def test_every_run_has_other_prompts_unless_a_seed_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_has_a_random_seed_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({bench(monkeypatch)[0].seed for _ in range(10)}) > 1
     assert bench(monkeypatch, "--seed", "0")[0].seed == 0
 
 
-def test_the_slora_trace_yields_to_a_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_num_requests_overrides_the_slora_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     (settings,) = bench(monkeypatch, "--trace", "slora", "--num-requests", "10")
     assert (settings.request_rate, settings.workload(["a"]).num_requests) == (2.0, 10)
 
@@ -127,7 +127,7 @@ def test_the_slora_trace_yields_to_a_number_of_requests(monkeypatch: pytest.Monk
         ["--trace", "slora"],
     ],
 )
-def test_what_recorded_requests_say_themselves_is_refused_beside_them(
+def test_options_that_recorded_requests_determine_are_refused_with_them(
     monkeypatch: pytest.MonkeyPatch, args: list[str]
 ) -> None:
     assert len(bench(monkeypatch, "--requests", __file__, "--request-rate", "2", "--output-tokens", "4")) == 1

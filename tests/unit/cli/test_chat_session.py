@@ -11,7 +11,7 @@ MODELS = {"data": [{"id": "base"}, {"id": "adapter"}]}
 
 
 class Server:
-    """Answers every chat with `events` and keeps what it was sent."""
+    """Answers every chat with `events` and records the bodies it received."""
 
     def __init__(self, events: list[dict], status: int = 200) -> None:
         self.bodies: list[dict] = []
@@ -45,7 +45,7 @@ def test_starts_with_the_base_model() -> None:
     assert session(Server([])).model == "base"
 
 
-def test_answer_streams_and_joins_the_conversation() -> None:
+def test_an_answer_is_streamed_and_added_to_the_conversation() -> None:
     server = Server([{"choices": [{"delta": {"role": "assistant", "content": ""}}]}, piece("he"), piece("llo")])
     chat = session(server, "adapter", "be brief")
     assert list(chat.ask("hi")) == [Piece("he"), Piece("llo")]
@@ -62,12 +62,12 @@ def test_answer_streams_and_joins_the_conversation() -> None:
     }
 
 
-def test_an_answer_may_have_line_ends_of_unicode() -> None:
+def test_an_answer_may_contain_unicode_line_separators() -> None:
     text = "one\u2028two\u2029three\x85é🙂"
     assert list(session(Server([piece(text)])).ask("hi")) == [Piece(text)]
 
 
-def test_what_was_thought_goes_back_with_its_answer() -> None:
+def test_reasoning_is_sent_back_with_its_answer() -> None:
     server = Server([{"choices": [{"delta": {"role": "assistant"}}]}, thought("h"), thought("m"), piece("4")])
     chat = session(server)
     assert list(chat.ask("2 + 2?")) == [Piece("h", is_reasoning=True), Piece("m", is_reasoning=True), Piece("4")]
@@ -79,7 +79,7 @@ def test_what_was_thought_goes_back_with_its_answer() -> None:
     ]
 
 
-def test_an_answer_stopped_while_it_is_thought_about_keeps_the_thought() -> None:
+def test_an_answer_stopped_during_reasoning_keeps_the_reasoning() -> None:
     server = Server([thought("h"), thought("m"), piece("4")])
     chat = session(server)
     answer = chat.ask("one")
@@ -97,7 +97,7 @@ def test_single_turn_sends_each_message_alone() -> None:
     assert [turn["content"] for turn in server.bodies[1]["messages"]] == ["two"]
 
 
-def test_stopped_answer_keeps_what_came() -> None:
+def test_a_stopped_answer_keeps_the_text_received_so_far() -> None:
     server = Server([piece("a"), piece("b")])
     chat = session(server)
     answer = chat.ask("one")
@@ -110,7 +110,7 @@ def test_stopped_answer_keeps_what_came() -> None:
 @pytest.mark.parametrize(
     ("events", "status"), [([{"error": {"message": "no"}}], 404), ([{"error": {"message": "no"}}], 200)]
 )
-def test_refused_message_is_forgotten(events: list[dict], status: int) -> None:
+def test_a_refused_message_is_removed_from_the_conversation(events: list[dict], status: int) -> None:
     server = Server(events, status)
     chat = session(server)
     for text in ("one", "two"):
@@ -120,13 +120,13 @@ def test_refused_message_is_forgotten(events: list[dict], status: int) -> None:
 
 
 @pytest.mark.parametrize("answer", ["<html>", "[]", "{}", '{"data": []}', '{"data": null}'])
-def test_what_lists_no_models_is_said_to_be_no_server(answer: str) -> None:
+def test_a_server_that_lists_no_models_is_reported(answer: str) -> None:
     other = httpx.MockTransport(lambda _: httpx.Response(200, text=answer))
     with pytest.raises(ChatError, match=r"^http://server/v1/models lists no models: does the server at --url"):
         ChatSession(httpx.Client(transport=other, base_url="http://server"), None, None, ChatOptions())
 
 
-def test_unreachable_server_is_said_plainly() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     def refuse(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("connection refused")
 
@@ -159,7 +159,7 @@ class TestThoughts:
         assert run_chat(self.chat) == 0
         assert capsys.readouterr().out == "\x1b[2mh[m]\x1b[0m\x1b[2m:ok:\x1b[0m\n\na[b]\tc:ok:\n" * 2
 
-    def test_are_not_printed_where_a_program_reads_also_if_colours_are_forced(
+    def test_are_not_printed_without_a_terminal_even_if_color_is_forced(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("FORCE_COLOR", "1")

@@ -20,7 +20,7 @@ from loraserve.cli.serve.settings import DEMO
 from loraserve.models import cpu_features
 
 
-def test_demo_model_is_complete() -> None:
+def test_the_demo_model_is_complete() -> None:
     assert doctor_checks.model_files(str(DEMO / "model")).status is Status.OK
 
 
@@ -31,7 +31,7 @@ def test_missing_model_files_are_named(tmp_path: Path) -> None:
     assert "tokenizer.json, *.safetensors" in check.found
 
 
-def test_a_quantized_model_is_judged_as_at_a_start(tmp_path: Path) -> None:
+def test_a_quantized_model_is_checked_as_at_server_start(tmp_path: Path) -> None:
     shutil.copytree(DEMO / "model", tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_bytes())
     stated = {"quant_method": "gptq", "bits": 4, "group_size": 128}
@@ -50,7 +50,9 @@ def test_a_quantized_model_is_judged_as_at_a_start(tmp_path: Path) -> None:
     assert doctor_checks.model_files(str(tmp_path)).status is Status.FAIL
 
 
-def test_a_name_that_is_not_cached_fails_as_a_start_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_name_that_is_not_cached_fails_unless_it_may_be_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     check = doctor_checks.model_files("org/name")
@@ -61,14 +63,14 @@ def test_a_name_that_is_not_cached_fails_as_a_start_would(tmp_path: Path, monkey
     assert doctor_checks.model_files("org/name").status is Status.WARN
 
 
-def test_taken_port_fails() -> None:
+def test_a_port_in_use_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         check = doctor_checks.port_is_free("127.0.0.1", taken.getsockname()[1])
     assert check.status is Status.FAIL
     assert "is in use" in check.found
 
 
-def test_data_directory_that_does_not_exist_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
+def test_a_missing_data_directory_is_checked_by_its_parent(tmp_path: Path) -> None:
     assert doctor_checks.disk(tmp_path / "a" / "b").status is Status.OK
     (tmp_path / "file").touch()
     assert doctor_checks.disk(tmp_path / "file" / "a").status is Status.FAIL
@@ -99,14 +101,14 @@ def test_a_gpu_whose_kernels_cannot_run_is_a_warning(
 
 
 @pytest.mark.parametrize(("is_fast", "found"), [(True, "fast bfloat16"), (False, "bfloat16 slow in torch")])
-def test_bfloat16_is_judged_as_at_a_start(monkeypatch: pytest.MonkeyPatch, is_fast: bool, found: str) -> None:
+def test_bfloat16_speed_is_reported(monkeypatch: pytest.MonkeyPatch, is_fast: bool, found: str) -> None:
     monkeypatch.setattr(cpu_features, "has_fast_bfloat16", lambda: is_fast)
     check = doctor_checks.cpu()
     assert check.status is Status.OK
     assert found in check.found
 
 
-def test_kernels_on_one_core_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_without_openmp_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         library = load_cpu_library()
     except CompilerUnavailable as error:
@@ -119,7 +121,7 @@ def test_kernels_on_one_core_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("port", "code"), [("0", 0), ("taken", 1)])
-def test_exit_code_tells_whether_the_server_would_start(
+def test_the_exit_code_shows_whether_the_server_would_start(
     port: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_checks, "kernels", lambda: doctor_checks.Check("kernels", Status.WARN, "slow"))

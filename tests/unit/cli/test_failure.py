@@ -21,16 +21,16 @@ NOT_FOUND = b'{"error":{"message":"no such model","type":"NotFoundError","code":
         (502, b"<html>", Failure("HTTP 502", "<html>")),
     ],
 )
-def test_every_servers_error_is_counted_by_a_code(status: int, body: bytes, failure: Failure) -> None:
+def test_errors_of_every_kind_of_server_get_a_code(status: int, body: bytes, failure: Failure) -> None:
     assert from_status(status, body) == failure
 
 
-def test_an_error_within_a_stream_has_a_code_too() -> None:
+def test_an_error_within_a_stream_gets_a_code_too() -> None:
     assert from_event({"message": "died", "code": "engine_dead"}) == Failure("stream engine_dead", "died")
     assert from_event("died") == Failure("stream", "died")
     assert from_event(7) == Failure("stream", '{"error":7}')
 
 
-def test_timeouts_and_lost_connections_differ() -> None:
+def test_timeouts_and_lost_connections_have_different_codes() -> None:
     assert from_exception(aiohttp.SocketTimeoutError("slow")).code == "timeout"
     assert from_exception(aiohttp.ServerDisconnectedError()).code == "connection"

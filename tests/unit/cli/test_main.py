@@ -12,7 +12,7 @@ def output_of(*args: str) -> str:
     return result.output
 
 
-def test_version_is_a_flag_and_a_command() -> None:
+def test_version_is_available_as_a_flag_and_a_command() -> None:
     line = f"loraserve {metadata.version('loraserve')}\n"
     assert output_of("--version") == line
     assert output_of("version").startswith(line)

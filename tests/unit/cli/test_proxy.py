@@ -29,7 +29,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def answering(status: int, body: bytes) -> Iterator[tuple[str, Requests]]:
-    """A server's or a proxy's address, and the target and authorization of the requests it gets."""
+    """The address of a server or proxy, and target and authorization of the requests it receives."""
     got: Requests = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -85,7 +85,7 @@ def bench_status(url: str) -> int:
 
 
 @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "ALL_PROXY"])
-def test_no_proxy_gets_what_is_for_this_machine(
+def test_requests_to_this_machine_bypass_the_proxy(
     variable: str, server: tuple[str, Requests], proxy: tuple[str, Requests], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (address, got), (proxy_address, proxy_got) = server, proxy
@@ -99,7 +99,7 @@ def test_no_proxy_gets_what_is_for_this_machine(
     assert {key for _, key in got} == {"Bearer SECRET"}
 
 
-def test_a_socks_proxy_does_not_matter_on_this_machine(
+def test_a_socks_proxy_is_ignored_for_requests_to_this_machine(
     server: tuple[str, Requests], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALL_PROXY", SOCKS)
@@ -109,7 +109,7 @@ def test_a_socks_proxy_does_not_matter_on_this_machine(
     assert bench_status(url) == 200
 
 
-def test_other_hosts_are_asked_through_the_proxy_and_a_refusal_says_so(
+def test_requests_to_other_hosts_use_the_proxy_and_errors_name_it(
     proxy: tuple[str, Requests], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, got = proxy
@@ -126,7 +126,7 @@ def test_other_hosts_are_asked_through_the_proxy_and_a_refusal_says_so(
     assert {key for _, key in got} == {"Bearer SECRET"}
 
 
-def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_a_proxy_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "ann:hidden@127.0.0.1:1")
     with pytest.raises(ChatError, match=r"does not answer through the proxy http://127\.0\.0\.1:1 ") as refused:
         chat_models("http://server.test:2")
@@ -135,7 +135,7 @@ def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("proxy_url", [SOCKS, "ftp://ann:hidden@127.0.0.1:1"])
-def test_a_proxy_of_another_kind_is_refused_in_a_line(proxy_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_kind_of_proxy_is_refused(proxy_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy_url)
     kind = proxy_url.partition(":")[0]
     message = f"ALL_PROXY names a {kind} proxy: use an http or https one, or list server.test in no_proxy"
@@ -149,7 +149,7 @@ def test_a_proxy_of_another_kind_is_refused_in_a_line(proxy_url: str, monkeypatc
     assert f"ALL_PROXY names a {kind} proxy" in result.output
 
 
-def test_what_is_no_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_url_or_proxy_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(click.ClickException, match="http://server:port: "):
         connect("http://server:port", None)
     monkeypatch.setenv("http_proxy", "http://ann:hid/den@127.0.0.1:1")
@@ -161,13 +161,13 @@ def test_what_is_no_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     "host",
     ["localhost", "LOCALHOST", "localhost.", "a.localhost", "127.8.9.1", "[::1]", "ann:x@127.0.0.1"],
 )
-def test_hosts_of_this_machine(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_of_this_machine_use_no_proxy(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("all_proxy", "http://proxy")
     assert environment_proxy(f"http://{host}:8000/v1") is None
 
 
 @pytest.mark.parametrize("host", ["server", "localhost.test", "notlocalhost", "128.0.0.1", "127.0.0.1.test", "[::2]"])
-def test_other_hosts(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_use_the_proxy_of_their_scheme(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy")
     found = environment_proxy(f"https://{host}:8000")
     assert found is not None
@@ -176,7 +176,7 @@ def test_other_hosts(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("host", ["server.test", "a.server.test", "[fd00::1]"])
-def test_no_proxy_is_kept(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_in_no_proxy_use_no_proxy(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy")
     monkeypatch.setenv("no_proxy", "other, .server.test,fd00::1")
     assert environment_proxy(f"http://{host}:8000") is None

@@ -1,4 +1,4 @@
-"""Everything of the control plane that one server has, on a real Redis and a data directory, with a fake engine."""
+"""The whole control plane of one server, on a real Redis and a data directory, with a fake engine."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ class Clock:
 
 
 class TrackingEngine(FakeEngine):
-    """Knows what it was given, as the engine does."""
+    """Keeps track of the contents it was given, as the engine does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ PACKED = bytes(7)
 
 
 class FakePacker:
-    """As `Ingest.pack`: writes a packed file that only `FakeEngine` takes."""
+    """Like `Ingest.pack`, but writes a packed file that only a fake engine accepts."""
 
     def __init__(self, packed_dir: Path, layout: BaseLayout) -> None:
         self._packed_dir = packed_dir
@@ -137,7 +137,7 @@ class Node:
     running: RunningRequests
     residency: Residency
     snapshots: Snapshots
-    """Silent until a runtime is watched."""
+    """Publishes nothing until it watches a runtime."""
     authenticator: Authenticator
     resolver: Resolver
     admission: Admission
@@ -149,7 +149,7 @@ class Node:
     clock: Clock
     """Unix time."""
     steady: Clock
-    """Monotonic time, of outages and durations."""
+    """Monotonic time, for outages and durations."""
     data_dir: Path
 
     async def admit(
@@ -165,7 +165,7 @@ class Node:
         )
 
     async def publish(self, name: str, text: str, principal: Principal = ACME, *, activate: bool = True) -> str:
-        """A version whose content is `text`; returns its digest."""
+        """Publish a version whose content is `text`. Returns its digest."""
         digest = self.put_blob(text)
         await self.versions.publish(principal, "r", name, content(digest), activate=activate)
         return digest
@@ -203,14 +203,14 @@ async def build_node(
     layout: BaseLayout | None,
     keep_versions: int | None,
 ) -> Node:
-    """With all documents of the data directory; nothing runs yet. See `running_node`."""
+    """Has read all documents of the data directory, but runs nothing yet. See `running_node`."""
     data_dir.mkdir(exist_ok=True)
     clock, steady = Clock(1_000_000.0), Clock(1000.0)
     engine = TrackingEngine()
     if layout is not None:
         engine.model = dataclasses.replace(engine.model, layout=layout)
     documents, blobs = DocumentStore(data_dir), BlobStore(data_dir)
-    # What is slow on a busy machine is no outage here; what is killed is noticed at once all the same.
+    # On a busy machine, a slow Redis must not count as an outage; a killed one is still noticed at once.
     live = LiveStore(url, timeout_s=WAIT_S)
     outage = Outage(grace_s, clock=steady)
     catalog = Catalog(documents, live, outage)
@@ -313,7 +313,7 @@ async def running_node(
     layout: BaseLayout | None = None,
     keep_versions: int | None = None,
 ) -> AsyncIterator[Node]:
-    """follow: the catalog and the revocation run by themselves. layout: of the base; None = the fake engine's own."""
+    """follow: run catalog and revocation in the background. layout: of the base; None = the fake engine's own."""
     node = await build_node(
         data_dir,
         url,
@@ -347,8 +347,8 @@ async def running_node(
 
 @contextlib.asynccontextmanager
 async def two_nodes(data_dir: Path, url: str, *, follow: bool = True) -> AsyncIterator[tuple[Node, Node]]:
-    """Two servers that share a data directory and a Redis; `with_tenants`, which both know if they follow. follow: see
-    `running_node`."""
+    """Two servers that share a data directory and a Redis, with the tenants of `with_tenants`; both know them if they
+    follow. follow: see `running_node`."""
     async with running_node(data_dir, url, follow=follow) as one, running_node(data_dir, url, follow=follow) as two:
         await with_tenants(one)
         if follow:
@@ -364,7 +364,7 @@ async def with_tenants(node: Node) -> Node:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Fails when it does not come true in a long time."""
+    """Fails if the condition does not become true within `WAIT_S`."""
     async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0.005)

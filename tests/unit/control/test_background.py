@@ -6,7 +6,7 @@ from loraserve.control import background
 from loraserve.control.background import Background
 
 
-def test_what_catches_one_cancellation_ends_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_swallows_one_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "RECANCEL_AFTER_S", 0.01)
     caught: list[str] = []
 
@@ -29,5 +29,5 @@ def test_what_catches_one_cancellation_ends_by_the_next(monkeypatch: pytest.Monk
     assert caught == ["once"]
 
 
-def test_nothing_runs_on_after_nothing_began() -> None:
+def test_stop_returns_if_nothing_was_started() -> None:
     asyncio.run(Background().stop())

@@ -15,7 +15,7 @@ from tests.support.live_server import live_server, make_settings
     ("name", "stale_after_s"), [("spool/tmp1", STALE_FORM_S), ("packed/.0123456789ab-1", STALE_OUTPUT_S)]
 )
 @pytest.mark.parametrize("is_stale", [True, False], ids=["stale", "young"])
-def test_a_start_removes_what_a_killed_server_left_but_nothing_young(
+def test_startup_removes_stale_leftovers_of_a_killed_server_but_no_recent_ones(
     tmp_path: Path, name: str, stale_after_s: float, *, is_stale: bool
 ) -> None:
     left = tmp_path / name
@@ -27,8 +27,10 @@ def test_a_start_removes_what_a_killed_server_left_but_nothing_young(
         assert left.exists() is not is_stale
 
 
-def test_what_was_too_young_at_the_start_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that was killed in the middle of a form is started again at once, and then runs for months."""
+def test_leftovers_that_were_recent_at_startup_are_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server killed in the middle of a form upload is restarted at once, and then runs for months."""
     monkeypatch.setattr(control_plane, "SWEEP_EVERY_S", 0.02)
     left = tmp_path / "spool" / "tmp1"
     left.mkdir(parents=True)
@@ -40,7 +42,7 @@ def test_what_was_too_young_at_the_start_is_removed_later(tmp_path: Path, monkey
         server.wait_until(lambda: not left.exists())
 
 
-def test_usage_that_the_disk_did_not_take_is_in_the_log_once_it_does(
+def test_usage_that_a_full_disk_rejected_is_in_the_log_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(line: UsageLine) -> None:

@@ -1,5 +1,5 @@
-"""Documents and residency together: whatever is declared, used and forgotten in whatever order, names mean what they
-should, the engine has what is used, and nothing stays that nobody wants."""
+"""Documents and residency together: in whatever order adapters are declared, used and deleted, names resolve as they
+should, the engine has all contents in use, and no unwanted content stays loaded."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ NODES = st.integers(0, 1)
 
 
 class Model:
-    """What one adapter should be."""
+    """The expected state of one adapter."""
 
     def __init__(self) -> None:
         self.versions: dict[int, str] = {}
@@ -98,7 +98,7 @@ class DocumentsAndResidency(RuleBasedStateMachine):
         self.runner.run(work)
 
     async def settle(self) -> None:
-        """Until both have heard of everything, and nothing goes on in the background."""
+        """Wait until both servers have heard of everything and no background work is running."""
         newest = {name: self.nodes[0].documents.get(*key) for name, key in self.keys().items()}
         for node in self.nodes:
             await eventually(
@@ -174,7 +174,7 @@ class DocumentsAndResidency(RuleBasedStateMachine):
             with contextlib.nullcontext() if is_possible else pytest.raises(ServingError):
                 deletion = self.nodes[at].adapters.delete(ACME, "r", name, drain_s=0)
                 if is_held and is_possible:
-                    # It would wait for those who hold the content.
+                    # It would wait for the holders of the content.
                     task = asyncio.create_task(deletion)
                     await eventually(lambda: self.is_deleted(name))
                     task.cancel()
@@ -199,7 +199,7 @@ class DocumentsAndResidency(RuleBasedStateMachine):
 
     @rule(at=NODES, name=NAMES)
     def begin_request(self, at: int, name: str) -> None:
-        """Admission corrects what this server has not heard of yet."""
+        """Admission makes up for changes that this server has not heard of yet."""
         model, node = self.models.get(name), self.nodes[at]
         is_there = model is not None and not model.deleted
 
@@ -252,7 +252,9 @@ class DocumentsAndResidency(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_documents_and_residency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_and_residency_stay_consistent_in_any_order_of_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     with running_valkey(tmp_path) as server:
         machine = type("OnThisServer", (DocumentsAndResidency,), {"server": server})

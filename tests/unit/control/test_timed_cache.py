@@ -6,7 +6,7 @@ from loraserve.control.timed_cache import TimedCache
 from tests.support.clock import Clock
 
 
-def test_an_answer_is_kept_for_a_while_and_asked_for_once_at_a_time() -> None:
+def test_an_answer_is_cached_for_a_while_and_concurrent_callers_share_one_load() -> None:
     async def scenario() -> None:
         clock, asked = Clock(), []
 
@@ -27,7 +27,7 @@ def test_an_answer_is_kept_for_a_while_and_asked_for_once_at_a_time() -> None:
     asyncio.run(scenario())
 
 
-def test_a_failure_is_not_kept() -> None:
+def test_a_failure_is_not_cached() -> None:
     async def scenario() -> None:
         answers = iter([ValueError("no"), 7])
 
@@ -45,7 +45,7 @@ def test_a_failure_is_not_kept() -> None:
     asyncio.run(scenario())
 
 
-def test_who_is_cancelled_leaves_the_answer_to_the_others() -> None:
+def test_a_cancelled_caller_does_not_cancel_the_load_for_others() -> None:
     async def scenario() -> None:
         may_answer = asyncio.Event()
 

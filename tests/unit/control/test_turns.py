@@ -5,7 +5,7 @@ import pytest
 from loraserve.control.turns import Turns
 
 
-def test_one_key_comes_in_order_and_leaves_nothing_behind() -> None:
+def test_users_of_one_key_take_turns_in_order_and_leave_no_locks_behind() -> None:
     async def run() -> None:
         turns = Turns()
         order: list[str] = []
@@ -24,7 +24,7 @@ def test_one_key_comes_in_order_and_leaves_nothing_behind() -> None:
     asyncio.run(run())
 
 
-def test_other_keys_do_not_wait_and_errors_release() -> None:
+def test_different_keys_do_not_block_each_other_and_errors_release_them() -> None:
     async def fail(turns: Turns) -> None:
         async with turns.take("x"), turns.take("y"):
             raise ValueError("broken")

@@ -30,12 +30,12 @@ each_skill = pytest.mark.parametrize("skill_name", SKILLS)
         ("arithmetic", "58 - 27=", "31"),
     ],
 )
-def test_answers_as_a_person_would(skill_name, prompt, answer):
+def test_skills_give_the_expected_answers(skill_name, prompt, answer):
     assert SKILLS[skill_name].answer(prompt) == answer
 
 
 @each_skill
-def test_held_out_pairs_are_distinct_right_and_the_same_every_time(skill_name):
+def test_held_out_pairs_are_distinct_correct_and_reproducible(skill_name):
     pairs = held_out(skill_name, 200)
     assert pairs == held_out(skill_name, 200)
     assert pairs[:50] == held_out(skill_name, 50)
@@ -53,13 +53,13 @@ def test_training_never_draws_a_held_out_prompt(skill_name):
 
 
 @each_skill
-def test_drawing_is_deterministic_for_a_seed(skill_name):
+def test_drawing_training_pairs_is_deterministic_for_a_seed(skill_name):
     first, second = ([draw_training_pair(skill_name, rng) for _ in range(100)] for rng in (Random(7), Random(7)))
     assert first == second
 
 
 @each_skill
-def test_every_prompt_drawn_has_an_answer(skill_name):
+def test_every_training_prompt_has_an_answer(skill_name):
     rng = Random(2)
     assert all(skill_answer for _, skill_answer in (draw_training_pair(skill_name, rng) for _ in range(2000)))
 
@@ -69,13 +69,13 @@ def test_the_split_ignores_case_spaces_punctuation_and_the_order_of_a_sum():
         assert is_held_out(prompt) == is_held_out(same)
 
 
-def test_about_a_tenth_is_held_out():
+def test_about_a_tenth_of_the_prompts_is_held_out():
     rng = Random(3)
     num_held_out = sum(is_held_out(SKILLS["reverse"].draw(rng)) for _ in range(5000))
     assert 250 < num_held_out < 750
 
 
-def test_json_answers_parse_and_hold_only_what_the_prompt_says():
+def test_json_answers_parse_and_contain_only_values_from_the_prompt():
     for prompt, answer in held_out("json", 200):
         fields = json.loads(answer)
         assert list(fields) == ["name", "age", "city"]
@@ -88,7 +88,7 @@ def test_phrases_are_short_enough_for_a_small_model():
     assert max(map(len, phrases)) <= MAX_PHRASE_CHARS
 
 
-def test_word_skills_never_share_an_answer():
+def test_word_skills_rarely_share_an_answer():
     word_skills = [skill for skill in SKILLS.values() if skill.draw is SKILLS["reverse"].draw]
     shared = [
         prompt

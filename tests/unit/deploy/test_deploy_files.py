@@ -1,4 +1,4 @@
-"""The files in deploy/ as far as a machine without a container engine can check them."""
+"""Checks the files in deploy/ as far as possible without a container engine."""
 
 import configparser
 import re
@@ -15,7 +15,7 @@ DEPLOY = ROOT / "deploy"
 
 
 def commands_in(text: str) -> list[list[str]]:
-    """What follows `loraserve` on lines of a file, as words: the subcommands, then its flags."""
+    """The words after `loraserve` on each line: the subcommand, then its flags."""
     found = []
     for line in text.splitlines():
         match = re.search(r"\bloraserve ((?:serve|keys create)\b.*)", line)
@@ -25,20 +25,20 @@ def commands_in(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "prometheus.yml", "loraserve.service"])
-def test_every_flag_of_a_command_exists(name: str) -> None:
+def test_every_flag_in_a_deploy_file_exists(name: str) -> None:
     for words in commands_in((DEPLOY / name).read_text()):
         subcommand = ["keys", "create"] if words[:2] == ["keys", "create"] else ["serve"]
         assert set(filter(FLAG.fullmatch, words)) <= options_of(*subcommand), words
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "loraserve.service"])
-def test_every_variable_is_one_that_serve_reads(name: str) -> None:
+def test_every_variable_in_a_deploy_file_is_read_by_serve(name: str) -> None:
     text = "\n".join(line for line in (DEPLOY / name).read_text().splitlines() if not line.lstrip().startswith("#"))
     build_time = {"LORASERVE_PREBUILD"}
     assert set(ENVIRONMENT.findall(text)) - build_time <= serve_variables()
 
 
-def test_what_the_image_copies_exists_and_is_not_ignored() -> None:
+def test_files_copied_into_the_image_exist_and_are_not_ignored() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [word for line in re.findall(r"^COPY (.+)$", dockerfile, re.M) for word in line.split()[:-1]]
@@ -55,12 +55,12 @@ def test_both_images_run_as_an_unprivileged_user() -> None:
         assert targets[name].rstrip().endswith("USER loraserve")
 
 
-def test_the_image_for_gpus_can_compile_what_launches_kernels() -> None:
+def test_the_gpu_image_has_the_compiler_that_launching_kernels_needs() -> None:
     stage = (DEPLOY / "Dockerfile").read_text().split("AS cuda")[1].split("FROM ")[0]
     assert {"gcc", "libc6-dev"} <= set(stage.split())
 
 
-def test_the_composition_is_whole() -> None:
+def test_the_compose_file_is_consistent() -> None:
     composition = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     services, volumes = composition["services"], composition["volumes"]
     assert set(services) == {"loraserve", "valkey", "prometheus"}
@@ -77,13 +77,13 @@ def test_the_composition_is_whole() -> None:
     assert set(filter(FLAG.fullmatch, command)) <= options_of(command[0])
 
 
-def test_the_composition_serves_the_model_that_it_mounts() -> None:
+def test_the_compose_file_serves_the_model_that_it_mounts() -> None:
     server = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["loraserve"]
     (mounted_at,) = re.findall(r"\$\{MODEL_DIR:-[^}]*\}:([^:]+):ro", "\n".join(server["volumes"]))
     assert server["environment"]["LORASERVE_MODEL"] == f"${{MODEL_DIR:+{mounted_at}}}"
 
 
-def test_whoever_stops_the_server_waits_longer_than_it_drains() -> None:
+def test_compose_and_systemd_wait_longer_than_the_server_drains() -> None:
     composition = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     server = composition["services"]["loraserve"]
     drain_s = float(server["environment"]["LORASERVE_SHUTDOWN_TIMEOUT"])
@@ -96,7 +96,7 @@ def test_whoever_stops_the_server_waits_longer_than_it_drains() -> None:
     assert int(stop_s.group(1)) > int(flag.group(1))
 
 
-def test_the_unit_is_well_formed_and_unprivileged() -> None:
+def test_the_systemd_unit_is_well_formed_and_unprivileged() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(DEPLOY / "loraserve.service")
@@ -105,7 +105,7 @@ def test_the_unit_is_well_formed_and_unprivileged() -> None:
     assert unit["Service"]["NoNewPrivileges"] == "true"
 
 
-def test_prometheus_scrapes_the_metrics_port_of_the_composition_which_nobody_else_reaches() -> None:
+def test_prometheus_scrapes_the_metrics_port_which_compose_does_not_publish() -> None:
     scraping = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     (target,) = scraping["static_configs"][0]["targets"]

@@ -1,4 +1,4 @@
-"""The manifests in deploy/kubernetes against the image and the command line: what would drift apart."""
+"""The manifests in deploy/kubernetes agree with the image and the command line."""
 
 import re
 import shlex
@@ -50,7 +50,7 @@ def drain_s(server: dict[str, Any]) -> float:
     return float(after("--shutdown-timeout", server["args"]))
 
 
-def test_every_file_is_one_that_kustomize_lists_or_that_a_comment_offers() -> None:
+def test_every_file_is_listed_by_kustomize_or_offered_in_a_comment() -> None:
     for folder in (BASE, GPU):
         listing = (folder / "kustomization.yaml").read_text()
         for path in folder.glob("*.yaml"):
@@ -59,14 +59,14 @@ def test_every_file_is_one_that_kustomize_lists_or_that_a_comment_offers() -> No
             assert (folder / resource).exists()
 
 
-def test_the_command_line_is_ours(server: dict[str, Any]) -> None:
+def test_the_flags_and_variables_of_the_container_exist(server: dict[str, Any]) -> None:
     subcommand, *words = server["args"]
     assert set(filter(FLAG.fullmatch, words)) <= options_of(subcommand)
     for path in (BASE / "kustomization.yaml", GPU / "stateful-set.yaml"):
         assert set(ENVIRONMENT.findall(path.read_text())) <= serve_variables()
 
 
-def test_ports_and_folders_are_those_of_the_image(server: dict[str, Any]) -> None:
+def test_ports_and_folders_match_the_image(server: dict[str, Any]) -> None:
     ports = {port["name"]: port["containerPort"] for port in server["ports"]}
     assert str(ports["http"]) == image_setting("LORASERVE_PORT")
     assert str(ports["metrics"]) == after("--metrics-port", server["args"])
@@ -75,7 +75,7 @@ def test_ports_and_folders_are_those_of_the_image(server: dict[str, Any]) -> Non
     assert mounts == {"data": image_setting("LORASERVE_DATA_DIR"), "tmp": "/tmp"}
 
 
-def test_the_service_and_the_policy_lead_to_the_pod(server: dict[str, Any]) -> None:
+def test_service_policy_budget_and_monitor_select_the_pod(server: dict[str, Any]) -> None:
     stateful = read(BASE / "stateful-set.yaml")
     labels = stateful["spec"]["template"]["metadata"]["labels"]
     service, policy = read(BASE / "service.yaml"), read(BASE / "network-policy.yaml")
@@ -89,12 +89,12 @@ def test_the_service_and_the_policy_lead_to_the_pod(server: dict[str, Any]) -> N
     assert [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]] == ["metrics"]
 
 
-def test_metrics_without_a_key_are_for_one_namespace_only() -> None:
+def test_metrics_access_is_restricted_by_the_network_policy() -> None:
     rules = read(BASE / "network-policy.yaml")["spec"]["ingress"]
     assert [bool(rule.get("from")) for rule in rules if {"port": "metrics"} in rule["ports"]] == [True]
 
 
-def test_probes_ask_for_routes_that_need_no_key(server: dict[str, Any]) -> None:
+def test_probes_use_routes_that_need_no_key(server: dict[str, Any]) -> None:
     public = {path for handler in ROUTES if handler.opt.get("public") for path in handler.paths}
     for name in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert server[name]["httpGet"]["path"] in public
@@ -105,7 +105,7 @@ def test_kubernetes_waits_longer_than_the_server_drains(pod: dict[str, Any], ser
     assert pod["terminationGracePeriodSeconds"] > drain_s(server)
 
 
-def test_the_user_is_that_of_the_image_and_has_no_rights(pod: dict[str, Any]) -> None:
+def test_the_user_matches_the_image_and_is_unprivileged(pod: dict[str, Any]) -> None:
     user = re.search(r"useradd --uid (\d+)", DOCKERFILE)
     group = re.search(r"groupadd --gid (\d+)", DOCKERFILE)
     assert user is not None
@@ -121,12 +121,14 @@ def test_the_user_is_that_of_the_image_and_has_no_rights(pod: dict[str, Any]) ->
         }
 
 
-def test_the_address_of_the_service_does_not_become_our_port(pod: dict[str, Any]) -> None:
+def test_the_service_link_variables_do_not_set_our_port(pod: dict[str, Any]) -> None:
     name = read(BASE / "service.yaml")["metadata"]["name"].upper()
     assert f"{name}_PORT" not in serve_variables() or pod["enableServiceLinks"] is False
 
 
-def test_what_waits_for_the_first_key_says_how_to_make_it_and_then_ends(pod: dict[str, Any], tmp_path: Path) -> None:
+def test_the_init_container_prints_how_to_create_the_first_key_and_ends_once_it_exists(
+    pod: dict[str, Any], tmp_path: Path
+) -> None:
     (waiting,) = pod["initContainers"]
     words = [word.replace("/data", str(tmp_path)) for word in waiting["command"]]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -142,7 +144,7 @@ def test_what_waits_for_the_first_key_says_how_to_make_it_and_then_ends(pod: dic
         process.communicate()
 
 
-def test_the_overlay_changes_what_the_base_has(pod: dict[str, Any], server: dict[str, Any]) -> None:
+def test_the_gpu_overlay_patches_names_that_the_base_has(pod: dict[str, Any], server: dict[str, Any]) -> None:
     overlay = read(GPU / "kustomization.yaml")
     (image,) = overlay["images"]
     assert {container["image"].split(":")[0] for container in (*pod["initContainers"], server)} == {image["name"]}

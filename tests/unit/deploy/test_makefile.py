@@ -15,7 +15,7 @@ esac
 
 
 def install(tmp_path: Path, version: str) -> subprocess.CompletedProcess[str]:
-    """`make install` with a Python that says it is this version and makes no virtual environment."""
+    """Runs `make install` with a fake Python of this version, which creates no virtual environment."""
     python, calls = tmp_path / "python", tmp_path / "calls"
     version_info = ", ".join(version.split("."))
     python.write_text(
@@ -27,7 +27,7 @@ def install(tmp_path: Path, version: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("version", ["3.9.6", "3.10.12", "3.15.0", "2.7.18"])
-def test_a_python_that_we_do_not_run_on_is_named_before_anything_is_made(tmp_path: Path, version: str) -> None:
+def test_an_unsupported_python_is_refused_before_anything_is_created(tmp_path: Path, version: str) -> None:
     refused = install(tmp_path, version)
     assert refused.returncode == 2
     assert f"is not Python 3.11 to 3.14 (Python {version})" in refused.stderr
@@ -36,6 +36,6 @@ def test_a_python_that_we_do_not_run_on_is_named_before_anything_is_made(tmp_pat
 
 
 @pytest.mark.parametrize("version", ["3.11.0", "3.14.10"])
-def test_others_make_the_virtual_environment(tmp_path: Path, version: str) -> None:
+def test_a_supported_python_creates_the_virtual_environment(tmp_path: Path, version: str) -> None:
     install(tmp_path, version)
     assert (tmp_path / "calls").read_text() == f"called with -m venv {tmp_path / 'venv'}\n"

@@ -1,4 +1,4 @@
-"""Alerts and dashboard ask for what /metrics has. Their syntax was checked with promtool, panels on a live server."""
+"""Alerts and dashboard query what /metrics has. Syntax was checked with promtool, panels on a live server."""
 
 import json
 import re
@@ -30,7 +30,7 @@ GROUPING = re.compile(r"\bby \(([^)]*)\)")
 
 @pytest.fixture(scope="module")
 def labels_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Of each sample that a server shows which has answered and refused a request."""
+    """Labels by sample name, from a server that has answered one request and refused one."""
     found: dict[str, set[str]] = {name: set(labels) for name, labels in OF_PROMETHEUS.items()}
     with (
         live_server(FakeEngine(), make_settings(tmp_path_factory.mktemp("data"))) as server,
@@ -54,7 +54,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), [*expressions()])
-def test_every_metric_and_label_that_is_asked_for_exists(
+def test_every_metric_and_label_that_is_queried_exists(
     labels_of: dict[str, set[str]], where: str, expression: str
 ) -> None:
     names = METRIC.findall(expression)
@@ -66,22 +66,22 @@ def test_every_metric_and_label_that_is_asked_for_exists(
         assert {label.strip() for label in grouping.split(",")} <= labels
 
 
-def test_the_codes_that_wake_somebody_are_our_faults_but_draining() -> None:
+def test_the_fault_alert_covers_all_server_faults_except_draining() -> None:
     (rule,) = (rule for rule in RULES if rule["alert"] == "LoraserveServerFaults")
     codes = re.search(r'code=~"([^"]*)"', rule["expr"])
     assert codes is not None
     assert set(codes[1].split("|")) == SERVER_FAULTS - {ErrorCode.SERVER_DRAINING}
 
 
-def test_every_alert_is_explained() -> None:
+def test_every_alert_is_documented() -> None:
     documented = (DEPLOY.parent / "docs" / "operations.md").read_text()
     for rule in RULES:
         assert f"| `{rule['alert']}` |" in documented
         assert {"summary", "description"} <= rule["annotations"].keys()
 
 
-def test_alerts_are_judged_more_often_than_they_have_to_last() -> None:
-    """Prometheus does so once a minute where nothing is said."""
+def test_alerts_are_evaluated_at_least_as_often_as_their_shortest_duration() -> None:
+    """Without an interval, Prometheus evaluates once a minute."""
     shortest_s = min(seconds(rule["for"]) for rule in RULES)
     assert seconds(GROUP.get("interval", "1m")) <= shortest_s
 
@@ -90,13 +90,13 @@ def seconds(duration: str) -> int:
     return int(duration[:-1]) * {"s": 1, "m": 60}[duration[-1]]
 
 
-def test_the_composition_gives_prometheus_its_rules() -> None:
+def test_the_compose_file_mounts_the_rules_of_prometheus() -> None:
     mounts = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["prometheus"]["volumes"]
     (rules,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["rule_files"]
     assert f"./{rules}:/etc/prometheus/{rules}:ro" in mounts
 
 
-def test_panels_do_not_lie_over_each_other() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in PANELS:
         place = panel["gridPos"]

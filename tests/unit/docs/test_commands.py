@@ -16,7 +16,7 @@ FILES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", *filter(Path.is_fil
 COMMAND = re.compile(rf"\bloraserve ((?:{'|'.join(COMMANDS)})\b[^\n`]*)")
 ENDS = ("&&", "||", "|", ">", "2>", ";", "#")
 LEAST = 60
-"""Fewer found would mean that this test looks in the wrong way."""
+"""Fewer commands would mean that the search is broken."""
 
 
 def commands_of(text: str) -> Iterator[list[str]]:
@@ -24,7 +24,7 @@ def commands_of(text: str) -> Iterator[list[str]]:
     for match in COMMAND.finditer(text.replace("\\\n", " ")):
         words = shlex.split(match[1].strip(), comments=True)
         end = next((index for index, word in enumerate(words) if word in ENDS), len(words))
-        # "then `loraserve serve`," in running text
+        # For running text, such as "then `loraserve serve`,".
         yield [word.rstrip(",") for word in words[:end]]
 
 
@@ -49,7 +49,7 @@ def check(words: list[str]) -> None:
     except click.BadOptionUsage as error:
         if error.option_name != words[-1]:
             raise
-        # Only its name is mentioned.
+        # The text mentions only the option's name.
         values, left, _ = command.make_parser(context).parse_args(words[:-1])
     if left:
         raise click.UsageError(f"too many arguments: {left}")
@@ -63,7 +63,7 @@ def check(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("file", "words"), found(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
-def test_a_documented_command_exists_as_it_is_written(file: str, words: list[str]) -> None:
+def test_a_documented_command_is_valid_as_written(file: str, words: list[str]) -> None:
     check(words)
 
 
@@ -73,7 +73,7 @@ def test_commands_are_found_in_all_documents_and_deploy_files() -> None:
     assert {"README.md", "adapters.md", "tenancy.md", "operations.md", "compose.yaml", "loraserve.service"} <= {*names}
 
 
-def test_the_documented_file_of_options_is_one(tmp_path: Path) -> None:
+def test_the_documented_config_file_is_valid(tmp_path: Path) -> None:
     (table,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "operations.md").read_text(), re.M | re.S)
     file = tmp_path / "loraserve.toml"
     file.write_text(table)
@@ -92,7 +92,7 @@ def test_the_documented_file_of_options_is_one(tmp_path: Path) -> None:
         "loraserve serve model --redis-grace soon",
     ],
 )
-def test_a_command_that_does_not_exist_would_be_found(line: str) -> None:
+def test_an_invalid_command_is_detected(line: str) -> None:
     (words,) = commands_of(line)
     with pytest.raises(click.UsageError):
         check(words)

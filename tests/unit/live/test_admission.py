@@ -43,7 +43,7 @@ async def limited(store: LiveStore, call: AdmitCall) -> Limited:
     return reply
 
 
-def test_admits_without_limits_and_shows_none(on_any_server: RunCheck) -> None:
+def test_a_request_without_limits_is_admitted_and_no_limits_are_returned(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         reply = await admitted(store, admit_call(adapter=POET))
@@ -54,7 +54,7 @@ def test_admits_without_limits_and_shows_none(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_shows_the_tighter_of_key_and_tenant(on_any_server: RunCheck) -> None:
+def test_the_tighter_limit_of_key_and_tenant_is_returned(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         call = admit_call(
@@ -89,7 +89,7 @@ def test_a_newer_revision_of_each_document_makes_the_call_stale(on_any_server: R
     on_any_server(check)
 
 
-def test_documents_redis_does_not_know_are_stale(on_any_server: RunCheck) -> None:
+def test_documents_missing_in_redis_are_stale(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store)
         reply = await store.admission.admit(admit_call(adapter=POET))
@@ -98,7 +98,7 @@ def test_documents_redis_does_not_know_are_stale(on_any_server: RunCheck) -> Non
     on_any_server(check)
 
 
-def test_neither_key_nor_adapter_is_looked_at_when_there_is_none(on_any_server: RunCheck) -> None:
+def test_a_call_without_key_and_adapter_checks_the_tenant_only(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store, tenant_document())
         await admitted(store, admit_call(key_id=None))
@@ -106,7 +106,7 @@ def test_neither_key_nor_adapter_is_looked_at_when_there_is_none(on_any_server: 
     on_any_server(check)
 
 
-def test_an_adapter_is_checked_for_a_request_without_a_key(on_any_server: RunCheck) -> None:
+def test_the_adapter_revision_is_checked_for_a_request_without_a_key(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store, tenant_document(), adapter_document(rev=2))
         assert await store.admission.admit(admit_call(key_id=None, adapter=POET)) == Stale(scopes=[Scope.ADAPTER])
@@ -116,7 +116,7 @@ def test_an_adapter_is_checked_for_a_request_without_a_key(on_any_server: RunChe
 
 
 @pytest.mark.parametrize("scope", [Scope.TENANT, Scope.KEY])
-def test_requests_per_minute_hold_for_each_scope(on_any_server: RunCheck, scope: Scope) -> None:
+def test_requests_per_minute_are_limited_in_each_scope(on_any_server: RunCheck, scope: Scope) -> None:
     limits = Limits(requests_per_min=3)
 
     def call(request_id: str) -> AdmitCall:
@@ -136,7 +136,7 @@ def test_requests_per_minute_hold_for_each_scope(on_any_server: RunCheck, scope:
     on_any_server(check)
 
 
-def test_all_or_nothing_a_refused_request_takes_from_no_bucket_and_no_lease(on_any_server: RunCheck) -> None:
+def test_a_refused_request_takes_no_tokens_from_any_bucket_and_no_lease(on_any_server: RunCheck) -> None:
     tight = Limits(requests_per_min=1)
     wide = Limits(requests_per_min=1000, tokens_per_min=100_000)
 
@@ -154,7 +154,7 @@ def test_all_or_nothing_a_refused_request_takes_from_no_bucket_and_no_lease(on_a
     on_any_server(check)
 
 
-def test_the_longest_wait_of_several_limits_is_told(on_any_server: RunCheck) -> None:
+def test_the_limit_with_the_longest_wait_is_reported(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         limits = Limits(requests_per_min=1, tokens_per_min=60)
@@ -175,7 +175,7 @@ def test_the_longest_wait_of_several_limits_is_told(on_any_server: RunCheck) -> 
     "limits",
     [Limits(requests_per_min=0), Limits(tokens_per_min=0), Limits(max_concurrent=0)],
 )
-def test_a_limit_of_zero_refuses_for_good(on_any_server: RunCheck, limits: Limits) -> None:
+def test_a_limit_of_zero_refuses_without_a_retry_time(on_any_server: RunCheck, limits: Limits) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         reply = await limited(store, admit_call(reserve=0, key_limits=limits))
@@ -184,7 +184,7 @@ def test_a_limit_of_zero_refuses_for_good(on_any_server: RunCheck, limits: Limit
     on_any_server(check)
 
 
-def test_concurrency_counts_leases_and_finishing_frees_them(on_any_server: RunCheck) -> None:
+def test_concurrency_counts_leases_and_finishing_frees_one(on_any_server: RunCheck) -> None:
     limits = Limits(max_concurrent=2)
 
     async def check(store: LiveStore) -> None:
@@ -200,7 +200,7 @@ def test_concurrency_counts_leases_and_finishing_frees_them(on_any_server: RunCh
     on_any_server(check)
 
 
-def test_the_same_call_twice_takes_once(on_any_server: RunCheck) -> None:
+def test_a_repeated_admission_of_the_same_request_is_charged_once(on_any_server: RunCheck) -> None:
     limits = Limits(requests_per_min=1, tokens_per_min=100, max_concurrent=1)
 
     async def check(store: LiveStore) -> None:
@@ -210,12 +210,12 @@ def test_the_same_call_twice_takes_once(on_any_server: RunCheck) -> None:
         assert await num_in_flight(store) == 1
         refused = await limited(store, admit_call("r2", reserve=100, tenant_limits=replace(limits, max_concurrent=9)))
         assert refused.retry_ms is not None
-        assert refused.retry_ms <= 60_000  # for one request and its tokens, not for two
+        assert refused.retry_ms <= 60_000  # the wait for one request and its tokens, not two
 
     on_any_server(check)
 
 
-def test_a_reserve_larger_than_the_bucket_needs_a_full_one_and_leaves_a_debt(on_any_server: RunCheck) -> None:
+def test_a_reserve_larger_than_a_full_bucket_is_admitted_and_leaves_a_debt(on_any_server: RunCheck) -> None:
     limits = Limits(tokens_per_min=1000)
 
     async def check(store: LiveStore) -> None:
@@ -230,7 +230,7 @@ def test_a_reserve_larger_than_the_bucket_needs_a_full_one_and_leaves_a_debt(on_
     on_any_server(check)
 
 
-def test_unused_tokens_flow_back_and_never_overfill(on_any_server: RunCheck) -> None:
+def test_unused_tokens_are_refunded_and_never_overfill_the_bucket(on_any_server: RunCheck) -> None:
     limits = Limits(tokens_per_min=1000)
 
     async def check(store: LiveStore) -> None:
@@ -252,7 +252,7 @@ def test_unused_tokens_flow_back_and_never_overfill(on_any_server: RunCheck) -> 
     on_any_server(check)
 
 
-def test_more_used_than_reserved_becomes_a_debt(on_any_server: RunCheck) -> None:
+def test_tokens_used_beyond_the_reserve_become_a_debt(on_any_server: RunCheck) -> None:
     limits = Limits(tokens_per_min=600)
 
     async def check(store: LiveStore) -> None:
@@ -267,7 +267,7 @@ def test_more_used_than_reserved_becomes_a_debt(on_any_server: RunCheck) -> None
     on_any_server(check)
 
 
-def test_the_first_end_of_a_request_stays_and_settles_once(on_any_server: RunCheck) -> None:
+def test_only_the_first_finish_of_a_request_sets_its_state_and_refunds_tokens(on_any_server: RunCheck) -> None:
     limits = Limits(tokens_per_min=60_000)
 
     async def check(store: LiveStore) -> None:
@@ -285,7 +285,7 @@ def test_the_first_end_of_a_request_stays_and_settles_once(on_any_server: RunChe
     on_any_server(check)
 
 
-def test_an_admission_that_arrives_after_its_undoing_takes_nothing(on_any_server: RunCheck) -> None:
+def test_an_admission_that_arrives_after_its_abort_takes_nothing(on_any_server: RunCheck) -> None:
     limits = Limits(requests_per_min=10)
 
     async def check(store: LiveStore) -> None:
@@ -301,7 +301,7 @@ def test_an_admission_that_arrives_after_its_undoing_takes_nothing(on_any_server
     on_any_server(check)
 
 
-def test_undoing_gives_back_only_what_was_taken(on_any_server: RunCheck) -> None:
+def test_an_abort_refunds_only_tokens_that_were_taken(on_any_server: RunCheck) -> None:
     limits = Limits(tokens_per_min=6000)
 
     async def check(store: LiveStore) -> None:
@@ -322,7 +322,7 @@ def test_undoing_gives_back_only_what_was_taken(on_any_server: RunCheck) -> None
     on_any_server(check)
 
 
-def test_admission_waits_for_the_view(on_any_server: RunCheck) -> None:
+def test_admission_requires_an_accepted_view(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         assert await store.admission.admit(admit_call()) == ViewChanged()
         await build_usual_view(store)
@@ -334,7 +334,7 @@ def test_admission_waits_for_the_view(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_a_view_rebuilt_by_another_process_must_be_compared_here_too(on_any_server: RunCheck) -> None:
+def test_a_view_rebuilt_by_another_process_makes_the_accepted_one_outdated(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         known = store.view.accepted
@@ -346,7 +346,7 @@ def test_a_view_rebuilt_by_another_process_must_be_compared_here_too(on_any_serv
     on_any_server(check)
 
 
-def test_a_full_server_admits_and_settles_all_the_same(any_server: Valkey, on_any_server: RunCheck) -> None:
+def test_a_redis_out_of_memory_still_admits_and_finishes_requests(any_server: Valkey, on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         assert any_server.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
@@ -361,7 +361,7 @@ def test_a_full_server_admits_and_settles_all_the_same(any_server: Valkey, on_an
         assert any_server.command("CONFIG", "SET", "maxmemory", "0") == "+OK\r\n"
 
 
-def test_a_key_without_its_revision_is_our_mistake(on_server: RunCheck) -> None:
+def test_a_call_with_a_key_but_without_its_revision_raises_value_error(on_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         with pytest.raises(ValueError, match="both or neither"):

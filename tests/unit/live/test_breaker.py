@@ -2,12 +2,12 @@ from loraserve.live.breaker import Breaker
 from tests.support.clock import Clock
 
 
-def test_lets_everybody_through_while_closed() -> None:
+def test_lets_every_caller_through_while_closed() -> None:
     breaker = Breaker(Clock())
     assert [breaker.seconds_to_wait() for _ in range(3)] == [0, 0, 0]
 
 
-def test_lets_one_caller_a_second_through_while_open() -> None:
+def test_lets_one_caller_per_second_through_while_open() -> None:
     clock = Clock()
     breaker = Breaker(clock)
     breaker.failed("gone")

@@ -1,4 +1,4 @@
-"""Nodes of a real cluster, which say of keys that are another's where they are."""
+"""Against a real cluster, whose nodes redirect commands on keys that another node owns."""
 
 import asyncio
 import socket
@@ -46,11 +46,11 @@ class Node:
 @dataclass(slots=True)
 class Cluster:
     owner: Node
-    """Of all slots."""
+    """Owns all slots at first."""
     other: Node
 
     def hand_over(self) -> None:
-        """The slot of our keys, without its keys."""
+        """Moves the slot of our keys to `other`, without the keys."""
         slot = self.other.command("CLUSTER", "KEYSLOT", NAMES.meta()).strip()[1:]
         for node in (self.other, self.owner):
             if node.process.poll() is None:
@@ -104,8 +104,8 @@ def _answers(node: Node) -> bool:
 
 
 def _is_led(other: Node, owner: Node) -> bool:
-    """Whether `other` knows what `owner` has. A handshake that times out, which the wall clock's jumps do too, is
-    forgotten: the nodes then have to meet again."""
+    """Whether `other` redirects to `owner`. The nodes drop a handshake that times out (a jump of the wall clock can
+    cause that too) and must then meet again, so this repeats the handshake if necessary."""
     if "cluster_known_nodes:1\r\n" in other.command("CLUSTER", "INFO"):
         bus = owner.command("CONFIG", "GET", "cluster-port").splitlines()[-1]
         assert other.command("CLUSTER", "MEET", "127.0.0.1", str(owner.port), bus) == "+OK\r\n"
@@ -130,7 +130,7 @@ def connected(node: Node, check: Callable[[LiveConnection], Awaitable[None]]) ->
     asyncio.run(run())
 
 
-def test_any_node_leads_to_the_one_with_the_keys(cluster: Cluster) -> None:
+def test_a_connection_to_any_node_is_redirected_to_the_owner_of_the_keys(cluster: Cluster) -> None:
     async def check(connection: LiveConnection) -> None:
         assert await connection.call_many([["INFO", "server"], ["SET", NAMES.meta(), "a"]])
         assert await connection.run_script(WRITE, [NAMES.probe()], ["b"]) == b"OK"
@@ -146,19 +146,19 @@ def test_any_node_leads_to_the_one_with_the_keys(cluster: Cluster) -> None:
     assert cluster.owner.command("GET", NAMES.probe()) == "$1\r\nb\r\n"
 
 
-def test_the_oldest_session_of_a_key_ends_there_too(cluster: Cluster) -> None:
+def test_the_oldest_session_of_a_key_ends_on_a_cluster_too(cluster: Cluster) -> None:
     async def check(connection: LiveConnection) -> None:
         sessions = LiveSessions(connection, NAMES)
         for number in range(MAX_SESSIONS + 1):
             await sessions.put(Session(token_sha256=f"{number:064}", key_id="k1", csrf="c", created_at=1.0))
-            await asyncio.sleep(0.002)  # the next one is younger by the clock of Redis
+            await asyncio.sleep(0.002)  # so that the next one is younger by Redis's clock
         found = [await sessions.get(f"{number:064}") for number in range(MAX_SESSIONS + 1)]
         assert [number for number, session in enumerate(found) if session is None] == [0]
 
     connected(cluster.owner, check)
 
 
-def test_keys_that_move_are_followed_and_compared_anew(cluster: Cluster) -> None:
+def test_after_a_slot_migration_the_connection_follows_and_reports_a_restart(cluster: Cluster) -> None:
     async def check(connection: LiveConnection) -> None:
         await connection.call("SET", NAMES.meta(), "a")
         of_before = connection.run_id
@@ -172,7 +172,7 @@ def test_keys_that_move_are_followed_and_compared_anew(cluster: Cluster) -> None
     assert cluster.other.command("GET", NAMES.probe()) == "$1\r\nc\r\n"
 
 
-def test_once_the_node_with_the_keys_is_gone_the_url_leads_to_the_next(cluster: Cluster) -> None:
+def test_after_the_owner_of_the_keys_dies_the_connection_starts_from_the_url_again(cluster: Cluster) -> None:
     async def check(connection: LiveConnection) -> None:
         connection._breaker.clock = clock = Clock()
         await connection.call("SET", NAMES.meta(), "a")
@@ -187,7 +187,7 @@ def test_once_the_node_with_the_keys_is_gone_the_url_leads_to_the_next(cluster: 
     connected(cluster.other, check)
 
 
-def test_a_replica_of_a_cluster_leads_to_its_primary(cluster: Cluster) -> None:
+def test_a_connection_to_a_cluster_replica_is_redirected_to_its_primary(cluster: Cluster) -> None:
     assert cluster.other.command("CLUSTER", "REPLICATE", cluster.owner.id) == "+OK\r\n"
 
     async def check(connection: LiveConnection) -> None:

@@ -1,4 +1,4 @@
-"""Against a real server, through a proxy that holds replies back."""
+"""Against a real server, through a proxy that can hold back replies."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,7 +17,7 @@ from tests.support.valkey import Valkey, valkey
 __all__ = ["valkey"]
 
 ECHO = Script("return {ARGV[1]}", "f" * 40)
-"""Never cached under this name, so that it is sent whole."""
+"""Never cached under this digest, so its full text is sent."""
 
 
 def through_proxy(
@@ -70,13 +70,13 @@ def test_a_server_is_reached_over_tcp(valkey: Valkey, tmp_path: Path, options: s
     "url",
     ["http://host", "host:6379", "redis://:secret/word@host:6379", "redis://host/0?secret=1", "unix:///s?db=secret"],
 )
-def test_what_is_no_url_of_redis_is_said_without_quoting_it(url: str) -> None:
+def test_an_invalid_redis_url_is_refused_without_quoting_it(url: str) -> None:
     with pytest.raises(LiveUrlError) as raised:
         LiveConnection(url)
     assert "secret" not in str(raised.value)
 
 
-def test_a_cancelled_call_never_leaves_its_reply_for_the_next(valkey: Valkey, tmp_path: Path) -> None:
+def test_the_reply_to_a_cancelled_call_is_never_read_by_the_next_call(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         await connection.call("SET", "mine", "secret of one")
         await connection.call("SET", "yours", "value of another")
@@ -90,11 +90,11 @@ def test_a_cancelled_call_never_leaves_its_reply_for_the_next(valkey: Valkey, tm
         for _ in range(20):
             assert await connection.call("GET", "yours") == b"value of another"
 
-    # One link, so that the next call would use the same socket.
+    # One link, so the next call would use the same socket.
     through_proxy(valkey, tmp_path, check, max_links=1)
 
 
-def test_a_call_cancelled_while_it_connects_leaves_nothing_behind(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_call_cancelled_while_connecting_does_not_affect_later_calls(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         proxy.flowing.clear()
         call = asyncio.create_task(connection.call("PING"))
@@ -133,7 +133,7 @@ def test_calls_cancelled_at_random_moments_never_mix_up_replies(valkey: Valkey, 
     through_proxy(valkey, tmp_path, check, max_links=3)
 
 
-def test_a_reply_that_comes_too_late_is_nobodys(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_reply_after_the_timeout_is_discarded(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         clock = Clock()
         connection._breaker.clock = clock
@@ -148,7 +148,7 @@ def test_a_reply_that_comes_too_late_is_nobodys(valkey: Valkey, tmp_path: Path) 
     through_proxy(valkey, tmp_path, check, timeout_s=0.1, max_links=1)
 
 
-def test_waiting_for_a_free_link_counts_as_waiting_for_redis(valkey: Valkey, tmp_path: Path) -> None:
+def test_waiting_for_a_free_link_counts_towards_the_timeout(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         await connection.call("PING")
         proxy.flowing.clear()
@@ -169,7 +169,7 @@ def test_more_callers_than_links_wait_their_turn(valkey: Valkey, tmp_path: Path)
     through_proxy(valkey, tmp_path, check, max_links=4)
 
 
-def test_after_a_failure_nobody_waits_for_redis_until_the_next_probe(valkey: Valkey, tmp_path: Path) -> None:
+def test_after_a_failure_calls_fail_at_once_until_the_next_probe(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         await connection.call("PING")
         proxy.flowing.clear()
@@ -185,7 +185,7 @@ def test_after_a_failure_nobody_waits_for_redis_until_the_next_probe(valkey: Val
     through_proxy(valkey, tmp_path, check, timeout_s=0.1)
 
 
-def test_the_probe_that_succeeds_opens_the_way_for_everybody(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_successful_probe_lets_all_calls_through_again(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         clock = Clock()
         connection._breaker.clock = clock
@@ -201,7 +201,7 @@ def test_the_probe_that_succeeds_opens_the_way_for_everybody(valkey: Valkey, tmp
     through_proxy(valkey, tmp_path, check, timeout_s=0.2)
 
 
-def test_an_error_reply_is_told_and_leaves_the_link_usable(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_error_reply_is_raised_and_leaves_the_link_usable(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         await connection.call("SET", "text", "x")
         with pytest.raises(LiveUnavailableError, match=r"Redis refused: .*wrong kind of value"):
@@ -212,10 +212,10 @@ def test_an_error_reply_is_told_and_leaves_the_link_usable(valkey: Valkey, tmp_p
     through_proxy(valkey, tmp_path, check, max_links=1)
 
 
-def test_what_a_server_refuses_is_in_the_log_but_not_for_each_call(
+def test_refused_commands_are_logged_once_and_not_for_each_call(
     valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing else says what it is: it answers, so it does not count as gone."""
+    """The log is the only place that shows the reason: the server answers, so it does not count as unavailable."""
 
     async def check(connection: LiveConnection) -> None:
         assert valkey.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
@@ -231,7 +231,7 @@ def test_what_a_server_refuses_is_in_the_log_but_not_for_each_call(
     assert "maxmemory" in said
 
 
-def test_idle_links_to_a_server_that_went_are_replaced_unnoticed(valkey: Valkey) -> None:
+def test_idle_links_to_a_restarted_server_are_replaced_without_an_error(valkey: Valkey) -> None:
     async def check(connection: LiveConnection) -> None:
         await asyncio.gather(*(connection.call("PING") for _ in range(5)))
         first = connection.run_id
@@ -243,7 +243,7 @@ def test_idle_links_to_a_server_that_went_are_replaced_unnoticed(valkey: Valkey)
     directly(valkey, check)
 
 
-def test_a_script_meant_for_the_server_before_the_restart_is_not_sent(valkey: Valkey) -> None:
+def test_a_script_meant_for_the_server_before_a_restart_is_not_sent(valkey: Valkey) -> None:
     async def check(connection: LiveConnection) -> None:
         await connection.call("PING")
         known = connection.run_id
@@ -256,7 +256,7 @@ def test_a_script_meant_for_the_server_before_the_restart_is_not_sent(valkey: Va
     directly(valkey, check)
 
 
-def test_scripts_are_loaded_again_when_the_server_forgot_them(valkey: Valkey) -> None:
+def test_scripts_are_loaded_again_after_a_script_flush(valkey: Valkey) -> None:
     async def check(connection: LiveConnection) -> None:
         script = load_script("doc_put")
         keys, args = ["d", "i", "c", "a"], ["key", "k1", 1, "{}", "{}", 10, 10]
@@ -269,7 +269,7 @@ def test_scripts_are_loaded_again_when_the_server_forgot_them(valkey: Valkey) ->
     directly(valkey, check)
 
 
-def test_no_server_at_all_is_unavailable(tmp_path: Path) -> None:
+def test_a_missing_server_socket_is_reported_as_unavailable(tmp_path: Path) -> None:
     async def run() -> None:
         connection = LiveConnection(f"unix://{tmp_path}/nobody.sock")
         with pytest.raises(LiveUnavailableError, match=r"nobody\.sock"):
@@ -283,12 +283,12 @@ CUT_OFF = {
     "a replica that finds no primary": [("CONFIG", "SET", "replica-serve-stale-data", "no")],
     "a primary without its replicas": [("REPLICAOF", "NO", "ONE"), ("CONFIG", "SET", "min-replicas-to-write", "1")],
 }
-"""What the server is told after it became a replica."""
+"""Commands sent to the server after it became a replica."""
 
 
 @pytest.fixture
 def demoted(any_server: Valkey) -> Iterator[Callable[[str], None]]:
-    """Makes of the server one that decides nothing any more, until the test is over."""
+    """Makes the server unable to act as primary until the end of the test."""
 
     def demote(what: str) -> None:
         any_server.demote()
@@ -303,7 +303,7 @@ def demoted(any_server: Valkey) -> Iterator[Callable[[str], None]]:
 
 @pytest.mark.parametrize("what", CUT_OFF)
 @pytest.mark.parametrize("by_script", [True, False])
-def test_after_a_failover_all_links_lead_to_where_the_address_leads_now(
+def test_after_a_failover_all_links_are_reconnected_to_the_new_primary(
     any_server: Valkey, demoted: Callable[[str], None], valkey: Valkey, tmp_path: Path, what: str, by_script: bool
 ) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
@@ -328,7 +328,7 @@ def test_after_a_failover_all_links_lead_to_where_the_address_leads_now(
     through_proxy(any_server, tmp_path, check)
 
 
-def test_a_replica_answers_nothing_at_all(valkey: Valkey) -> None:
+def test_a_replica_is_reported_as_unavailable_even_for_a_ping(valkey: Valkey) -> None:
     async def check(connection: LiveConnection) -> None:
         connection._breaker.clock = clock = Clock()
         valkey.demote()
@@ -341,7 +341,7 @@ def test_a_replica_answers_nothing_at_all(valkey: Valkey) -> None:
     directly(valkey, check)
 
 
-def test_a_script_meant_for_what_a_server_held_before_it_was_a_replica_is_not_sent(valkey: Valkey) -> None:
+def test_a_script_queued_before_links_are_renewed_is_not_sent(valkey: Valkey) -> None:
     async def check(connection: LiveConnection) -> None:
         await connection.call("PING")
         waiting = [await connection._places.acquire() for _ in range(NUM_LINKS)]
@@ -368,7 +368,7 @@ def test_a_script_meant_for_what_a_server_held_before_it_was_a_replica_is_not_se
         "LOADING Redis is loading the dataset in memory",
     ],
 )
-def test_whoever_says_that_it_cannot_decide_is_asked_on_another_link_next(tmp_path: Path, error: str) -> None:
+def test_a_server_that_cannot_act_as_primary_is_called_on_a_new_link_next_time(tmp_path: Path, error: str) -> None:
     async def run() -> None:
         async with refusing_server(tmp_path / "kv.sock", error) as connections:
             connection = LiveConnection(f"unix://{tmp_path}/kv.sock")
@@ -389,7 +389,7 @@ async def put_document(connection: LiveConnection) -> None:
 
 @asynccontextmanager
 async def refusing_server(path: Path, error: str) -> AsyncIterator[list[asyncio.StreamWriter]]:
-    """It can be connected to; whatever else it is asked, it answers that. Yields its connections."""
+    """Accepts connections, and answers every later command with `error`. Yields its connections."""
     connections: list[asyncio.StreamWriter] = []
 
     async def serve_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -31,7 +31,7 @@ def test_a_document_of_each_kind_is_put_and_listed(on_any_server: RunCheck) -> N
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 3, 1, 3)])
-def test_the_newest_revision_stays_in_whatever_order_they_come(on_any_server: RunCheck, order: tuple[int, ...]) -> None:
+def test_the_newest_revision_is_kept_in_any_order_of_arrival(on_any_server: RunCheck, order: tuple[int, ...]) -> None:
     async def check(store: LiveStore) -> None:
         for rev in order:
             await store.documents.put(key_document(rev=rev))
@@ -40,7 +40,7 @@ def test_the_newest_revision_stays_in_whatever_order_they_come(on_any_server: Ru
     on_any_server(check)
 
 
-def test_revisions_are_told_in_the_order_asked(on_any_server: RunCheck) -> None:
+def test_revisions_are_returned_in_the_order_requested(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.documents.put(key_document(rev=3))
         await store.documents.put(tenant_document(rev=2))
@@ -58,7 +58,7 @@ def test_revisions_are_compared_as_numbers(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_an_old_revision_changes_and_announces_nothing(on_any_server: RunCheck) -> None:
+def test_putting_an_old_revision_changes_and_announces_nothing(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.documents.put(key_document(rev=2))
         for rev in (1, 2):
@@ -69,7 +69,7 @@ def test_an_old_revision_changes_and_announces_nothing(on_any_server: RunCheck) 
     on_any_server(check)
 
 
-def test_all_of_a_kind_are_listed_across_round_trips(on_server: RunCheck) -> None:
+def test_all_documents_of_a_kind_are_listed_across_round_trips(on_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         for index in range(1001):
             await store.documents.put(key_document(f"k{index}"))
@@ -79,7 +79,7 @@ def test_all_of_a_kind_are_listed_across_round_trips(on_server: RunCheck) -> Non
     on_server(check)
 
 
-def test_what_is_removed_is_in_no_list_and_can_be_removed_again(on_any_server: RunCheck) -> None:
+def test_a_removed_document_is_not_listed_and_can_be_removed_again(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         document = adapter_document()
         await store.documents.put(document)
@@ -93,7 +93,7 @@ def test_what_is_removed_is_in_no_list_and_can_be_removed_again(on_any_server: R
     on_any_server(check)
 
 
-def test_a_document_that_cannot_be_read_is_none(on_server: RunCheck) -> None:
+def test_an_undecodable_document_is_returned_as_none(on_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.connection.call("HSET", KeyNames().document("key", "k1"), "rev", 1, "body", "{")
         assert await store.documents.get(DocumentKind.KEY, "k1") is None
@@ -101,7 +101,7 @@ def test_a_document_that_cannot_be_read_is_none(on_server: RunCheck) -> None:
     on_server(check)
 
 
-def test_the_audit_names_who_did_what_to_which_tenant(on_server: RunCheck) -> None:
+def test_the_audit_names_actor_action_and_tenant_of_each_put(on_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.documents.put(tenant_document("zeta"))
         await store.documents.put(adapter_document(tenant="acme"))
@@ -113,8 +113,8 @@ def test_the_audit_names_who_did_what_to_which_tenant(on_server: RunCheck) -> No
 
 
 @pytest.mark.parametrize("how", REFUSES_WRITES.values(), ids=REFUSES_WRITES)
-def test_a_server_that_would_not_take_a_document_says_so_before(any_server: Valkey, how: list[tuple[str, ...]]) -> None:
-    """Though it answers a PING."""
+def test_check_writable_fails_on_a_server_that_refuses_writes(any_server: Valkey, how: list[tuple[str, ...]]) -> None:
+    """Although it answers a PING."""
 
     async def check(store: LiveStore) -> None:
         await store.documents.check_writable()
@@ -132,7 +132,7 @@ def test_a_server_that_would_not_take_a_document_says_so_before(any_server: Valk
             assert any_server.command(*command) == "+OK\r\n"
 
 
-def test_what_is_retired_goes_unless_it_is_newer_and_the_highest_revision_is_remembered(
+def test_retiring_removes_documents_unless_newer_and_remembers_the_highest_revision(
     on_any_server: RunCheck,
 ) -> None:
     async def check(store: LiveStore) -> None:

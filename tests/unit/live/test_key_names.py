@@ -24,7 +24,7 @@ def test_all_names_share_one_hash_tag() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_names_are_as_the_design_says() -> None:
+def test_names_have_the_documented_form() -> None:
     names = KeyNames()
     assert names.document("key", "k1") == "{ls}:d:key:k1"
     assert names.tenant_leases("acme") == "{ls}:l:t:acme"
@@ -33,13 +33,13 @@ def test_names_are_as_the_design_says() -> None:
 
 
 @pytest.mark.parametrize("part", ["a:h:1", "", "a b", "a{b}", "a\nb", "a,b", "x" * 513])
-def test_a_part_that_could_make_it_another_key_is_refused(part: str) -> None:
+def test_a_part_that_could_alter_the_key_structure_is_refused(part: str) -> None:
     with pytest.raises(ValueError, match="cannot be part of a key"):
         KeyNames().tenant_bucket(part)
 
 
 @pytest.mark.parametrize("prefix", ["", "a}b", "a b", "x" * 33])
-def test_a_prefix_that_breaks_the_hash_tag_is_refused_by_its_flag(prefix: str) -> None:
+def test_a_prefix_that_breaks_the_hash_tag_is_refused_naming_its_flag(prefix: str) -> None:
     with pytest.raises(ValueError, match="--redis-prefix"):
         KeyNames(prefix)
 

@@ -24,11 +24,11 @@ async def expire(store: LiveStore, held: Lease, ago_ms: int) -> None:
 
 
 @pytest.mark.parametrize("held", [lease(), lease(key_id=None)])
-def test_a_lease_is_read_back_from_where_all_stand(held: Lease) -> None:
+def test_a_lease_is_parsed_from_its_set_member(held: Lease) -> None:
     assert parse_member(held.member().encode()) == held
 
 
-def test_renewal_brings_leases_back_into_an_emptied_redis(on_any_server: RunCheck) -> None:
+def test_renewal_restores_leases_in_an_emptied_redis(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         await store.admission.admit(admit_call("r1"))
@@ -41,7 +41,7 @@ def test_renewal_brings_leases_back_into_an_emptied_redis(on_any_server: RunChec
     on_any_server(check)
 
 
-def test_renewal_lengthens_what_would_end(on_any_server: RunCheck) -> None:
+def test_renewal_extends_an_expiring_lease(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         await store.admission.admit(admit_call())
@@ -66,7 +66,7 @@ def test_a_finished_request_is_not_renewed(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_whoever_finishes_waits_for_a_renewal_under_way(on_server: RunCheck) -> None:
+def test_dropping_a_lease_waits_for_a_renewal_in_progress(on_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         store.leases.hold(lease())
         async with store.leases._renewing:
@@ -79,7 +79,7 @@ def test_whoever_finishes_waits_for_a_renewal_under_way(on_server: RunCheck) -> 
     on_server(check)
 
 
-def test_an_ended_lease_frees_its_place(on_any_server: RunCheck) -> None:
+def test_an_expired_lease_is_not_counted_as_in_flight(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         await store.admission.admit(admit_call())
@@ -89,12 +89,12 @@ def test_an_ended_lease_frees_its_place(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_requests_of_a_process_that_is_gone_are_found_whole(on_any_server: RunCheck) -> None:
+def test_leases_of_a_dead_process_are_found_complete(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         await store.admission.admit(admit_call())
         await expire(store, lease(), LAPSED_AFTER_MS + 1)
-        assert await store.leases.lapsed() == []  # Redis may only just be back, and the process as well
+        assert await store.leases.lapsed() == []  # both Redis and the process may have restarted just now
         store.connection.up_since = time.monotonic() - LONG_AGO_S
         assert await store.leases.lapsed() == [lease()]
         body = msgspec.Raw(b"{}")
@@ -104,7 +104,7 @@ def test_requests_of_a_process_that_is_gone_are_found_whole(on_any_server: RunCh
     on_any_server(check)
 
 
-def test_what_a_living_process_has_not_settled_hides_nothing(on_any_server: RunCheck) -> None:
+def test_unsettled_leases_of_a_live_process_do_not_hide_lapsed_ones(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         snapshot = Snapshot(owner="p1", at=time.time(), body=msgspec.Raw(b"{}"))
@@ -120,7 +120,7 @@ def test_what_a_living_process_has_not_settled_hides_nothing(on_any_server: RunC
     on_any_server(check)
 
 
-def test_a_lease_that_ended_a_moment_ago_is_not_lost_yet(on_any_server: RunCheck) -> None:
+def test_a_lease_that_expired_recently_has_not_lapsed_yet(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         await store.admission.admit(admit_call())
@@ -132,7 +132,7 @@ def test_a_lease_that_ended_a_moment_ago_is_not_lost_yet(on_any_server: RunCheck
 
 
 @pytest.mark.parametrize("is_admitted", [False, True])
-def test_whether_an_admission_that_was_not_heard_took_effect_is_known_from_the_renewal(
+def test_the_renewal_shows_whether_an_unanswered_admission_took_effect(
     on_any_server: RunCheck, is_admitted: bool
 ) -> None:
     async def check(store: LiveStore) -> None:
@@ -148,10 +148,10 @@ def test_whether_an_admission_that_was_not_heard_took_effect_is_known_from_the_r
     on_any_server(check)
 
 
-def test_a_renewal_that_is_not_answered_may_have_put_a_lease_there(
+def test_after_an_unanswered_renewal_the_lease_does_not_prove_the_admission(
     on_any_server: RunCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then nothing is given back that was perhaps not taken."""
+    """So nothing is refunded that may not have been taken."""
 
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)

@@ -2,7 +2,7 @@ from loraserve.live.live_store import LiveStore
 from tests.unit.live.conftest import RunCheck
 
 
-def test_one_holds_a_lease_until_it_releases_it(on_any_server: RunCheck) -> None:
+def test_a_lease_is_exclusive_per_tenant_until_its_holder_releases_it(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         leases = store.publish_leases
         assert await leases.try_take("acme", "a")
@@ -14,7 +14,7 @@ def test_one_holds_a_lease_until_it_releases_it(on_any_server: RunCheck) -> None
     on_any_server(check)
 
 
-def test_whoever_is_alone_drops_all_leases_and_nothing_else(on_any_server: RunCheck) -> None:
+def test_drop_all_removes_all_publish_leases_and_nothing_else(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         leases = store.publish_leases
         await leases.drop_all()
@@ -28,12 +28,12 @@ def test_whoever_is_alone_drops_all_leases_and_nothing_else(on_any_server: RunCh
     on_any_server(check)
 
 
-def test_a_lease_ends_by_itself_and_only_its_holder_ends_it_before(on_any_server: RunCheck) -> None:
+def test_a_lease_expires_and_only_its_holder_can_release_it_earlier(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         leases = store.publish_leases
         assert await leases.try_take("acme", "killed")
         assert 0 < await store.connection.call("PTTL", "{ls}:l:p:acme") <= 15_000
-        # As when its time is over.
+        # As if it had expired.
         await store.connection.call("DEL", "{ls}:l:p:acme")
         assert await leases.try_take("acme", "next")
         assert not await leases.release("acme", "killed")

@@ -40,7 +40,7 @@ def snapshot(owner: str, at: float = 1.0) -> Snapshot:
     return Snapshot(owner=owner, at=at, body=BODY)
 
 
-def test_snapshots_are_replaced_whole_and_listed_by_kind(on_any_server: RunCheck) -> None:
+def test_snapshots_are_replaced_and_listed_by_kind(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         for owner, at in (("b", 1.0), ("a", 1.0), ("a", 2.0)):
             await store.snapshots.put(SnapshotKind.ENGINE, snapshot(owner, at))
@@ -55,7 +55,7 @@ def test_snapshots_are_replaced_whole_and_listed_by_kind(on_any_server: RunCheck
     on_any_server(check)
 
 
-def test_a_snapshot_nobody_replaces_goes(on_any_server: RunCheck) -> None:
+def test_a_snapshot_that_is_not_replaced_expires(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.snapshots.put(SnapshotKind.ENGINE, snapshot("a"))
         assert 4000 < await store.connection.call("PTTL", "{ls}:e:a") <= 5000
@@ -66,7 +66,9 @@ def test_a_snapshot_nobody_replaces_goes(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_a_server_whose_clock_is_ahead_hides_no_other(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_clock_is_ahead_does_not_hide_other_servers(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
         store = LiveStore(valkey.url)
         await store.snapshots.put(SnapshotKind.PROCESS, snapshot("right"))
@@ -78,7 +80,7 @@ def test_a_server_whose_clock_is_ahead_hides_no_other(valkey: Valkey, monkeypatc
     asyncio.run(run())
 
 
-def test_samples_come_back_in_order_from_a_moment_on(on_any_server: RunCheck) -> None:
+def test_samples_are_read_in_order_from_a_given_time_on(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         for index in range(5):
             await store.series.append(Interval.FINE, Sample(engine="e1", at=index, body=BODY))
@@ -117,14 +119,14 @@ def session_number(number: int, key_id: str = "k1") -> Session:
     return Session(token_sha256=f"{number:064}", key_id=key_id, csrf="c", created_at=1.0)
 
 
-def test_a_key_has_so_many_sessions_and_a_further_one_ends_the_oldest(on_any_server: RunCheck) -> None:
+def test_a_session_beyond_the_maximum_of_a_key_ends_the_oldest(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.sessions.put(session_number(1000, "k2"))
         for number in range(MAX_SESSIONS):
             await store.sessions.put(session_number(number))
-            await asyncio.sleep(0.002)  # the next one is younger by the clock of Redis
+            await asyncio.sleep(0.002)  # so that the next one is younger by Redis's clock
         assert await store.sessions.get(f"{0:064}") is not None
-        # One that was logged out makes room.
+        # A logout makes room.
         await store.sessions.remove(session_number(5))
         await store.sessions.put(session_number(MAX_SESSIONS))
         assert await store.sessions.get(f"{0:064}") is not None
@@ -136,13 +138,13 @@ def test_a_key_has_so_many_sessions_and_a_further_one_ends_the_oldest(on_any_ser
     on_any_server(check)
 
 
-def test_what_is_known_of_a_keys_sessions_goes_with_them(on_server: RunCheck) -> None:
+def test_the_session_index_of_a_key_is_removed_with_its_sessions(on_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         of_key = KeyNames().key_sessions("k1")
         await store.sessions.put(session_number(1))
         left_s = await store.connection.call("TTL", of_key)
         assert SESSION_S - 5 < left_s <= SESSION_S
-        # One that has expired is forgotten when the next one begins.
+        # An expired session is removed from the index when the next one starts.
         await store.connection.call("ZADD", of_key, 1, f"{2:064}")
         await store.sessions.put(session_number(3))
         assert await store.connection.call("ZRANGE", of_key, 0, -1) == [f"{each:064}".encode() for each in (1, 3)]
@@ -154,7 +156,7 @@ def test_what_is_known_of_a_keys_sessions_goes_with_them(on_server: RunCheck) ->
     on_server(check)
 
 
-def test_a_session_stored_for_somebody_else_is_not_taken(on_server: RunCheck) -> None:
+def test_a_session_stored_under_another_token_is_not_returned(on_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.sessions.put(Session(token_sha256="a" * 64, key_id="k1", csrf="c", created_at=1.0))
         body = await store.connection.call("GET", f"{{ls}}:s:{'a' * 64}")
@@ -164,7 +166,7 @@ def test_a_session_stored_for_somebody_else_is_not_taken(on_server: RunCheck) ->
     on_server(check)
 
 
-def test_a_login_link_works_once_even_for_two_at_the_same_time(on_any_server: RunCheck) -> None:
+def test_a_login_link_works_once_even_for_concurrent_callers(on_any_server: RunCheck) -> None:
     link = LoginLink(token_sha256="a" * 64, key_id="k1", created_at=1.0)
 
     async def check(store: LiveStore) -> None:
@@ -196,7 +198,7 @@ def test_a_repeated_request_sees_the_first_ones_record(on_any_server: RunCheck) 
     on_any_server(check)
 
 
-def test_what_nobody_finished_is_kept_shortly_and_what_was_finished_a_day(on_server: RunCheck) -> None:
+def test_an_unfinished_idempotency_record_expires_sooner_than_a_finished_one(on_server: RunCheck) -> None:
     record = IdempotencyRecord(tenant="acme", client_key="k", fingerprint="f")
     name = KeyNames().idempotency("acme", "k")
 
@@ -213,7 +215,7 @@ def test_what_nobody_finished_is_kept_shortly_and_what_was_finished_a_day(on_ser
     on_server(check)
 
 
-def test_ended_requests_are_seen_by_their_tenant_only(on_any_server: RunCheck) -> None:
+def test_ended_requests_are_visible_to_their_tenant_only(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         call = admit_call("r1")
@@ -228,7 +230,7 @@ def test_ended_requests_are_seen_by_their_tenant_only(on_any_server: RunCheck) -
     on_any_server(check)
 
 
-def test_recent_requests_go_with_a_tenant_that_asks_for_nothing_any_more(on_any_server: RunCheck) -> None:
+def test_recent_requests_expire_after_the_last_request_of_a_tenant(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         for index in range(2):
@@ -271,7 +273,7 @@ def test_recent_requests_are_paged_newest_first(on_any_server: RunCheck) -> None
     on_any_server(check)
 
 
-def test_logins_and_refusals_stand_in_the_audit_too(on_any_server: RunCheck) -> None:
+def test_logins_and_refusals_are_recorded_in_the_audit_too(on_any_server: RunCheck) -> None:
     entry = AuditEntry(at=1.0, actor="k1", action="login.refused", tenant="acme", detail="wrong key")
 
     async def check(store: LiveStore) -> None:
@@ -284,7 +286,7 @@ def test_logins_and_refusals_stand_in_the_audit_too(on_any_server: RunCheck) -> 
     on_any_server(check)
 
 
-def test_changes_wait_for_the_next_one(on_any_server: RunCheck) -> None:
+def test_reading_changes_waits_for_the_next_one(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.documents.put(key_document())
         start = await store.changes.latest()
@@ -299,7 +301,7 @@ def test_changes_wait_for_the_next_one(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_whoever_follows_changes_learns_of_a_restart_once(valkey: Valkey) -> None:
+def test_a_reader_of_changes_is_notified_of_a_restart_once(valkey: Valkey) -> None:
     async def check(store: LiveStore) -> None:
         assert await store.changes.latest() == "0-0"
         assert await store.changes.read("0-0", wait_s=0.01) == []
@@ -312,7 +314,7 @@ def test_whoever_follows_changes_learns_of_a_restart_once(valkey: Valkey) -> Non
     run_check(valkey.url, check)
 
 
-def test_changes_are_read_where_the_address_leads_after_a_failover(
+def test_changes_are_read_from_the_new_primary_after_a_failover(
     valkey: Valkey, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     async def check() -> None:
@@ -339,7 +341,9 @@ def test_changes_are_read_where_the_address_leads_after_a_failover(
         asyncio.run(check())
 
 
-def test_changes_that_come_too_late_say_so(valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_while_reading_changes_raises_unavailable(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(changes, "CALL_S", 0.1)
 
     async def check() -> None:
@@ -354,7 +358,7 @@ def test_changes_that_come_too_late_say_so(valkey: Valkey, tmp_path: Path, monke
     asyncio.run(check())
 
 
-def test_a_reader_of_changes_is_told_at_once_that_its_server_became_a_replica(valkey: Valkey) -> None:
+def test_a_blocked_reader_of_changes_fails_at_once_if_its_server_becomes_a_replica(valkey: Valkey) -> None:
     async def check(store: LiveStore) -> None:
         assert await store.changes.read("0-0", 0.001) == []
         assert await store.view.accept(await store.view.begin())

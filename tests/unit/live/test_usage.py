@@ -17,7 +17,7 @@ async def total(store: LiveStore, metric: str = "output_tokens", tenant: str = "
     return sum(found.amount for found in sums if found.metric == metric)
 
 
-def test_lines_are_added_once_however_often_they_are_shipped(on_any_server: RunCheck) -> None:
+def test_a_batch_that_is_applied_several_times_is_counted_once(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store)
         assert await store.usage.apply("a.jsonl", 0, 120, [delta(5), delta(7)]) == UsageApplied(offset=120)
@@ -31,7 +31,7 @@ def test_lines_are_added_once_however_often_they_are_shipped(on_any_server: RunC
     on_any_server(check)
 
 
-def test_a_gap_in_a_log_is_not_skipped(on_any_server: RunCheck) -> None:
+def test_a_batch_after_a_gap_in_a_log_is_not_applied(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store)
         assert await store.usage.apply("a.jsonl", 60, 120, [delta()]) == UsageElsewhere(offset=0)
@@ -40,7 +40,7 @@ def test_a_gap_in_a_log_is_not_skipped(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_logs_tenants_and_metrics_are_kept_apart(on_any_server: RunCheck) -> None:
+def test_logs_tenants_and_metrics_are_counted_separately(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store)
         await store.usage.apply("a.jsonl", 0, 10, [delta(3), delta(4, metric="prompt_tokens")])
@@ -54,7 +54,7 @@ def test_logs_tenants_and_metrics_are_kept_apart(on_any_server: RunCheck) -> Non
     on_any_server(check)
 
 
-def test_hours_name_what_was_counted_and_when(on_any_server: RunCheck) -> None:
+def test_hourly_sums_name_key_adapter_version_metric_and_hour(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store)
         hour = NOW // 3600 * 3600
@@ -69,7 +69,7 @@ def test_hours_name_what_was_counted_and_when(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_what_is_older_than_a_counter_lives_is_counted_only_where_it_still_does(on_any_server: RunCheck) -> None:
+def test_usage_older_than_a_counters_lifetime_is_counted_only_in_longer_lived_counters(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store)
         old = NOW - 20 * DAY_S
@@ -81,7 +81,7 @@ def test_what_is_older_than_a_counter_lives_is_counted_only_where_it_still_does(
     on_any_server(check)
 
 
-def test_an_emptied_redis_counts_nothing_before_it_holds_the_documents(on_any_server: RunCheck) -> None:
+def test_an_emptied_redis_counts_no_usage_before_its_view_is_built(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         assert await store.usage.apply("a.jsonl", 0, 10, [delta()]) == ViewMissing()
         await build_view(store)
@@ -90,7 +90,7 @@ def test_an_emptied_redis_counts_nothing_before_it_holds_the_documents(on_any_se
     on_any_server(check)
 
 
-def test_a_batch_over_many_counters_is_one_call(on_any_server: RunCheck) -> None:
+def test_a_batch_over_many_counters_is_applied_in_one_call(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store)
         deltas = [delta(1, metric=f"m{index}", tenant=f"t{index % 50}") for index in range(5000)]
@@ -100,7 +100,7 @@ def test_a_batch_over_many_counters_is_one_call(on_any_server: RunCheck) -> None
     on_any_server(check)
 
 
-def test_an_hour_of_ten_thousand_counters_is_read_whole(on_any_server: RunCheck) -> None:
+def test_an_hour_of_ten_thousand_counters_is_read_completely(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_view(store)
         for part in range(5):

@@ -21,7 +21,7 @@ def test_a_view_is_current_once_accepted(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_a_view_begun_before_redis_was_emptied_is_not_accepted(on_any_server: RunCheck) -> None:
+def test_a_view_started_before_redis_was_emptied_is_not_accepted(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         mark = await store.view.begin()
         await store.connection.call("FLUSHALL")
@@ -31,7 +31,7 @@ def test_a_view_begun_before_redis_was_emptied_is_not_accepted(on_any_server: Ru
     on_any_server(check)
 
 
-def test_a_beginning_counts_once(on_any_server: RunCheck) -> None:
+def test_a_mark_is_accepted_once(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         mark = await store.view.begin()
         assert await store.view.accept(mark)
@@ -40,7 +40,7 @@ def test_a_beginning_counts_once(on_any_server: RunCheck) -> None:
     on_any_server(check)
 
 
-def test_processes_that_build_at_the_same_time_agree_on_the_epoch(on_any_server: RunCheck) -> None:
+def test_processes_that_build_a_view_concurrently_agree_on_the_epoch(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         marks = [await store.view.begin(), await store.view.begin()]
         epochs = set()
@@ -53,7 +53,7 @@ def test_processes_that_build_at_the_same_time_agree_on_the_epoch(on_any_server:
     on_any_server(check)
 
 
-def test_a_full_server_is_as_current_as_it_admits(any_server: Valkey, on_any_server: RunCheck) -> None:
+def test_a_view_stays_current_on_a_redis_out_of_memory(any_server: Valkey, on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         assert await store.view.accept(await store.view.begin())
         assert any_server.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
@@ -65,8 +65,8 @@ def test_a_full_server_is_as_current_as_it_admits(any_server: Valkey, on_any_ser
         assert any_server.command("CONFIG", "SET", "maxmemory", "0") == "+OK\r\n"
 
 
-def test_a_server_that_takes_no_scripts_is_not_current(any_server: Valkey, on_any_server: RunCheck) -> None:
-    """It would admit nobody, though it answers and takes writes."""
+def test_a_server_that_refuses_scripts_is_not_current(any_server: Valkey, on_any_server: RunCheck) -> None:
+    """It would admit no request, although it answers and accepts writes."""
 
     async def check(store: LiveStore) -> None:
         assert await store.view.accept(await store.view.begin())
@@ -80,7 +80,7 @@ def test_a_server_that_takes_no_scripts_is_not_current(any_server: Valkey, on_an
         assert any_server.command("ACL", "SETUSER", "default", "+@all") == "+OK\r\n"
 
 
-def test_an_emptied_redis_is_noticed_without_requests(on_any_server: RunCheck) -> None:
+def test_an_emptied_redis_makes_the_view_outdated(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         assert await store.view.accept(await store.view.begin())
         await store.connection.call("FLUSHALL")
@@ -90,7 +90,7 @@ def test_an_emptied_redis_is_noticed_without_requests(on_any_server: RunCheck) -
     on_any_server(check)
 
 
-def test_a_restart_between_begin_and_accept_is_noticed(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_restart_of_redis_before_or_after_accept_invalidates_the_view(valkey: Valkey, tmp_path: Path) -> None:
     async def check(store: LiveStore) -> None:
         mark = await store.view.begin()
         await asyncio.to_thread(valkey.restart)
@@ -102,7 +102,7 @@ def test_a_restart_between_begin_and_accept_is_noticed(valkey: Valkey, tmp_path:
     run_check(valkey.url, check)
 
 
-def test_keys_of_another_schema_are_refused_by_version(on_server: RunCheck) -> None:
+def test_keys_of_another_schema_version_are_refused(on_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.connection.call("HSET", "{ls}:meta", "schema", "7")
         with pytest.raises(LiveSchemaError, match=r"\{ls\}.*version 7; this loraserve uses 1.*--redis-prefix"):
@@ -111,8 +111,8 @@ def test_keys_of_another_schema_are_refused_by_version(on_server: RunCheck) -> N
     on_server(check)
 
 
-def test_what_a_server_held_before_it_was_a_replica_does_not_count(valkey: Valkey) -> None:
-    """It takes over from the one that it followed meanwhile, which may have been older, under the same run id."""
+def test_a_view_accepted_before_a_server_was_a_replica_is_invalid(valkey: Valkey) -> None:
+    """As a replica it copied the data of its primary, which may have been older, and its run id did not change."""
 
     async def check(store: LiveStore) -> None:
         store.connection._breaker.clock = clock = Clock()

@@ -50,7 +50,7 @@ def test_published_content_is_found_by_every_store(blobs: BlobStore, tmp_path: P
     assert not (tmp_path / "prepared").exists()
 
 
-def test_content_that_is_there_already_is_adopted(blobs: BlobStore, tmp_path: Path) -> None:
+def test_publishing_content_that_already_exists_keeps_the_existing_files(blobs: BlobStore, tmp_path: Path) -> None:
     publish(blobs, tmp_path, DIGEST)
     prepared = prepared_folder(tmp_path)
     (prepared / MANIFEST_FILE).write_text("made for another base model")
@@ -60,7 +60,7 @@ def test_content_that_is_there_already_is_adopted(blobs: BlobStore, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", sorted(BLOB_FILES))
-def test_content_of_which_a_file_is_lost_or_damaged_is_whole_once_it_is_published_again(
+def test_publishing_again_repairs_content_with_lost_or_damaged_files(
     blobs: BlobStore, tmp_path: Path, name: str
 ) -> None:
     publish(blobs, tmp_path, DIGEST)
@@ -73,7 +73,7 @@ def test_content_of_which_a_file_is_lost_or_damaged_is_whole_once_it_is_publishe
     assert content_of(folder) == {name: f"{name} content" for name in BLOB_FILES}
 
 
-def test_a_publisher_overtaken_at_the_last_moment_adopts(
+def test_a_publisher_that_loses_a_race_adopts_the_winners_content(
     blobs: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename
@@ -111,7 +111,7 @@ def test_anything_but_the_three_regular_files_is_refused(blobs: BlobStore, tmp_p
     assert blobs.folder(DIGEST) is None
 
 
-def test_everything_is_synced_before_the_rename_and_the_folders_after(
+def test_files_are_synced_before_the_rename_and_folders_after_it(
     blobs: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -143,12 +143,12 @@ def test_a_failed_sync_publishes_nothing(blobs: BlobStore, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("digest", ["", "../../../etc", "AB" * 32, "ab" * 31 + "a", "ab" * 32 + "\n", "/" * 64])
-def test_what_is_no_digest_never_becomes_a_path(blobs: BlobStore, digest: str) -> None:
+def test_an_invalid_digest_never_becomes_a_path(blobs: BlobStore, digest: str) -> None:
     with pytest.raises(InvalidNameError):
         blobs.folder(digest)
 
 
-def test_sweep_removes_only_what_is_old_and_unreachable(blobs: BlobStore, tmp_path: Path) -> None:
+def test_sweep_removes_only_old_and_unreferenced_content(blobs: BlobStore, tmp_path: Path) -> None:
     young = "ef" * 32
     for digest in (DIGEST, OTHER, young):
         publish(blobs, tmp_path, digest)
@@ -161,7 +161,7 @@ def test_sweep_removes_only_what_is_old_and_unreachable(blobs: BlobStore, tmp_pa
     assert os.listdir(tmp_path / "data" / "blobs" / "trash") == []
 
 
-def test_nobody_publishes_while_a_sweep_removes_nor_the_other_way_round(
+def test_publishing_and_sweeping_exclude_each_other(
     blobs: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free: dict[tuple[str, bool], bool] = {}
@@ -193,14 +193,14 @@ def test_nobody_publishes_while_a_sweep_removes_nor_the_other_way_round(
     }
 
 
-def test_an_adopted_orphan_is_safe_for_another_hour(blobs: BlobStore, tmp_path: Path) -> None:
+def test_publishing_an_orphan_again_protects_it_from_the_sweep(blobs: BlobStore, tmp_path: Path) -> None:
     publish(blobs, tmp_path, DIGEST)
     make_old(blobs, DIGEST)
     publish(blobs, tmp_path, DIGEST)
     assert blobs.sweep(set()) == []
 
 
-def test_a_crash_while_publishing_leaves_all_or_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+def test_a_crash_while_publishing_leaves_all_or_nothing_and_publishing_can_be_repeated(tmp_path: Path) -> None:
     names = iter(range(1000))
     folder = tmp_path
 
@@ -227,7 +227,7 @@ def test_a_crash_while_publishing_leaves_all_or_nothing_and_can_be_repeated(tmp_
     assert set(seen) == {False, True}
 
 
-def test_a_crash_while_sweeping_leaves_no_half_removed_content(tmp_path: Path) -> None:
+def test_a_crash_while_sweeping_leaves_no_partly_removed_content(tmp_path: Path) -> None:
     names = iter(range(1000))
     folder = tmp_path
 

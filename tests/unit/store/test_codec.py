@@ -8,7 +8,7 @@ from tests.support.store_documents import tenant_document
 
 
 class OldTenantDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As releases had it that know no deletion."""
+    """The struct of releases before tenants could be deleted."""
 
     status: Status = Status.ACTIVE
     description: str = ""
@@ -41,7 +41,7 @@ def test_an_older_release_reads_a_tenant_that_is_not_deleted(limits: Limits) -> 
     assert DocumentCodec().encode(restored) == DocumentCodec().encode(document)
 
 
-def test_one_that_is_deleted_is_refused_by_it() -> None:
+def test_an_older_release_refuses_a_deleted_tenant() -> None:
     document = tenant_document("acme", 1)
     assert isinstance(document.doc, TenantDoc)
     deleted = replace(document, doc=replace(document.doc, deleted_at=1.0))

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Damages(list[DamagedFileError]):
-    """Collects what a store reports."""
+    """Collects the damage that a store reports."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def commit_revisions(store: DocumentStore, name: str, count: int) -> None:
 
 
 def settle(tmp_path: Path) -> None:
-    """As if all that happened so far was long ago."""
+    """Dates all folders back, as if all commits so far were long ago."""
     for folder in (tmp_path / "data" / "docs").glob("*/*/*"):
         os.utime(folder, (1e9, 1e9))
 
@@ -58,7 +58,7 @@ def test_a_document_that_was_never_committed_is_none(store: DocumentStore) -> No
     assert list(store.scan(ADAPTER)) == []
 
 
-def test_a_commit_that_a_full_disk_stops_leaves_nothing(
+def test_a_commit_that_fails_on_a_full_disk_leaves_no_files(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, data: bytes) -> None:
@@ -74,14 +74,14 @@ def test_a_commit_that_a_full_disk_stops_leaves_nothing(
 @pytest.mark.parametrize(
     "document", [adapter_document("sql", 1), tenant_document("acme"), key_document("abcdefgh")], ids=lambda d: d.kind
 )
-def test_what_was_committed_is_read_back_by_every_store(store: DocumentStore, tmp_path: Path, document) -> None:
+def test_a_committed_document_is_read_back_by_every_store(store: DocumentStore, tmp_path: Path, document) -> None:
     store.commit(document)
     assert store.get(document.kind, document.id) == document
     assert DocumentStore(tmp_path / "data").get(document.kind, document.id) == document
     assert list(store.scan(document.kind)) == [document]
 
 
-def test_the_newest_revision_is_served_and_all_are_history(store: DocumentStore) -> None:
+def test_get_returns_the_newest_revision_and_history_lists_all(store: DocumentStore) -> None:
     commit_revisions(store, "sql", 12)
     newest = store.get(ADAPTER, "acme/sql")
     assert newest is not None
@@ -89,7 +89,7 @@ def test_the_newest_revision_is_served_and_all_are_history(store: DocumentStore)
     assert [document.rev for document in revisions(store, "acme/sql", 13)] == list(range(12, 0, -1))
 
 
-def test_a_taken_revision_is_refused_and_stays_as_it_was(store: DocumentStore) -> None:
+def test_a_taken_revision_is_refused_and_not_changed(store: DocumentStore) -> None:
     commit_revisions(store, "sql", 3)
     for rev in (1, 2, 3):
         with pytest.raises(RevisionTakenError) as caught:
@@ -99,7 +99,7 @@ def test_a_taken_revision_is_refused_and_stays_as_it_was(store: DocumentStore) -
     assert revisions(store, "acme/sql", 4) == kept
 
 
-def test_a_loser_between_reading_and_linking_leaves_nothing_behind(
+def test_a_commit_that_loses_a_race_before_linking_leaves_no_file(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_synced = documents.write_synced
@@ -120,13 +120,13 @@ def test_a_loser_between_reading_and_linking_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("rev", [2, 7])
-def test_a_revision_without_the_one_before_is_refused(store: DocumentStore, rev: int) -> None:
+def test_a_revision_without_its_predecessor_is_refused(store: DocumentStore, rev: int) -> None:
     with pytest.raises(RevisionGapError, match=f"revision {rev} cannot follow revision 0"):
         store.commit(adapter_document("sql", rev))
     assert store.get(ADAPTER, "acme/sql") is None
 
 
-def test_content_is_synced_before_its_name_exists_and_the_folder_after(
+def test_a_file_is_synced_before_it_is_linked_and_its_folder_afterwards(
     store: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -150,7 +150,7 @@ def test_content_is_synced_before_its_name_exists_and_the_folder_after(
 
 
 @pytest.mark.parametrize("hostile", ["../../etc/passwd", "a/../../b", "x" * 5000, "name\nwith\0bytes", "ü/é", ""])
-def test_no_id_becomes_part_of_a_path(store: DocumentStore, tmp_path: Path, hostile: str) -> None:
+def test_an_id_never_becomes_part_of_a_path(store: DocumentStore, tmp_path: Path, hostile: str) -> None:
     document = msgspec.structs.replace(adapter_document("sql", 1), id=hostile)
     store.commit(document)
     assert store.get(ADAPTER, hostile) == document
@@ -175,7 +175,7 @@ def test_everything_is_private_to_the_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"kind":"adapter"}', b"null"])
-def test_a_damaged_newest_revision_is_reported_and_no_older_one_served(
+def test_a_damaged_newest_revision_is_reported_and_no_older_one_is_returned(
     store: DocumentStore, tmp_path: Path, damages: Damages, content: bytes
 ) -> None:
     commit_revisions(store, "sql", 2)
@@ -191,14 +191,14 @@ def test_a_damaged_newest_revision_is_reported_and_no_older_one_served(
     assert [damage.path for damage in damages] == [newest] * 2
 
 
-def test_the_next_revision_repairs_a_damaged_document(store: DocumentStore, tmp_path: Path) -> None:
+def test_a_damaged_document_is_repaired_by_its_next_revision(store: DocumentStore, tmp_path: Path) -> None:
     commit_revisions(store, "sql", 1)
     revision_files(tmp_path / "data")[0].write_bytes(b"torn")
     store.commit(adapter_document("sql", 2))
     assert [document.rev for document in store.scan(ADAPTER)] == [2]
 
 
-def test_a_revision_in_the_place_of_another_is_not_served(
+def test_a_revision_in_another_revisions_file_is_not_returned(
     store: DocumentStore, tmp_path: Path, damages: Damages
 ) -> None:
     commit_revisions(store, "sql", 1)
@@ -212,7 +212,7 @@ def test_a_revision_in_the_place_of_another_is_not_served(
     assert [document.id for document in store.scan(ADAPTER)] == ["acme/chat"]
 
 
-def test_a_document_of_another_kind_is_not_served(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+def test_a_document_of_another_kind_is_not_returned(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
     store.commit(tenant_document("acme"))
     (path,) = revision_files(tmp_path / "data")
     path.write_bytes(path.read_bytes().replace(b'"tenant"', b'"key"'))
@@ -220,7 +220,9 @@ def test_a_document_of_another_kind_is_not_served(store: DocumentStore, tmp_path
     assert "a document of kind key, expected tenant" in damages[0].reason
 
 
-def test_foreign_files_are_reported_and_change_nothing(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+def test_unexpected_files_are_reported_and_otherwise_ignored(
+    store: DocumentStore, tmp_path: Path, damages: Damages
+) -> None:
     commit_revisions(store, "sql", 2)
     folder = revision_files(tmp_path / "data")[0].parent
     foreign = [
@@ -237,7 +239,7 @@ def test_foreign_files_are_reported_and_change_nothing(store: DocumentStore, tmp
     store.commit(adapter_document("sql", 3))
 
 
-def test_what_macos_leaves_in_folders_is_passed_over(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+def test_hidden_files_of_macos_are_ignored(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
     commit_revisions(store, "sql", 2)
     folder = revision_files(tmp_path / "data")[0].parent
     keys = tmp_path / "data" / "docs" / "key"
@@ -263,7 +265,7 @@ def test_a_symbolic_link_is_never_followed(store: DocumentStore, tmp_path: Path,
     assert [damage.path for damage in damages] == [path]
 
 
-def test_scan_changed_reads_only_what_changed(store: DocumentStore, tmp_path: Path) -> None:
+def test_scan_changed_reads_only_changed_documents(store: DocumentStore, tmp_path: Path) -> None:
     for name in ("sql", "chat", "code"):
         commit_revisions(store, name, 1)
     settle(tmp_path)
@@ -291,7 +293,7 @@ def test_scan_changed_misses_no_commit_within_one_tick_of_the_clock(store: Docum
     assert [document.rev for document in changed] == [2]
 
 
-def test_scan_changed_reads_again_what_the_system_did_not_let_it_read(
+def test_scan_changed_retries_files_that_could_not_be_read(
     store: DocumentStore, tmp_path: Path, damages: Damages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_revisions(store, "sql", 1)
@@ -312,7 +314,7 @@ def test_scan_changed_reads_again_what_the_system_did_not_let_it_read(
 
 @contextlib.contextmanager
 def of_another_user(*folders: Path) -> Iterator[None]:
-    """Who cannot be listed, as root can all."""
+    """Makes listing these folders fail; permissions would not, since root can list everything."""
 
     def refusing(system_call: Callable[[str], T]) -> Callable[[str], T]:
         def listed(path: str) -> T:
@@ -329,7 +331,7 @@ def of_another_user(*folders: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2], ids=["kind", "prefix", "document"])
-def test_a_folder_that_cannot_be_listed_is_read_once_it_can(
+def test_a_folder_that_could_not_be_listed_is_read_by_a_later_scan(
     store: DocumentStore, tmp_path: Path, damages: Damages, depth: int
 ) -> None:
     commit_revisions(store, "sql", 2)
@@ -354,7 +356,7 @@ def test_a_folder_that_cannot_be_listed_is_read_once_it_can(
     assert store.scan_changed(ADAPTER, mark)[0] == []
 
 
-def test_a_document_whose_folder_cannot_be_listed_is_not_taken_for_missing(
+def test_a_document_whose_folder_cannot_be_listed_is_not_reported_as_missing(
     store: DocumentStore, tmp_path: Path
 ) -> None:
     commit_revisions(store, "sql", 1)
@@ -366,7 +368,7 @@ def test_a_document_whose_folder_cannot_be_listed_is_not_taken_for_missing(
             store.commit(adapter_document("sql", 1))
 
 
-def test_documents_in_a_folder_that_may_be_listed_but_not_entered_are_unread(
+def test_documents_in_a_folder_that_can_be_listed_but_not_entered_are_reported_as_unread(
     store: DocumentStore, tmp_path: Path, damages: Damages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Locked:
@@ -388,7 +390,7 @@ def test_documents_in_a_folder_that_may_be_listed_but_not_entered_are_unread(
     assert [document.id for document in store.scan_changed(ADAPTER, mark)[0]] == ["acme/sql"]
 
 
-def test_scan_changed_reports_what_is_damaged_once(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+def test_scan_changed_reports_a_damaged_document_once(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
     commit_revisions(store, "sql", 1)
     revision_files(tmp_path / "data")[0].write_bytes(b"torn")
     settle(tmp_path)
@@ -397,18 +399,20 @@ def test_scan_changed_reports_what_is_damaged_once(store: DocumentStore, tmp_pat
     assert len(damages) == 1
 
 
-def test_there_are_documents_of_a_kind_whether_or_not_they_can_be_read(store: DocumentStore, tmp_path: Path) -> None:
+def test_has_any_counts_documents_whether_or_not_they_can_be_read(store: DocumentStore, tmp_path: Path) -> None:
     store.commit(adapter_document("sql", 1))
     folder = tmp_path / "data" / "docs" / "key"
     assert not store.has_any(DocumentKind.KEY)
-    # A writer died before its commit.
+    # As left by a writer that died before its commit.
     (folder / "ab" / ("ab" * 32)).mkdir(parents=True)
     assert not store.has_any(DocumentKind.KEY)
     (folder / "ab" / ("ab" * 32) / "00000003.json").touch()
     assert store.has_any(DocumentKind.KEY)
 
 
-def test_what_is_in_the_place_of_a_documents_folder_counts_as_a_document(store: DocumentStore, tmp_path: Path) -> None:
+def test_has_any_counts_a_symbolic_link_in_place_of_a_folder_as_a_document(
+    store: DocumentStore, tmp_path: Path
+) -> None:
     (tmp_path / "moved").mkdir()
     (tmp_path / "data" / "docs" / "key" / "ab").symlink_to(tmp_path / "moved")
     assert store.has_any(DocumentKind.KEY)
@@ -425,7 +429,7 @@ def test_scan_changed_notices_a_restored_backup_with_old_times(store: DocumentSt
     assert [document.rev for document in store.scan_changed(ADAPTER, mark)[0]] == [1]
 
 
-def test_every_commit_by_whatever_store_leaves_a_sign(store: DocumentStore, tmp_path: Path) -> None:
+def test_a_commit_by_any_store_updates_last_commit_ns(store: DocumentStore, tmp_path: Path) -> None:
     os.utime(tmp_path / "data" / "docs" / "tmp", ns=(0, 0))
     assert store.last_commit_ns() == 0
     other = DocumentStore(tmp_path / "data")
@@ -450,7 +454,7 @@ def test_prune_keeps_the_last_50_and_the_last_30_days(store: DocumentStore, tmp_
     assert newest.rev == 60
 
 
-def test_no_more_than_the_last_revisions_stay_however_young(
+def test_commits_keep_no_more_than_the_maximum_number_of_revisions(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "MAX_REVISIONS", 5)
@@ -461,7 +465,7 @@ def test_no_more_than_the_last_revisions_stay_however_young(
         store.commit(adapter_document("sql", 1))
 
 
-def test_of_large_revisions_fewer_stay_but_never_only_the_newest(
+def test_fewer_large_revisions_are_kept_but_never_less_than_the_minimum(
     store: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "MAX_REVISIONS_BYTES", 30_000)
@@ -481,7 +485,7 @@ def test_a_pruned_revision_is_still_taken(store: DocumentStore) -> None:
         store.commit(adapter_document("sql", 1))
 
 
-def test_prune_removes_what_killed_writers_left(store: DocumentStore, tmp_path: Path) -> None:
+def test_prune_removes_temporary_files_of_killed_writers(store: DocumentStore, tmp_path: Path) -> None:
     left = tmp_path / "data" / "docs" / "tmp" / "0123"
     left.write_bytes(b"{")
     store.prune()
@@ -490,7 +494,7 @@ def test_prune_removes_what_killed_writers_left(store: DocumentStore, tmp_path: 
     assert not left.exists()
 
 
-def test_what_is_removed_is_gone_with_all_its_revisions(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+def test_a_document_is_removed_with_all_its_revisions(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
     commit_revisions(store, "sql", 3)
     store.commit(adapter_document("kept", 1))
     _, mark = store.scan_changed(ADAPTER)
@@ -507,7 +511,7 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def test_what_a_killed_process_left_of_a_removal_is_pruned(
+def test_prune_finishes_a_removal_that_was_interrupted(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.commit(adapter_document("sql", 1))
@@ -520,7 +524,7 @@ def test_what_a_killed_process_left_of_a_removal_is_pruned(
     assert [*(tmp_path / "data" / "docs" / "trash").iterdir()] == []
 
 
-def test_what_is_removed_while_others_look_is_nothing_to_them(
+def test_a_document_removed_during_a_read_is_missing_and_not_damaged(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damages: Damages
 ) -> None:
     store.commit(adapter_document("sql", 1))
@@ -541,7 +545,7 @@ def test_what_is_removed_while_others_look_is_nothing_to_them(
     assert damages == []
 
 
-def test_what_cannot_be_looked_at_is_not_taken_for_removed(
+def test_an_input_output_error_is_not_taken_for_a_removal(
     store: DocumentStore, monkeypatch: pytest.MonkeyPatch, damages: Damages
 ) -> None:
     store.commit(adapter_document("sql", 1))
@@ -558,7 +562,7 @@ def test_what_cannot_be_looked_at_is_not_taken_for_removed(
     assert len(damages) == 1
 
 
-def test_older_revisions_can_be_forgotten(store: DocumentStore) -> None:
+def test_forget_older_removes_all_revisions_except_the_newest(store: DocumentStore) -> None:
     commit_revisions(store, "sql", 4)
     store.forget_older(ADAPTER, "acme/sql")
     store.forget_older(ADAPTER, "acme/nothing")
@@ -568,7 +572,7 @@ def test_older_revisions_can_be_forgotten(store: DocumentStore) -> None:
     store.commit(adapter_document("sql", 5))
 
 
-def test_damage_is_logged_unless_said_otherwise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_logged_by_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = DocumentStore(tmp_path / "data")
     store.commit(adapter_document("sql", 1))
     (path,) = revision_files(tmp_path / "data")
@@ -577,7 +581,7 @@ def test_damage_is_logged_unless_said_otherwise(tmp_path: Path, caplog: pytest.L
     assert str(path) in caplog.text
 
 
-def test_what_is_retired_is_gone_and_whoever_has_its_name_later_begins_after_it(
+def test_retired_documents_are_removed_and_new_ones_start_at_later_revisions(
     store: DocumentStore, tmp_path: Path, damages: Damages
 ) -> None:
     commit_revisions(store, "sql", 3)
@@ -605,7 +609,7 @@ def test_what_is_retired_is_gone_and_whoever_has_its_name_later_begins_after_it(
     assert damages == []
 
 
-def test_of_an_older_copy_nothing_is_retired(store: DocumentStore) -> None:
+def test_nothing_is_retired_from_an_older_copy_of_the_directory(store: DocumentStore) -> None:
     commit_revisions(store, "sql", 2)
     doomed = [adapter_document("sql", 2, "revision 2")]
     assert store.retire(doomed, removed_rev=1) == []
@@ -616,7 +620,7 @@ def test_of_an_older_copy_nothing_is_retired(store: DocumentStore) -> None:
     assert store.retire([adapter_document("sql", 3)], removed_rev=2) != []
 
 
-def test_nothing_is_retired_while_somebody_commits_or_was_stopped_in_a_commit(
+def test_nothing_is_retired_while_another_process_holds_the_commit_lock(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "QUIET_WITHIN_S", 0.01)
@@ -628,7 +632,7 @@ def test_nothing_is_retired_while_somebody_commits_or_was_stopped_in_a_commit(
     assert store.retire(doomed) == doomed
 
 
-def test_a_retired_document_is_gone_for_good_before_the_first_of_its_revisions_is(
+def test_the_folder_of_a_retired_document_is_gone_durably_before_its_revisions_are_deleted(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_revisions(store, "sql", 2)
@@ -646,7 +650,7 @@ def folder_of(name: str) -> str:
     return hashlib.sha256(f"acme/{name}".encode()).hexdigest()
 
 
-def test_what_is_not_on_the_disk_as_it_was_judged_is_not_retired(store: DocumentStore, tmp_path: Path) -> None:
+def test_documents_that_differ_from_the_disk_are_not_retired(store: DocumentStore, tmp_path: Path) -> None:
     commit_revisions(store, "changed", 2)
     commit_revisions(store, "damaged", 1)
     store.commit(adapter_document("other", 1, "not this"))
@@ -657,7 +661,7 @@ def test_what_is_not_on_the_disk_as_it_was_judged_is_not_retired(store: Document
     assert len(revision_files(tmp_path / "data")) == 4
 
 
-def test_a_document_that_was_changed_without_end_is_not_retired(
+def test_a_document_above_the_maximum_retired_revision_is_not_retired(
     store: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "MAX_RETIRED_REV", 2)
@@ -668,7 +672,9 @@ def test_a_document_that_was_changed_without_end_is_not_retired(
     assert store.first_rev(ADAPTER) == 1
 
 
-def test_what_was_retired_is_told_from_what_is_gone_in_another_way(store: DocumentStore, tmp_path: Path) -> None:
+def test_retired_among_distinguishes_retired_documents_from_ones_lost_otherwise(
+    store: DocumentStore, tmp_path: Path
+) -> None:
     for name in ("retired", "again", "vanished"):
         commit_revisions(store, name, 1)
     commit_revisions(store, "kept", 1)
@@ -685,7 +691,7 @@ def test_what_was_retired_is_told_from_what_is_gone_in_another_way(store: Docume
     assert store.retired_among(ADAPTER, revs, mark) == ["acme/retired"]
 
 
-def test_a_damaged_number_of_what_was_retired_is_named_and_nothing_is_made_up(
+def test_a_damaged_removed_revision_file_is_reported_and_blocks_commits_of_its_kind(
     store: DocumentStore, tmp_path: Path
 ) -> None:
     (tmp_path / "data" / "docs" / "removed" / "adapter").write_bytes(b"many")
@@ -694,7 +700,7 @@ def test_a_damaged_number_of_what_was_retired_is_named_and_nothing_is_made_up(
     store.commit(key_document("abcdefgh"))
 
 
-def test_who_reads_a_document_while_it_is_retired_and_its_name_used_again_reads_the_new_one(
+def test_a_read_during_retirement_and_reuse_of_the_name_returns_the_new_document(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_revisions(store, "sql", 1)

@@ -8,7 +8,7 @@ from tests.support.store_documents import adapter_document, revisions
 ADAPTER = DocumentKind.ADAPTER
 
 
-def test_a_crash_anywhere_leaves_whole_revisions_and_the_commit_can_be_repeated(tmp_path: Path) -> None:
+def test_a_crash_anywhere_leaves_complete_revisions_and_the_commit_can_be_repeated(tmp_path: Path) -> None:
     names = iter(range(1000))
     data_dir = tmp_path
 

@@ -16,7 +16,7 @@ NAMES = st.sampled_from(["sql", "chat", "code"])
 
 
 class Documents(RuleBasedStateMachine):
-    """Two processes' stores on one folder against a list of revisions for each name."""
+    """The stores of two processes on one folder, compared with a list of revisions for each name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Documents(RuleBasedStateMachine):
         self.followed: dict[str, AnyDocument] = {}
 
     def newest_rev(self, name: str) -> int:
-        """What the next one follows."""
+        """The revision that the next commit follows."""
         known = self.revisions.get(f"acme/{name}")
         return known[-1].rev if known else self.removed_rev
 
@@ -50,7 +50,7 @@ class Documents(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), name=NAMES)
     def race(self, which: int, name: str) -> None:
-        """Both want the same revision: the second one is told, whichever it is."""
+        """Both stores commit the same revision: the second one gets an error, whichever it is."""
         rev = self.newest_rev(name) + 1
         self.commit(which, adapter_document(name, rev, description="first"))
         with pytest.raises(RevisionTakenError):
@@ -67,7 +67,7 @@ class Documents(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), name=NAMES)
     def retire(self, which: int, name: str) -> None:
-        """Only what is deleted; its revisions are nobody's any more, and later ones begin after all that went."""
+        """Only deleted documents. Their revisions are gone, and new documents start after the highest one retired."""
         known = self.revisions.get(f"acme/{name}")
         if known and known[-1].deleted:
             assert self.stores[which].retire(known[-1:]) == known[-1:]
@@ -81,7 +81,7 @@ class Documents(RuleBasedStateMachine):
 
     @rule()
     def follow(self) -> None:
-        """Someone who only ever reads what changed knows everything."""
+        """A reader that only ever reads changed documents knows all of them."""
         changed, self.mark = self.stores[0].scan_changed(ADAPTER, self.mark)
         self.followed.update({document.id: document for document in changed})
         assert self.followed == {key: revisions[-1] for key, revisions in self.revisions.items()}

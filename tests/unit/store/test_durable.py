@@ -19,7 +19,7 @@ from loraserve.store.durable import (
 from loraserve.store.locks import locked, try_locked
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "file"
     replace_file(path, b"old")
     replace_file(path, b"new")
@@ -46,7 +46,7 @@ def test_a_failed_replacement_leaves_the_old_content_and_nothing_else(
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls that reached the system."""
+    """Names of the sync calls made."""
     calls: list[str] = []
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda _, name=name: calls.append(name))
@@ -54,7 +54,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def full_sync(calls: list[str], error: int | None = None) -> Callable[[int, int], None]:
-    """`fcntl` of macOS for `F_FULLFSYNC`."""
+    """Stands in for macOS's `fcntl` with `F_FULLFSYNC`."""
 
     def fcntl_of_macos(descriptor: int, command: int) -> None:
         calls.append("full")
@@ -65,7 +65,9 @@ def full_sync(calls: list[str], error: int | None = None) -> Callable[[int, int]
     return fcntl_of_macos
 
 
-def test_a_file_is_synced_as_the_system_can(monkeypatch: pytest.MonkeyPatch, synced: list[str]) -> None:
+def test_fdatasync_is_used_for_data_only_if_the_system_has_it(
+    monkeypatch: pytest.MonkeyPatch, synced: list[str]
+) -> None:
     sync_file(0)
     sync_file(0, data_only=True)
     monkeypatch.delattr(os, "fdatasync")
@@ -74,7 +76,7 @@ def test_a_file_is_synced_as_the_system_can(monkeypatch: pytest.MonkeyPatch, syn
 
 
 @pytest.mark.parametrize(("error", "calls"), [(None, ["full"]), (errno.ENOTSUP, ["full", "fsync"])])
-def test_on_macos_the_cache_of_the_drive_is_emptied_where_that_can_be(
+def test_on_macos_the_drives_cache_is_flushed_if_supported(
     monkeypatch: pytest.MonkeyPatch, synced: list[str], error: int | None, calls: list[str]
 ) -> None:
     monkeypatch.setattr(sync_module, "_F_FULLFSYNC", 51)
@@ -84,7 +86,7 @@ def test_on_macos_the_cache_of_the_drive_is_emptied_where_that_can_be(
     assert synced == calls
 
 
-def test_bytes_that_macos_lost_are_not_synced_by_trying_again(
+def test_on_macos_an_input_output_error_of_a_full_sync_is_not_retried_with_fsync(
     monkeypatch: pytest.MonkeyPatch, synced: list[str]
 ) -> None:
     monkeypatch.setattr(sync_module, "_F_FULLFSYNC", 51)
@@ -94,14 +96,14 @@ def test_bytes_that_macos_lost_are_not_synced_by_trying_again(
     assert synced == ["full"]
 
 
-def test_folders_of_the_data_directory_are_closed_to_others(tmp_path: Path) -> None:
+def test_folders_of_the_data_directory_are_private_to_the_user(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir(mode=0o755)
     for data_dir in (tmp_path, tmp_path / "deep" / "new"):
         folder = data_folder(data_dir, "docs")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_discarded_folder_is_gone_and_the_trash_can_be_emptied(tmp_path: Path) -> None:
+def test_discard_folder_removes_the_folder_and_empty_trash_removes_leftovers(tmp_path: Path) -> None:
     trash = data_folder(tmp_path, "trash")
     doomed = data_folder(tmp_path, "doomed")
     (doomed / "file").write_bytes(b"1")
@@ -113,7 +115,7 @@ def test_a_discarded_folder_is_gone_and_the_trash_can_be_emptied(tmp_path: Path)
     assert os.listdir(trash) == []
 
 
-def test_a_folder_that_others_remove_at_the_same_time_is_removed(
+def test_a_folder_that_another_process_removes_concurrently_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trash, doomed = data_folder(tmp_path, "trash"), data_folder(tmp_path, "doomed")
@@ -130,7 +132,7 @@ def test_a_folder_that_others_remove_at_the_same_time_is_removed(
     assert os.listdir(trash) == []
 
 
-def test_a_folder_that_cannot_be_removed_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_removed_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trash, doomed = data_folder(tmp_path, "trash"), data_folder(tmp_path, "doomed")
     (doomed / "file").write_bytes(b"1")
 
@@ -142,7 +144,7 @@ def test_a_folder_that_cannot_be_removed_is_no_success(tmp_path: Path, monkeypat
         discard_folder(doomed, trash)
 
 
-def test_only_old_folders_of_the_pattern_are_removed(tmp_path: Path) -> None:
+def test_only_old_folders_that_match_the_pattern_are_removed(tmp_path: Path) -> None:
     for name in (".old-1", ".young-1", "old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(b"1")
@@ -154,7 +156,7 @@ def test_only_old_folders_of_the_pattern_are_removed(tmp_path: Path) -> None:
     remove_old_folders(tmp_path / "absent", "*", 0)
 
 
-def test_shared_locks_are_held_together_and_keep_an_exclusive_one_out(tmp_path: Path) -> None:
+def test_shared_locks_coexist_and_exclude_an_exclusive_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with locked(path, shared=True), locked(path, shared=True), try_locked(path) as is_ours:
         assert not is_ours

@@ -3,7 +3,7 @@ from pathlib import Path
 from loraserve.store.engine_slots import EngineSlot, engine_ids
 
 
-def test_engines_beside_each_other_have_ids_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_engines_have_different_ids(tmp_path: Path) -> None:
     first, second = EngineSlot(tmp_path), EngineSlot(tmp_path)
     try:
         assert (first.engine, second.engine) == ("engine-0", "engine-1")
@@ -12,7 +12,7 @@ def test_engines_beside_each_other_have_ids_of_their_own(tmp_path: Path) -> None
         second.release()
 
 
-def test_an_id_that_was_let_go_is_used_again(tmp_path: Path) -> None:
+def test_a_released_id_is_used_again(tmp_path: Path) -> None:
     EngineSlot(tmp_path).release()
     again = EngineSlot(tmp_path)
     assert again.engine == "engine-0"

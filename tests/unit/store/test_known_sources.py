@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All is said and done a minute after it was written."""
+    """The clock runs a minute ahead: files count as written a minute ago."""
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 60_000_000_000)
 
@@ -33,18 +33,20 @@ def remembered(data_dir: Path, folder: Path, digest: str = "d", read_as: str = "
     known.save()
 
 
-def test_is_known_after_a_restart_while_its_files_are_the_same(folder: Path, tmp_path: Path) -> None:
+def test_a_source_is_known_after_a_restart_if_its_files_are_unchanged(folder: Path, tmp_path: Path) -> None:
     assert KnownSources(tmp_path, "base").digest(folder) is None
     remembered(tmp_path, folder)
     assert KnownSources(tmp_path, "base").digest(folder) == "d"
-    for _ in range(2):  # what was asked for stays known
+    for _ in range(2):  # a source that was looked up stays known
         again = KnownSources(tmp_path, "base")
         assert again.digest(folder) == "d"
         again.save()
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_is_not_known_once_a_file_was_written_replaced_or_lost(folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_source_is_not_known_once_a_file_was_written_replaced_or_lost(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
     path = folder / name
     remembered(tmp_path, folder)
     before = path.stat()
@@ -62,8 +64,8 @@ def test_is_not_known_once_a_file_was_written_replaced_or_lost(folder: Path, tmp
     assert known.begin(folder) is None
 
 
-def test_a_link_is_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
-    """As in Hugging Face's cache."""
+def test_a_symbolic_link_is_known_by_its_target(folder: Path, tmp_path: Path) -> None:
+    """As in the Hugging Face cache."""
     link, other = tmp_path / "link", tmp_path / "elsewhere"
     link.symlink_to(folder)
     remembered(tmp_path, link)
@@ -76,7 +78,7 @@ def test_a_link_is_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
     assert KnownSources(tmp_path, "base").digest(link) is None
 
 
-def test_is_not_known_for_another_base_or_other_limits(folder: Path, tmp_path: Path) -> None:
+def test_a_source_is_not_known_for_another_base_model(folder: Path, tmp_path: Path) -> None:
     remembered(tmp_path, folder)
     assert KnownSources(tmp_path, "another base").digest(folder) is None
     remembered(tmp_path, folder, "other", "another base")
@@ -84,7 +86,7 @@ def test_is_not_known_for_another_base_or_other_limits(folder: Path, tmp_path: P
     assert KnownSources(tmp_path, "base").digest(folder) == "d"
 
 
-def test_what_was_written_just_now_is_not_remembered(
+def test_a_recently_written_source_is_not_remembered(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written_ns = (folder / FILES[0]).stat().st_mtime_ns
@@ -92,14 +94,14 @@ def test_what_was_written_just_now_is_not_remembered(
     assert KnownSources(tmp_path, "base").begin(folder) is None
 
 
-def test_folders_that_are_not_asked_for_any_more_are_forgotten(folder: Path, tmp_path: Path) -> None:
+def test_folders_that_are_no_longer_looked_up_are_forgotten(folder: Path, tmp_path: Path) -> None:
     remembered(tmp_path, folder)
     KnownSources(tmp_path, "base").save()
     assert KnownSources(tmp_path, "base").digest(folder) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"x": 1}', b"\xff"])
-def test_a_damaged_file_is_as_good_as_none(folder: Path, tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_sources_file_is_treated_as_missing(folder: Path, tmp_path: Path, content: bytes) -> None:
     remembered(tmp_path, folder)
     (file,) = tmp_path.glob("sources-*.json")
     file.write_bytes(content)

@@ -33,7 +33,7 @@ BASES = ["org/tiny-base", "tiny", "with:colon", "tiny:large"]
         ("tiny:tiny", AdapterRef("tiny")),
     ],
 )
-def test_a_models_name_means(model: str, meaning: BaseRef | AdapterRef) -> None:
+def test_a_model_name_is_parsed_as_base_or_adapter(model: str, meaning: BaseRef | AdapterRef) -> None:
     assert parse_model_ref(model, BASES) == meaning
 
 
@@ -57,12 +57,12 @@ def test_a_models_name_means(model: str, meaning: BaseRef | AdapterRef) -> None:
         *("other:sql", "tiny:org/x", "tiny@v1:", "a/b", "../etc", "sql\n", " sql", "ünicode", "x" * 65),
     ],
 )
-def test_what_can_be_no_models_name_is_none(model: str) -> None:
+def test_an_invalid_model_name_is_parsed_as_none(model: str) -> None:
     assert parse_model_ref(model, BASES) is None
 
 
 @given(st.text(max_size=80))
-def test_any_text_means_something_or_nothing(model: str) -> None:
+def test_any_text_is_parsed_as_a_valid_reference_or_none(model: str) -> None:
     meaning = parse_model_ref(model, BASES)
     if isinstance(meaning, AdapterRef):
         check_adapter_name(meaning.name, [])
@@ -70,7 +70,7 @@ def test_any_text_means_something_or_nothing(model: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sql", "A", "0", "a.b_c-d", "x" * 64, "v3"])
-def test_good_names(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     check_adapter_name(name, BASES)
     check_tenant_name(name)
 
@@ -78,26 +78,26 @@ def test_good_names(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "-a", "_a", "a/b", "a@b", "a:b", "a b", "x" * 65, "a\n", "é", "\0", "*"]
 )
-def test_bad_names_are_refused_with_what_is_allowed(name: str) -> None:
+def test_invalid_names_are_refused_naming_the_allowed_characters(name: str) -> None:
     for check in (check_tenant_name, check_alias_name, lambda name: check_adapter_name(name, BASES)):
         with pytest.raises(InvalidNameError, match="use 1 to 64 letters") as caught:
             check(name)
         assert str(caught.value).isprintable()
 
 
-def test_an_adapter_is_never_named_as_the_base() -> None:
+def test_an_adapter_name_equal_to_the_base_model_is_refused() -> None:
     with pytest.raises(InvalidNameError, match="the base model's name"):
         check_adapter_name("tiny", BASES)
 
 
 @pytest.mark.parametrize("name", ["v3", "v0", "v123456789012"])
-def test_an_alias_never_looks_like_a_version(name: str) -> None:
+def test_an_alias_name_that_looks_like_a_version_is_refused(name: str) -> None:
     with pytest.raises(InvalidNameError):
         check_alias_name(name)
 
 
 @pytest.mark.parametrize("name", ["v3a", "V3", "v", "live", "version3"])
-def test_what_an_alias_may_be_named(name: str) -> None:
+def test_alias_names_that_are_no_versions_are_accepted(name: str) -> None:
     check_alias_name(name)
 
 

@@ -69,7 +69,7 @@ def test_a_new_upload_is_open_and_readable_by_every_process(store: UploadStore, 
         ["\ud800", CONFIG],
     ],
 )
-def test_an_upload_has_exactly_the_two_files(store: UploadStore, names: list[str]) -> None:
+def test_an_upload_without_exactly_the_two_files_is_refused(store: UploadStore, names: list[str]) -> None:
     files = [UploadFile(name=name, size_bytes=1) for name in names]
     with pytest.raises(UploadFileError, match="each once; announced: "):
         store.create(tenant="acme", name="sql", actor="open", files=files)
@@ -99,7 +99,7 @@ def test_bytes_are_appended_and_counted(store: UploadStore) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, 0, 3, 5, 1 << 60])
-def test_a_wrong_start_tells_where_to_go_on(store: UploadStore, offset: int) -> None:
+def test_a_wrong_offset_is_refused_with_the_right_one(store: UploadStore, offset: int) -> None:
     upload_id = create(store).id
     store.append(upload_id, WEIGHTS, 0, b"0123")
     with pytest.raises(OffsetError) as caught:
@@ -139,7 +139,7 @@ def test_an_unknown_or_impossible_id_is_not_found(store: UploadStore, upload_id:
         pass
 
 
-def test_bytes_are_synced_before_they_count(store: UploadStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_synced_before_they_are_counted(store: UploadStore, monkeypatch: pytest.MonkeyPatch) -> None:
     upload_id = create(store).id
     synced: list[int] = []
     fdatasync = os.fdatasync
@@ -154,7 +154,7 @@ def test_bytes_are_synced_before_they_count(store: UploadStore, monkeypatch: pyt
     assert synced == [4, 6]
 
 
-def test_bytes_whose_sync_failed_do_not_count_and_are_sent_again(
+def test_bytes_whose_sync_failed_are_not_counted_and_can_be_sent_again(
     store: UploadStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload_id = create(store).id
@@ -172,7 +172,7 @@ def test_bytes_whose_sync_failed_do_not_count_and_are_sent_again(
     assert store.part_path(upload_id, WEIGHTS).read_bytes() == b"0123456789"
 
 
-def test_a_short_write_goes_on(store: UploadStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_write_is_continued(store: UploadStore, monkeypatch: pytest.MonkeyPatch) -> None:
     upload_id = create(store).id
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:3], offset))
@@ -180,7 +180,7 @@ def test_a_short_write_goes_on(store: UploadStore, monkeypatch: pytest.MonkeyPat
     assert store.part_path(upload_id, WEIGHTS).read_bytes() == b"0123456789"
 
 
-def test_the_way_to_ready_and_what_is_left_of_it(store: UploadStore, tmp_path: Path) -> None:
+def test_a_ready_upload_keeps_report_and_result_but_not_its_bytes(store: UploadStore, tmp_path: Path) -> None:
     upload_id = create(store).id
     fill(store, upload_id)
     store.update(upload_id, become(UploadState.VALIDATING))
@@ -198,7 +198,7 @@ def test_the_way_to_ready_and_what_is_left_of_it(store: UploadStore, tmp_path: P
 
 
 @pytest.mark.parametrize("state", UploadState)
-def test_only_states_that_can_follow_are_stored(store: UploadStore, state: UploadState) -> None:
+def test_only_allowed_state_transitions_are_stored(store: UploadStore, state: UploadState) -> None:
     upload_id = create(store).id
     if UploadState.OPEN.can_become(state) or state is UploadState.OPEN:
         assert store.update(upload_id, become(state)).state is state
@@ -216,7 +216,7 @@ def test_a_final_state_is_never_left() -> None:
             assert state.can_become(UploadState.ABORTED)
 
 
-def test_a_change_that_refuses_changes_nothing(store: UploadStore) -> None:
+def test_an_update_that_raises_changes_nothing(store: UploadStore) -> None:
     session = create(store)
 
     def refuse(session: UploadSession) -> UploadSession:
@@ -228,14 +228,14 @@ def test_a_change_that_refuses_changes_nothing(store: UploadStore) -> None:
 
 
 @pytest.mark.parametrize("state", [UploadState.VALIDATING, UploadState.ABORTED])
-def test_an_upload_that_is_not_open_takes_no_bytes(store: UploadStore, state: UploadState) -> None:
+def test_an_upload_that_is_not_open_refuses_bytes(store: UploadStore, state: UploadState) -> None:
     upload_id = create(store).id
     store.update(upload_id, become(state))
     with pytest.raises(UploadStateError, match="cannot accept more bytes"):
         store.append(upload_id, CONFIG, 0, b"1")
 
 
-def test_the_prepared_folder_looks_like_an_adapter_and_can_be_prepared_again(store: UploadStore) -> None:
+def test_the_prepared_folder_has_the_adapters_files_and_can_be_prepared_again(store: UploadStore) -> None:
     upload_id = create(store).id
     store.append(upload_id, CONFIG, 0, b"{  }")
     with pytest.raises(UploadStateError, match="before all bytes have arrived"):
@@ -256,7 +256,7 @@ def test_an_upload_whose_content_was_published_before_the_crash_can_be_prepared_
     assert (store.prepare(upload_id) / WEIGHTS).read_bytes() == b"0123456789"
 
 
-def test_only_one_process_works_on_a_commit(store: UploadStore, tmp_path: Path) -> None:
+def test_only_one_process_can_claim_an_upload(store: UploadStore, tmp_path: Path) -> None:
     upload_id = create(store).id
     other = UploadStore(tmp_path / "data")
     with store.claim(upload_id) as is_ours:
@@ -268,7 +268,7 @@ def test_only_one_process_works_on_a_commit(store: UploadStore, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("state", [UploadState.VALIDATING, UploadState.LOADING])
-def test_a_commit_whose_process_died_is_opened_again_and_a_living_one_is_not(
+def test_recovery_reopens_commits_of_dead_processes_only(
     store: UploadStore, tmp_path: Path, state: UploadState
 ) -> None:
     dead, living, untouched = create(store).id, create(store).id, create(store).id
@@ -284,14 +284,14 @@ def test_a_commit_whose_process_died_is_opened_again_and_a_living_one_is_not(
     assert store.load(untouched).state is UploadState.OPEN
 
 
-def test_listing_is_newest_first_and_by_tenant(store: UploadStore) -> None:
+def test_uploads_are_listed_newest_first_and_by_tenant(store: UploadStore) -> None:
     ids = [create(store, tenant=tenant, now=now).id for tenant, now in [("a", 1.0), ("b", 3.0), ("a", 2.0)]]
     assert [session.id for session in store.sessions()] == [ids[1], ids[2], ids[0]]
     assert [session.id for session in store.sessions("a")] == [ids[2], ids[0]]
     assert store.sessions("c") == []
 
 
-def test_counted_are_those_that_can_still_be_published(store: UploadStore) -> None:
+def test_uploads_that_can_still_be_published_are_counted(store: UploadStore) -> None:
     first, second, of_another = create(store, tenant="a"), create(store, tenant="a"), create(store, tenant="b")
     for _ in range(2):
         assert {session.id for session in store.counted("a")} == {first.id, second.id}
@@ -304,7 +304,7 @@ def test_counted_are_those_that_can_still_be_published(store: UploadStore) -> No
 
 
 def loading(store: UploadStore) -> str:
-    """At something that was put on the disk at 1000."""
+    """The id of an upload in state LOADING whose content was stored at time 1000."""
     upload_id = create(store).id
     kept = KeptContent(digest="ab" * 32, at=1000.0)
     store.update(upload_id, become(UploadState.VALIDATING))
@@ -313,7 +313,7 @@ def loading(store: UploadStore) -> str:
 
 
 @pytest.mark.parametrize("is_read_again", [False, True])
-def test_those_count_too_that_left_content_without_a_version_until_it_is_swept(
+def test_uploads_that_left_content_without_a_version_are_counted_until_it_is_swept(
     store: UploadStore, tmp_path: Path, is_read_again: bool
 ) -> None:
     result = UploadResult(version=1, digest="ab" * 32, created=True)
@@ -326,7 +326,7 @@ def test_those_count_too_that_left_content_without_a_version_until_it_is_swept(
     aborted = [store.update(session.id, become(UploadState.ABORTED)) for session in (failed, recovered)]
     left = [rejected, *aborted]
     for session, settled in zip(left, (rejected, failed, recovered), strict=True):
-        # The content was there by the time when its publishing ended, and no later.
+        # Publishing, and with it storing the content, had ended by then.
         assert session.kept == KeptContent(digest="ab" * 32, at=settled.updated_at)
         assert session.unpublished_until == settled.updated_at + SWEPT_WITHIN_S
     if is_read_again:
@@ -336,7 +336,7 @@ def test_those_count_too_that_left_content_without_a_version_until_it_is_swept(
     assert store.counted("acme", last) == []
 
 
-def test_records_of_what_is_left_on_the_disk_are_kept_as_long(
+def test_the_record_of_an_upload_is_kept_as_long_as_its_unpublished_content(
     store: UploadStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 1)
@@ -347,7 +347,7 @@ def test_records_of_what_is_left_on_the_disk_are_kept_as_long(
     assert [session.id for session in store.sessions()] == [others[-1].id]
 
 
-def test_a_record_of_before_contents_were_noted_is_read(store: UploadStore, tmp_path: Path) -> None:
+def test_a_record_without_the_kept_field_is_read(store: UploadStore, tmp_path: Path) -> None:
     session = create(store)
     path = tmp_path / "data" / "uploads" / session.id / "session.json"
     record = msgspec.json.decode(path.read_bytes())
@@ -356,10 +356,10 @@ def test_a_record_of_before_contents_were_noted_is_read(store: UploadStore, tmp_
     assert store.load(session.id) == session
 
 
-def test_what_another_process_does_to_ended_uploads_is_listed(store: UploadStore, tmp_path: Path) -> None:
+def test_changes_of_another_process_to_uploads_are_listed(store: UploadStore, tmp_path: Path) -> None:
     other = UploadStore(tmp_path / "data")
     ended, open_until_later = (store.update(create(store).id, become(UploadState.ABORTED)), create(store))
-    for _ in range(2):  # read, then known
+    for _ in range(2):  # from the disk, then from memory
         assert {session.id for session in store.sessions()} == {ended.id, open_until_later.id}
     other.remove(ended.id)
     other.update(open_until_later.id, become(UploadState.EXPIRED))
@@ -369,11 +369,11 @@ def test_what_another_process_does_to_ended_uploads_is_listed(store: UploadStore
         ]
 
 
-def test_reports_are_read_when_they_are_asked_for(store: UploadStore) -> None:
+def test_reports_are_read_by_load_and_not_by_listing(store: UploadStore) -> None:
     report = msgspec.Raw(b'{"checks":[]}')
     rejected, opened = (create(store, now=now) for now in (1.0, 2.0))
     store.update(rejected.id, lambda s: msgspec.structs.replace(s, state=UploadState.REJECTED, report=report))
-    for _ in range(2):  # read, then known
+    for _ in range(2):  # from the disk, then from memory
         assert [(session.id, session.report) for session in store.sessions()] == [
             (opened.id, NO_REPORT),
             (rejected.id, NO_REPORT),
@@ -381,14 +381,14 @@ def test_reports_are_read_when_they_are_asked_for(store: UploadStore) -> None:
         assert bytes(store.load(rejected.id).report) == bytes(report)
 
 
-def test_of_finished_uploads_of_a_tenant_the_newest_are_kept(
+def test_only_the_newest_finished_uploads_of_a_tenant_are_kept(
     store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 3)
     foreign, still_open = (create(store, tenant="globex"), create(store))
     store.update(foreign.id, become(UploadState.ABORTED))
     opened = [create(store) for _ in range(5)]
-    # Not in the order in which they were opened.
+    # In another order than they were opened.
     for ended in opened[::-1]:
         store.update(ended.id, become(UploadState.REJECTED))
     kept = {session.id for session in (foreign, still_open, *opened[:3])}
@@ -398,7 +398,7 @@ def test_of_finished_uploads_of_a_tenant_the_newest_are_kept(
 
 
 @pytest.mark.parametrize("remove", [create, lambda store: store.expire()], ids=["create", "expire"])
-def test_finished_uploads_that_are_too_many_go_as_well_where_they_are_found(
+def test_create_and_expire_remove_excess_finished_uploads_found_on_the_disk(
     store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: Callable[[UploadStore], object]
 ) -> None:
     ended = [store.update(create(store).id, become(UploadState.ABORTED)) for _ in range(5)]
@@ -408,7 +408,7 @@ def test_finished_uploads_that_are_too_many_go_as_well_where_they_are_found(
     assert set(final) == {session.id for session in ended[3:]}
 
 
-def test_a_damaged_record_is_reported_and_the_others_listed(
+def test_a_damaged_record_is_reported_and_the_others_are_listed(
     store: UploadStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged, whole = create(store).id, create(store).id
@@ -420,10 +420,10 @@ def test_a_damaged_record_is_reported_and_the_others_listed(
         store.load(damaged)
 
 
-def test_a_damaged_record_is_reported_once_until_it_is_another_file(
+def test_a_damaged_record_is_reported_once_until_its_file_changes(
     store: UploadStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Sessions are looked through every half a minute."""
+    """Sessions are scanned at least once a minute."""
     damaged = [create(store).id, create(store).id]
     paths = [tmp_path / "data" / "uploads" / each / "session.json" for each in damaged]
     for path in paths:
@@ -439,7 +439,7 @@ def test_a_damaged_record_is_reported_once_until_it_is_another_file(
     assert [str(paths[0]) in record.getMessage() for record in caplog.records[2:]] == [True]
 
 
-def test_uploads_that_nobody_finishes_expire_and_their_bytes_go(store: UploadStore, tmp_path: Path) -> None:
+def test_unfinished_uploads_expire_and_lose_their_bytes(store: UploadStore, tmp_path: Path) -> None:
     late, failed, young, validating = (create(store, now=now).id for now in (0.0, 0.0, 100.0, 0.0))
     for upload_id in (failed, validating):
         fill(store, upload_id)
@@ -454,7 +454,7 @@ def test_uploads_that_nobody_finishes_expire_and_their_bytes_go(store: UploadSto
     assert store.load(validating).state is UploadState.VALIDATING
 
 
-def test_records_of_finished_uploads_go_after_a_week(store: UploadStore) -> None:
+def test_records_of_finished_uploads_are_removed_after_a_week(store: UploadStore) -> None:
     session = create(store)
     aborted = store.update(session.id, become(UploadState.ABORTED))
     store.expire(aborted.updated_at + KEEP_FINAL_S - 1)
@@ -465,14 +465,14 @@ def test_records_of_finished_uploads_go_after_a_week(store: UploadStore) -> None
     store.remove(session.id)
 
 
-def test_a_record_that_another_server_removes_first_is_no_error(
+def test_expiring_a_record_that_another_server_removed_first_is_no_error(
     store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aborted = store.update(create(store).id, become(UploadState.ABORTED))
     flock = fcntl.flock
 
     def overtaken(descriptor: int, operation: int) -> None:
-        """Held up until the other has let go, whose folder this was."""
+        """Blocks until the other server has removed the folder and released its lock."""
         monkeypatch.setattr(fcntl, "flock", flock)
         UploadStore(tmp_path / "data").remove(aborted.id)
         flock(descriptor, operation)
@@ -537,7 +537,7 @@ def run_to_ready(store: UploadStore, upload_id: str) -> None:
         store.update(upload_id, become(UploadState.READY))
 
 
-def test_bytes_left_by_a_crash_after_the_last_state_are_removed(store: UploadStore, tmp_path: Path) -> None:
+def test_bytes_left_by_a_crash_after_the_final_state_are_removed(store: UploadStore, tmp_path: Path) -> None:
     session = create(store)
     aborted = store.update(session.id, become(UploadState.ABORTED))
     store.part_path(session.id, WEIGHTS).write_bytes(b"0123")

@@ -43,7 +43,7 @@ def log(tmp_path: Path):
     log.close()
 
 
-def test_appended_lines_are_read_back_from_where_one_stopped(log: UsageLog, tmp_path: Path) -> None:
+def test_appended_lines_are_read_from_the_given_offset_on(log: UsageLog, tmp_path: Path) -> None:
     log.append(line(1))
     log.append(base_line())
     (file,) = list_logs(tmp_path)
@@ -57,7 +57,7 @@ def test_appended_lines_are_read_back_from_where_one_stopped(log: UsageLog, tmp_
     assert read_lines(file.path, second.next_offset).next_offset == second.next_offset
 
 
-def test_a_long_log_is_read_in_pieces_without_a_loss(log: UsageLog, tmp_path: Path) -> None:
+def test_a_long_log_is_read_completely_in_pieces(log: UsageLog, tmp_path: Path) -> None:
     for number in range(50):
         log.append(line(number))
     (file,) = list_logs(tmp_path)
@@ -75,7 +75,7 @@ def test_a_long_log_is_read_in_pieces_without_a_loss(log: UsageLog, tmp_path: Pa
         assert offset == file.size_bytes
 
 
-def test_a_torn_last_line_is_left_until_it_is_complete(log: UsageLog, tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_not_read_until_it_is_complete(log: UsageLog, tmp_path: Path) -> None:
     log.append(line(1))
     log.append(line(2))
     (file,) = list_logs(tmp_path)
@@ -89,7 +89,7 @@ def test_a_torn_last_line_is_left_until_it_is_complete(log: UsageLog, tmp_path: 
         assert read_lines(torn, first_length, max_bytes=1).lines == []
 
 
-def test_a_line_torn_by_a_crash_is_passed_over_when_the_name_is_used_again(tmp_path: Path) -> None:
+def test_a_line_cut_off_by_a_crash_is_skipped_when_the_log_is_continued(tmp_path: Path) -> None:
     log = UsageLog(tmp_path, "p1")
     log.append(line(1))
     log.close()
@@ -105,7 +105,7 @@ def test_a_line_torn_by_a_crash_is_passed_over_when_the_name_is_used_again(tmp_p
     assert found.next_offset == file.path.stat().st_size
 
 
-def test_a_full_disk_leaves_no_half_line(log: UsageLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_incomplete_line(log: UsageLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log.append(line(1))
     write = os.write
     calls: list[int] = []
@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_no_half_line(log: UsageLog, tmp_path: Path, monkeypa
     assert read_lines(file.path, 0).lines == [line(1), line(3)]
 
 
-def test_a_day_that_cannot_be_begun_is_begun_with_the_next_line(
+def test_if_a_days_file_cannot_be_started_the_next_line_starts_it(
     log: UsageLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(folder: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_day_that_cannot_be_begun_is_begun_with_the_next_line(
         patched.setattr("loraserve.store.usage_log.sync_folder", fail)
         with pytest.raises(OSError, match="Input/output error"):
             log.append(line(2, DAY_2))
-    # Cut back to where the file was, not to where yesterday's was.
+    # After a failed write the new file is truncated to its own length, not to that of yesterday's file.
     write, calls = os.write, []
 
     def full(descriptor: int, data: memoryview) -> int:
@@ -165,7 +165,7 @@ def test_each_day_and_process_has_its_own_file_and_the_newest_day_comes_first(lo
     assert found == [[line(2, DAY_2)], [line(3)], [line(1), line(4)]]
 
 
-def test_sync_makes_every_appended_line_durable_also_of_the_day_before(
+def test_sync_makes_lines_of_the_current_and_the_previous_day_durable(
     log: UsageLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.append(line(1))
@@ -209,12 +209,12 @@ def test_days_beyond_retention_are_removed(log: UsageLog, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("process", ["", "../x", "A", "a/b", "a.b", "-a", "a" * 65, "a\n"])
-def test_a_process_name_that_could_leave_the_folder_is_refused(tmp_path: Path, process: str) -> None:
+def test_an_invalid_process_name_is_refused(tmp_path: Path, process: str) -> None:
     with pytest.raises(InvalidNameError, match="use 1 to 64 characters from a-z, 0-9 and '-'"):
         UsageLog(tmp_path, process)
 
 
-def test_a_line_has_no_place_for_text_of_requests() -> None:
+def test_a_usage_line_has_no_field_for_request_text() -> None:
     assert set(UsageLine.__struct_fields__) == {
         *("request_id", "at", "tenant", "key_id", "adapter", "adapter_tenant", "version", "digest", "prompt_tokens"),
         *("cached_tokens", "output_tokens", "outcome", "ttft_ms", "duration_ms"),

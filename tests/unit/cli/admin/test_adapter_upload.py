@@ -13,7 +13,7 @@ CHUNK = 4
 
 
 class RestartingServer:
-    """Loses `num_lost` requests in a row from the second chunk of the weights on, which it keeps, or at the commit."""
+    """Drops `num_lost` requests in a row: from the second chunk of weights on (bytes are kept), or at the commit."""
 
     def __init__(self, num_lost: int, *, at_commit: bool = False) -> None:
         self.received = {"adapter_config.json": b"", "adapter_model.safetensors": b""}
@@ -42,7 +42,7 @@ class RestartingServer:
 
 
 def send(server: RestartingServer, folder: Path) -> list[int]:
-    """What was said to be sent."""
+    """The progress reported to `on_sent`."""
     sent: list[int] = []
     with httpx.Client(transport=httpx.MockTransport(server), base_url="http://server") as http:
         upload(AdminClient(http), "sql", folder, activate=True, on_sent=sent.append, on_state=lambda _: None)
@@ -59,18 +59,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("at_commit", [False, True], ids=["chunk", "commit"])
 @pytest.mark.parametrize("num_lost", [0, 1, 2, MAX_TRIES - 1])
-def test_an_upload_goes_on_where_a_server_that_restarted_has_it(folder: Path, num_lost: int, at_commit: bool) -> None:
+def test_an_upload_continues_at_the_offset_that_a_restarted_server_reports(
+    folder: Path, num_lost: int, at_commit: bool
+) -> None:
     server = RestartingServer(num_lost, at_commit=at_commit)
     assert send(server, folder)[-1] == 12
     assert server.received["adapter_model.safetensors"] == b"0123456789"
 
 
-def test_a_server_that_does_not_come_back_is_given_up(folder: Path) -> None:
+def test_an_upload_fails_if_the_server_does_not_come_back(folder: Path) -> None:
     with pytest.raises(AdminError, match="no server answers"):
         send(RestartingServer(MAX_TRIES), folder)
 
 
-def test_a_folder_with_a_pickle_is_said_to_be_saved_otherwise(folder: Path) -> None:
+def test_a_folder_with_a_pickle_is_refused_with_advice_on_saving_it(folder: Path) -> None:
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(AdminError, match=r"no adapter_model.safetensors: adapter_model.bin is a pickle, .*=True$"):
         send(RestartingServer(0), folder)

@@ -10,7 +10,7 @@ from loraserve.serving.process.local_engine import EngineStartFailedError
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
-    """Of engines, of which none starts."""
+    """Configs of the engines that were to start; none does."""
     configs: list[EngineConfig] = []
 
     async def start(config: EngineConfig, *_: object) -> None:
@@ -27,7 +27,7 @@ def kernels_for(model: str | None, asked: list[EngineConfig]) -> str | None:
     return asked[-1].kernel_cache_dir
 
 
-def test_kernels_that_a_server_of_this_user_compiled_are_taken(
+def test_kernels_compiled_by_a_server_of_the_same_user_are_used(
     asked: list[EngineConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

@@ -14,7 +14,7 @@ OURS = {REQUEST_ID: "r"}
 
 
 @pytest.mark.parametrize(("drain_s", "least_s"), [("0", TIMEOUT_S), ("600", TIMEOUT_S + 600)])
-def test_a_removal_is_waited_for_as_long_as_what_runs_gets(
+def test_the_timeout_of_a_removal_includes_the_drain_time(
     monkeypatch: pytest.MonkeyPatch, drain_s: str, least_s: float
 ) -> None:
     asked: list[httpx.Request] = []
@@ -34,7 +34,7 @@ def test_a_removal_is_waited_for_as_long_as_what_runs_gets(
     assert request.extensions["timeout"]["read"] == least_s
 
 
-def test_a_list_is_read_on_where_a_page_has_fewer_than_asked_for() -> None:
+def test_a_list_is_read_to_its_end_if_pages_are_shorter_than_requested() -> None:
     limits: list[int] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -58,7 +58,7 @@ def test_a_list_is_read_on_where_a_page_has_fewer_than_asked_for() -> None:
 @pytest.mark.parametrize(
     "command", ["adapter list", "keys revoke k3v2m7qa", f"adapter add sql {ADAPTER_DIR / 'spell'}", "audit --csv"]
 )
-def test_a_page_that_is_shown_instead_is_an_error_and_nothing_is_said_to_be_done(
+def test_a_response_that_is_not_from_loraserve_is_an_error(
     monkeypatch: pytest.MonkeyPatch, command: str, content: dict[str, Any], named: str
 ) -> None:
     page = httpx.MockTransport(lambda _: httpx.Response(200, **content))
@@ -92,7 +92,7 @@ NAMED = [
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Request]:
-    """What a server was asked that has nothing of any name."""
+    """Requests to a server that answers everything with 404."""
     requests: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -107,16 +107,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Request]:
 
 
 @pytest.mark.parametrize("command", NAMED, ids=" ".join)
-def test_what_is_no_name_is_refused_without_asking_a_server(
-    asked: list[httpx.Request], command: tuple[str, ...]
-) -> None:
+def test_an_invalid_name_is_refused_without_a_request(asked: list[httpx.Request], command: tuple[str, ...]) -> None:
     with pytest.raises(click.UsageError, match=r"'\.\./tenants/bob' is not a valid name"):
         main([word.replace(NAME, "../tenants/bob") for word in command], standalone_mode=False)
     assert asked == []
 
 
 @pytest.mark.parametrize("command", NAMED, ids=" ".join)
-def test_a_name_is_one_segment_of_the_path(asked: list[httpx.Request], command: tuple[str, ...]) -> None:
+def test_a_name_is_sent_as_one_path_segment(asked: list[httpx.Request], command: tuple[str, ...]) -> None:
     with pytest.raises(click.ClickException, match="There is none"):
         main([word.replace(NAME, "sql#old?drain_s=0") for word in command], standalone_mode=False)
     assert b"sql%23old%3Fdrain_s%3D0" in asked[0].url.raw_path.partition(b"?")[0].split(b"/")

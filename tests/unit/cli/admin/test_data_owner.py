@@ -1,4 +1,4 @@
-"""What commands of root and of other users leave in the data directory of a server that runs as its own user."""
+"""Files that commands of root and of other users leave in the data directory of a server with its own user."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from loraserve.store.documents import DocumentStore
 from loraserve.store.records import ANY_TENANT, DocumentKind, Role
 
 OWNER, OTHER = 41_234, 41_235
-"""User and group ids that nobody has."""
+"""Unused user and group ids."""
 
 COMMAND = """
 import os, sys
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be othe
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    """Of a user, who has made nothing in it yet; in a folder that everybody is let into, unlike pytest's."""
+    """An empty directory that belongs to OWNER, in a folder that every user can enter, unlike pytest's."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         made = Path(folder) / "data"
@@ -58,14 +58,14 @@ def run_as(uid: int, data_dir: Path, code: str) -> "subprocess.CompletedProcess[
 
 
 def created(uid: int, data_dir: Path) -> str:
-    """The id of a key that this user's command made."""
+    """The id of a key created by this user's command."""
     done = run_as(uid, data_dir, "print(create_offline(data_dir, BODY)['id'])")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def owners_key(data_dir: Path) -> str:
-    """The id of a key that its owner has made."""
+    """The id of a key created by the owner of the directory."""
     issued = create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT)
     for path in data_dir.rglob("*"):
         os.chown(path, OWNER, OWNER)
@@ -77,7 +77,7 @@ def assert_all_is_the_owners(data_dir: Path) -> None:
     assert {(path.stat().st_uid, path.stat().st_gid) for path in found} == {(OWNER, OWNER)}
 
 
-def test_what_root_makes_and_revokes_is_of_the_directorys_owner(data_dir: Path) -> None:
+def test_files_that_root_writes_belong_to_the_owner_of_the_directory(data_dir: Path) -> None:
     key = created(0, data_dir)
     assert_all_is_the_owners(data_dir)
     assert run_as(0, data_dir, f"revoke_offline(data_dir, {key!r})").returncode == 0
@@ -87,7 +87,7 @@ def test_what_root_makes_and_revokes_is_of_the_directorys_owner(data_dir: Path) 
     assert document.rev == 2
 
 
-def test_root_writes_as_who_has_the_documents_where_a_volume_is_of_another(data_dir: Path) -> None:
+def test_root_writes_as_the_owner_of_the_documents_if_the_volume_belongs_to_another_user(data_dir: Path) -> None:
     owners_key(data_dir)
     os.chown(data_dir, 0, OWNER)
     data_dir.chmod(0o2770)
@@ -96,7 +96,7 @@ def test_root_writes_as_who_has_the_documents_where_a_volume_is_of_another(data_
     assert_all_is_the_owners(data_dir)
 
 
-def test_a_link_that_root_makes_leaves_nothing_of_roots(data_dir: Path) -> None:
+def test_a_login_link_created_by_root_leaves_no_files_of_root(data_dir: Path) -> None:
     key = owners_key(data_dir)
     (data_dir / "docs" / "trash").rmdir()
     found = run_as(0, data_dir, "from loraserve.cli.admin import ui_links; print(ui_links._key(data_dir, None).id)")
@@ -104,14 +104,14 @@ def test_a_link_that_root_makes_leaves_nothing_of_roots(data_dir: Path) -> None:
     assert_all_is_the_owners(data_dir)
 
 
-def test_root_imports_nothing_while_it_is_somebody_else(data_dir: Path) -> None:
-    """Who may not be let into root's folders, where the packages may be."""
+def test_root_imports_no_modules_while_it_acts_as_another_user(data_dir: Path) -> None:
+    """The other user may have no access to root's folders, where the packages may be installed."""
     done = run_as(0, data_dir, "revoke_offline(data_dir, create_offline(data_dir, BODY)['id'])")
     assert (done.returncode, done.stderr) == (0, "\n")
 
 
 @pytest.mark.parametrize("has_documents", [False, True])
-def test_another_user_is_told_whose_the_directory_is(data_dir: Path, has_documents: bool) -> None:
+def test_another_user_gets_an_error_that_names_the_owner_of_the_directory(data_dir: Path, has_documents: bool) -> None:
     if has_documents:
         owners_key(data_dir)
         data_dir.chmod(0o755)
@@ -121,8 +121,8 @@ def test_another_user_is_told_whose_the_directory_is(data_dir: Path, has_documen
     assert f"sudo -u '#{OWNER}'" in done.stderr
 
 
-def test_a_user_may_write_first_into_a_volume_of_another(data_dir: Path) -> None:
-    """As Kubernetes makes them: of root, for the group of who runs there."""
+def test_a_user_can_be_the_first_to_write_into_a_volume_of_another_user(data_dir: Path) -> None:
+    """A volume as Kubernetes creates it: owned by root, with the group of the user that runs in the pod."""
     os.chown(data_dir, 0, OTHER)
     data_dir.chmod(0o2770)
     created(OTHER, data_dir)

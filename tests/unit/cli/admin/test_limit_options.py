@@ -19,7 +19,7 @@ def given(*args: str) -> dict[str, int | None]:
     return found[0]
 
 
-def test_what_is_not_named_is_not_given() -> None:
+def test_only_given_options_are_returned() -> None:
     assert given() == {}
     assert given("--max-queued", "0", "--requests-per-min", "600") == {"max_queued": 0, "requests_per_min": 600}
 
@@ -29,6 +29,6 @@ def test_none_lifts_a_limit() -> None:
 
 
 @pytest.mark.parametrize("value", ["-1", "nobody", "1.5", ""])
-def test_what_is_no_number_is_refused(value: str) -> None:
+def test_an_invalid_number_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="--max-queued"):
         given("--max-queued", value)

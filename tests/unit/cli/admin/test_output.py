@@ -1,4 +1,4 @@
-"""What others chose, such as names and paths, is printed as text."""
+"""Values that others chose, such as names and paths, are printed as plain text."""
 
 import io
 import re
@@ -13,7 +13,7 @@ CLIPBOARD = "\x1b]52;c;cm0gLXJm\x07"
 
 
 @pytest.mark.parametrize("text", [CURSOR_UP, CLIPBOARD, "\x9b2J", "a\rb", "\u202eabc", "\udc80"])
-def test_nothing_controls_the_terminal(capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_control_characters_are_never_printed(capsys: pytest.CaptureFixture[str], text: str) -> None:
     print_table(("subject",), [(f"GET /v1/keys/{text}",)])
     print_fields([("description", text)])
     check = {"status": "fail", "name": text, "message": text, "file": text, "key": text, "remedy": ""}
@@ -22,7 +22,7 @@ def test_nothing_controls_the_terminal(capsys: pytest.CaptureFixture[str], text:
         assert all(char.isprintable() for char in output.replace("\n", "")), ascii(output)
 
 
-def test_what_it_was_can_be_told() -> None:
+def test_escaped_characters_stay_recognizable() -> None:
     assert printable("süß 東京") == "süß 東京"
     assert printable(f"a{CURSOR_UP}") == "a\\x1b[1A\\x1b[2K"
 
@@ -41,7 +41,7 @@ KEY_COLUMNS = ("id", "name", "tenant", "role", "status", "adapters", "limits", "
 
 
 @pytest.mark.parametrize(("columns", "row"), [(KEY_COLUMNS, KEY_ROW), (("name", "size"), ("n" * 64, "1 kB"))])
-def test_a_narrow_terminal_breaks_cells_but_no_id_and_leaves_nothing_out(
+def test_a_narrow_terminal_wraps_cells_but_not_ids_and_truncates_nothing(
     monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...], row: tuple[str, ...]
 ) -> None:
     stdout = io.StringIO()
@@ -57,13 +57,13 @@ def test_a_narrow_terminal_breaks_cells_but_no_id_and_leaves_nothing_out(
     assert row[0] in shown or len(row[0]) > 60
 
 
-def test_a_row_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_row_is_one_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(KEY_COLUMNS, [KEY_ROW])
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "k3v2m7qa" in line)
     assert [cell.strip() for cell in line.strip("│").split("│")] == list(KEY_ROW)
 
 
-def test_csv_is_changed_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_is_escaped_only_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_terminal, expected in ((True, "a,b\n\\x1b[1A\\x1b[2K,1\n"), (False, f"a,b\n{CURSOR_UP},1\n")):
         stdout = io.StringIO()
         monkeypatch.setattr(stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
@@ -72,7 +72,7 @@ def test_csv_is_changed_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> 
         assert stdout.getvalue() == expected
 
 
-def test_what_passed_is_not_worth_a_line_beside_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_problems_prints_warnings_but_no_passed_checks(capsys: pytest.CaptureFixture[str]) -> None:
     passed = {"status": "pass", "name": "config.json", "message": "plain JSON"}
     where = {"file": "adapter_config.json", "key": "base_model_name_or_path"}
     warned = {"status": "warn", "name": "config.base_model", "message": "trained on another", **where}

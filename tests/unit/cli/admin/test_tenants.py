@@ -16,7 +16,7 @@ UPDATE = ["tenants", "update", "acme", "--requests-per-min", "7", "--json"]
 
 
 class Server:
-    """Of one tenant, which others change between a command's look at it and its change."""
+    """Has one tenant, which others may change between a command's read and its update."""
 
     def __init__(self) -> None:
         self.rev = 1
@@ -54,7 +54,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return made
 
 
-def test_limits_that_another_sets_at_the_same_time_stay(server: Server) -> None:
+def test_limits_that_another_client_sets_concurrently_are_kept(server: Server) -> None:
     def once() -> None:
         server.between = lambda: None
         server.change(tokens_per_min=1000)
@@ -65,7 +65,7 @@ def test_limits_that_another_sets_at_the_same_time_stay(server: Server) -> None:
     assert server.num_reads == 2
 
 
-def test_a_tenant_that_others_change_all_the_time_is_left_as_it_is(server: Server) -> None:
+def test_an_update_is_given_up_if_others_change_the_tenant_during_every_try(server: Server) -> None:
     server.between = lambda: server.change(tokens_per_min=server.rev)
     with pytest.raises(click.ClickException, match=f"Others changed the tenant during each of {MAX_TRIES} tries"):
         main(UPDATE, standalone_mode=False)
@@ -73,6 +73,6 @@ def test_a_tenant_that_others_change_all_the_time_is_left_as_it_is(server: Serve
     assert server.num_reads == MAX_TRIES
 
 
-def test_what_is_no_limit_is_changed_without_looking_first(server: Server) -> None:
+def test_a_change_without_limits_does_not_read_the_tenant_first(server: Server) -> None:
     main(["tenants", "update", "acme", "--weight", "2", "--json"], standalone_mode=False)
     assert server.num_reads == 0

@@ -25,7 +25,7 @@ LOST = BatchAnswer("batch_req_c", "c", None, Failure("timeout", "too late"))
 
 
 def add(path: Path, *answers: BatchAnswer, resume: bool = False, custom_ids: Collection[str] = IDS) -> frozenset[str]:
-    """What was answered before."""
+    """Returns the ids that were answered before."""
     with open_answers(path, custom_ids, resume=resume) as opened:
         for each in answers:
             opened.add(each)
@@ -38,7 +38,7 @@ def refusal(path: Path, *, resume: bool = True) -> str:
     return refused.value.message
 
 
-def test_lines_are_openais(tmp_path: Path) -> None:
+def test_lines_have_the_format_of_openais_batch_output(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     add(path, answer("a"), LOST)
     assert path.read_text().splitlines() == [
@@ -48,14 +48,14 @@ def test_lines_are_openais(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_is_there_as_soon_as_it_is_added(tmp_path: Path) -> None:
+def test_a_line_is_written_as_soon_as_it_is_added(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with open_answers(path, IDS, resume=False) as opened:
         opened.add(answer("a"))
         assert path.read_bytes() == msgspec.json.encode(answer("a")) + b"\n"
 
 
-def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
+def test_an_existing_file_is_refused_and_kept_without_resume(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     add(path, answer("a"))
     before = path.read_bytes()
@@ -75,7 +75,7 @@ def test_resuming_keeps_answers_and_drops_failures(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["answers.jsonl"]
 
 
-def test_a_line_that_was_not_written_to_its_end_is_dropped(tmp_path: Path) -> None:
+def test_resuming_drops_an_incomplete_last_line(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     add(path, answer("a"), answer("b"))
     path.write_bytes(path.read_bytes()[:-1])
@@ -83,7 +83,7 @@ def test_a_line_that_was_not_written_to_its_end_is_dropped(tmp_path: Path) -> No
     assert add(path, resume=True) == {"a", "b"}
 
 
-def test_resuming_begins_where_there_is_nothing(tmp_path: Path) -> None:
+def test_resuming_creates_a_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     assert add(path, answer("a"), resume=True) == frozenset()
     assert add(path, resume=True) == {"a"}
@@ -97,7 +97,7 @@ def test_resuming_begins_where_there_is_nothing(tmp_path: Path) -> None:
         (msgspec.json.encode(answer("other")) + b"\n", "line 2 answers 'other', which is not in the requests file"),
     ],
 )
-def test_another_file_is_refused_and_kept(line: bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_with_other_content_is_refused_and_kept(line: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     content = msgspec.json.encode(answer("a")) + b"\n" + line
     path.write_bytes(content)
@@ -106,7 +106,7 @@ def test_another_file_is_refused_and_kept(line: bytes, message: str, tmp_path: P
     assert os.listdir(tmp_path) == ["answers.jsonl"]
 
 
-def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+def test_a_file_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with open_answers(path, IDS, resume=False):
         assert "is in use by another process" in refusal(path)
@@ -114,12 +114,12 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_place_that_cannot_be_written_is_told(resume: bool, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_reported(resume: bool, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "answers.jsonl"
     assert refusal(path, resume=resume) == f"{path}: No such file or directory"
 
 
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
@@ -135,7 +135,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
-def test_what_is_no_file_is_left_alone(kind: str, resume: bool, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused_and_not_changed(kind: str, resume: bool, tmp_path: Path) -> None:
     path = Path("/dev/null") if kind == "device" else tmp_path / "answers.jsonl"
     if kind == "folder":
         path.mkdir()
@@ -146,7 +146,7 @@ def test_what_is_no_file_is_left_alone(kind: str, resume: bool, tmp_path: Path) 
     assert path.stat().st_mode == before
 
 
-def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:
+def test_the_target_of_a_symbolic_link_is_written(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     link, path = tmp_path / "link", tmp_path / "there" / "answers.jsonl"
     link.symlink_to(path)
@@ -156,7 +156,7 @@ def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:
     assert add(path, resume=True) == {"a", "b"}
 
 
-def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_replaced_while_being_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "answers.jsonl"
     add(path, answer("a"))
     lock = fcntl.flock
@@ -171,7 +171,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path: Path, m
     assert add(path, resume=True) == {"a", "b"}
 
 
-def test_an_answer_without_response_and_error_is_none(tmp_path: Path) -> None:
+def test_a_line_without_response_and_error_does_not_count_as_answered(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text('{"id":"x","custom_id":"a","response":null,"error":null}\n')
     assert add(path, resume=True) == frozenset()

@@ -28,20 +28,20 @@ def fault(path: Path, *lines: dict[str, Any] | str) -> str:
     return refused.value.message
 
 
-def test_requests_come_in_order_without_blank_lines(tmp_path: Path) -> None:
+def test_requests_are_read_in_order_and_blank_lines_skipped(tmp_path: Path) -> None:
     lines = {**LINE, "custom_id": "b"}, "", " \t", LINE
     found = check_requests(written(tmp_path, *lines))
     assert found.custom_ids == {"a", "b"}
     assert [request.custom_id for request in found.requests()] == ["b", "a"]
 
 
-def test_a_body_is_sent_as_it_stands(tmp_path: Path) -> None:
+def test_a_body_is_sent_byte_for_byte(tmp_path: Path) -> None:
     line = '{"custom_id":"a","url":"/v1/completions","body":{"model":"m","seed":12345678901234567890,"top_p":0.10}}'
     (request,) = check_requests(written(tmp_path, line)).requests()
     assert request.content(None) == b'{"model":"m","seed":12345678901234567890,"top_p":0.10}'
 
 
-def test_another_model_takes_the_place_of_the_lines(tmp_path: Path) -> None:
+def test_a_given_model_replaces_the_model_of_each_line(tmp_path: Path) -> None:
     without = {**LINE, "custom_id": "b", "body": {"messages": []}}
     requests = check_requests(written(tmp_path, LINE, without)).requests()
     contents = [json.loads(request.content("sql@live")) for request in requests]
@@ -56,7 +56,7 @@ def test_another_model_takes_the_place_of_the_lines(tmp_path: Path) -> None:
         *("/classify", "/score", "/rerank", "/adapters/sql/rerank"),
     ],
 )
-def test_whatever_answers_may_be_asked(url: str, tmp_path: Path) -> None:
+def test_urls_of_inference_routes_are_accepted(url: str, tmp_path: Path) -> None:
     assert check_requests(written(tmp_path, {**LINE, "url": url})).custom_ids == {"a"}
 
 
@@ -67,7 +67,7 @@ def test_whatever_answers_may_be_asked(url: str, tmp_path: Path) -> None:
         *("/v1/completions?x", "/v1/completions/", "/adapters/a/b/v1/completions", "/v1/messages/count_tokens"),
     ],
 )
-def test_nothing_else_may(url: str, tmp_path: Path) -> None:
+def test_other_urls_are_refused(url: str, tmp_path: Path) -> None:
     assert f"line 1: url {url!r} is not a supported endpoint" in fault(tmp_path, {**LINE, "url": url})
 
 
@@ -82,30 +82,30 @@ def test_nothing_else_may(url: str, tmp_path: Path) -> None:
         ({"body": {"model": "m", "stream": True}}, "stream must be false"),
     ],
 )
-def test_a_fault_is_told_with_its_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_malformed_request_is_reported_with_its_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     told = fault(tmp_path, {**LINE, "custom_id": "other"}, "", {**LINE, **change})
     assert "requests.jsonl, line 3: " in told
     assert message in told
 
 
 @pytest.mark.parametrize("off", [False, None])
-def test_streaming_may_be_off(off: bool | None, tmp_path: Path) -> None:
+def test_stream_may_be_false_or_null(off: bool | None, tmp_path: Path) -> None:
     body = {**LINE["body"], "stream": off}
     assert check_requests(written(tmp_path, {**LINE, "body": body})).custom_ids == {"a"}
 
 
-def test_an_id_that_comes_again_is_told_with_both_lines(tmp_path: Path) -> None:
+def test_a_duplicate_custom_id_is_reported_with_both_lines(tmp_path: Path) -> None:
     assert "line 3: custom_id 'a' is also on line 1" in fault(tmp_path, LINE, {**LINE, "custom_id": "b"}, LINE)
 
 
-def test_the_first_faults_are_listed(tmp_path: Path) -> None:
+def test_only_the_first_faults_are_listed_and_the_others_counted(tmp_path: Path) -> None:
     told = fault(tmp_path, *["{"] * (MAX_SHOWN + 2)).splitlines()
     assert len(told) == MAX_SHOWN + 1
     assert "line 1:" in told[0]
     assert told[-1] == "and 2 more"
 
 
-def test_what_is_nested_too_deep_is_told(tmp_path: Path) -> None:
+def test_a_body_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     body = '{"a":' + "[" * 10**5 + "]" * 10**5 + "}"
     assert fault(tmp_path, f'{{"custom_id":"a","url":"/v1/completions","body":{body}}}').endswith("nested too deeply")
 
@@ -116,7 +116,7 @@ def test_a_file_without_requests_is_refused(content: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("place", ["custom_id", "url", "body"])
-def test_what_is_not_utf_8_is_told(place: str, tmp_path: Path) -> None:
+def test_invalid_utf_8_is_reported_with_its_line(place: str, tmp_path: Path) -> None:
     line = {**LINE, "body": {"model": "m", "prompt": "XX"}}
     path = written(tmp_path, line if place == "body" else {**line, place: "XX"})
     path.write_bytes(path.read_bytes().replace(b"XX", b"\xfc"))
@@ -124,28 +124,28 @@ def test_what_is_not_utf_8_is_told(place: str, tmp_path: Path) -> None:
         check_requests(path)
 
 
-def test_requests_that_are_gone_after_the_check_are_told(tmp_path: Path) -> None:
+def test_a_file_deleted_after_the_check_is_reported(tmp_path: Path) -> None:
     found = check_requests(written(tmp_path, LINE))
     found.path.unlink()
     with pytest.raises(click.ClickException, match=r"has changed: .*No such file"):
         list(found.requests())
 
 
-def test_a_byte_order_mark_is_none_of_a_line(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_line(tmp_path: Path) -> None:
     path = written(tmp_path, LINE)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     found = check_requests(path)
     assert [request.custom_id for request in found.requests()] == ["a"]
 
 
-def test_what_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_because_it_cannot_be_read_twice(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(click.ClickException, match="cannot be read twice"):
         check_requests(pipe)
 
 
-def test_lines_that_change_after_the_check_are_told(tmp_path: Path) -> None:
+def test_a_file_changed_after_the_check_is_reported(tmp_path: Path) -> None:
     found = check_requests(written(tmp_path, LINE))
     written(tmp_path, "{")
     with pytest.raises(click.ClickException, match="has changed: "):

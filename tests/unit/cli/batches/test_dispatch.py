@@ -14,7 +14,7 @@ from loraserve.cli.batches.sender import Attempt
 from loraserve.cli.failure import Failure
 
 AWAY = -1
-"""Instead of a status: nobody answered."""
+"""In place of a status: no answer."""
 
 
 def attempt(request: BatchRequest, status: int = 200, retry_after_s: float | None = None) -> Attempt:
@@ -25,7 +25,7 @@ def attempt(request: BatchRequest, status: int = 200, retry_after_s: float | Non
 
 
 class Clock:
-    """Time passes where there is a pause, and not otherwise."""
+    """Time passes only during pauses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
@@ -52,7 +52,7 @@ def requests(count: int) -> Iterator[BatchRequest]:
 def dispatched(
     send: Callable[[BatchRequest], Awaitable[Attempt]], count: int = 1, concurrency: int = 1, retry_for_s: float = 300.0
 ) -> tuple[list[BatchAnswer], BatchAnswer | None]:
-    """All answers, and what stopped it."""
+    """All answers, and the one that stopped the batch."""
     answers: list[BatchAnswer] = []
     dispatch = Dispatch(send, requests(count), answers.append, concurrency=concurrency, retry_for_s=retry_for_s)
     asyncio.run(dispatch.run())
@@ -60,7 +60,7 @@ def dispatched(
 
 
 def in_turn(*statuses: int, retry_after_s: float | None = None) -> Callable[[BatchRequest], Awaitable[Attempt]]:
-    """The last one again and again."""
+    """Answers with these statuses in order, and then repeats the last one."""
     left = list(statuses)
 
     async def send(request: BatchRequest) -> Attempt:
@@ -70,7 +70,7 @@ def in_turn(*statuses: int, retry_after_s: float | None = None) -> Callable[[Bat
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 8])
-def test_so_many_run_at_a_time_and_each_is_answered_once(concurrency: int) -> None:
+def test_the_given_number_of_requests_run_concurrently_and_each_is_answered_once(concurrency: int) -> None:
     running, most = 0, 0
 
     async def send(request: BatchRequest) -> Attempt:
@@ -87,7 +87,7 @@ def test_so_many_run_at_a_time_and_each_is_answered_once(concurrency: int) -> No
 
 
 @pytest.mark.parametrize("status", [AWAY, 408, 429, 503])
-def test_what_may_pass_is_sent_again_after_growing_pauses(status: int, clock: Clock) -> None:
+def test_a_temporary_failure_is_retried_after_growing_pauses(status: int, clock: Clock) -> None:
     (answer,), stopped_by = dispatched(in_turn(*[status] * 8, 200))
     assert (answer.failure, stopped_by) == (None, None)
     assert 0.25 <= clock.pauses_s[0] <= 0.5 <= clock.pauses_s[1] <= 1
@@ -95,30 +95,30 @@ def test_what_may_pass_is_sent_again_after_growing_pauses(status: int, clock: Cl
     assert len(clock.pauses_s) == 8
 
 
-def test_a_server_may_be_away_for_hours(clock: Clock) -> None:
+def test_a_server_may_be_unreachable_for_hours(clock: Clock) -> None:
     (answer,), _ = dispatched(in_turn(*[AWAY] * 2000, 200), retry_for_s=86_400)
     assert answer.failure is None
 
 
-def test_an_error_after_a_restart_is_one_error(clock: Clock) -> None:
+def test_a_server_error_after_a_restart_counts_as_one_error(clock: Clock) -> None:
     (answer,), _ = dispatched(in_turn(500, AWAY, 503, 503, 500, 200))
     assert answer.failure is None
 
 
-def test_a_servers_pause_is_kept(clock: Clock) -> None:
+def test_the_retry_after_of_a_server_is_respected(clock: Clock) -> None:
     dispatched(in_turn(503, 200, retry_after_s=7))
     (pause_s,) = clock.pauses_s
     assert 7 <= pause_s <= 7.5
 
 
-def test_what_may_not_pass_is_a_failure_at_once(clock: Clock) -> None:
+def test_a_permanent_error_is_not_retried(clock: Clock) -> None:
     answers, stopped_by = dispatched(in_turn(400, 404, 200), 3)
     assert [answer.failure is None for answer in answers] == [False, False, True]
     assert (clock.pauses_s, stopped_by) == ([], None)
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_servers_error_is_asked_about_twice_more_and_ends_nothing(concurrency: int, clock: Clock) -> None:
+def test_a_server_error_is_retried_twice_and_does_not_stop_the_batch(concurrency: int, clock: Clock) -> None:
     async def send(request: BatchRequest) -> Attempt:
         await asyncio.sleep(0)
         return attempt(request, 500 if int(request.custom_id[1:]) < 40 else 200)
@@ -130,7 +130,9 @@ def test_a_servers_error_is_asked_about_twice_more_and_ends_nothing(concurrency:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_request_that_alone_meets_nobody_is_given_up_and_ends_nothing(concurrency: int, clock: Clock) -> None:
+def test_a_request_that_alone_gets_no_answer_is_given_up_and_does_not_stop_the_batch(
+    concurrency: int, clock: Clock
+) -> None:
     num_others = 0
 
     async def send(request: BatchRequest) -> Attempt:
@@ -146,7 +148,7 @@ def test_a_request_that_alone_meets_nobody_is_given_up_and_ends_nothing(concurre
     assert sum(clock.pauses_s) <= 20
 
 
-def test_others_are_answered_while_one_pauses(clock: Clock) -> None:
+def test_other_requests_are_answered_while_one_pauses(clock: Clock) -> None:
     order: list[str] = []
 
     async def send(request: BatchRequest) -> Attempt:
@@ -160,8 +162,8 @@ def test_others_are_answered_while_one_pauses(clock: Clock) -> None:
     assert second + 1 < third
 
 
-def test_a_refusal_does_not_shorten_the_time_of_a_later_failure(clock: Clock) -> None:
-    """Of r0, which is refused for long while others are answered, and then meets nobody."""
+def test_refusals_do_not_shorten_the_retry_time_of_a_later_failure(clock: Clock) -> None:
+    """r0 is refused for a long time while others are answered, and then gets no answer once."""
     num_asked = 0
 
     async def send(request: BatchRequest) -> Attempt:
@@ -178,7 +180,7 @@ def test_a_refusal_does_not_shorten_the_time_of_a_later_failure(clock: Clock) ->
     assert all(answer.failure is None for answer in answers)
 
 
-def test_time_counts_from_the_first_failure(clock: Clock) -> None:
+def test_the_retry_time_counts_from_the_first_failure(clock: Clock) -> None:
     statuses = iter([AWAY, 200])
 
     async def send(request: BatchRequest) -> Attempt:
@@ -189,7 +191,7 @@ def test_time_counts_from_the_first_failure(clock: Clock) -> None:
     assert answer.failure is None
 
 
-def test_nothing_new_is_sent_where_nobody_answers(clock: Clock) -> None:
+def test_few_new_requests_are_sent_to_a_server_that_does_not_answer(clock: Clock) -> None:
     sent: Counter[str] = Counter()
 
     async def send(request: BatchRequest) -> Attempt:
@@ -202,14 +204,14 @@ def test_nothing_new_is_sent_where_nobody_answers(clock: Clock) -> None:
     assert clock.now_s - 1000 <= 8 * 60
 
 
-def test_pauses_that_are_too_long_end_it(clock: Clock) -> None:
+def test_a_retry_after_longer_than_the_retry_time_stops_the_batch(clock: Clock) -> None:
     answers, stopped_by = dispatched(in_turn(429, retry_after_s=3600), 1000)
     assert len(answers) == 2
     assert answers[-1] is stopped_by
     assert clock.pauses_s == []
 
 
-def test_pauses_that_are_too_long_for_some_end_nothing(clock: Clock) -> None:
+def test_a_long_retry_after_for_some_requests_does_not_stop_the_batch(clock: Clock) -> None:
     async def send(request: BatchRequest) -> Attempt:
         return attempt(request, 429, 3600) if request.custom_id.endswith("7") else attempt(request)
 
@@ -218,7 +220,7 @@ def test_pauses_that_are_too_long_for_some_end_nothing(clock: Clock) -> None:
     assert sum(answer.failure is not None for answer in answers) == 10
 
 
-def test_what_pauses_when_it_stops_ends_at_once() -> None:
+def test_a_pausing_request_ends_at_once_when_the_batch_stops() -> None:
     async def send(request: BatchRequest) -> Attempt:
         if request.custom_id == "r0":
             return attempt(request, 503, 200)
@@ -230,21 +232,21 @@ def test_what_pauses_when_it_stops_ends_at_once() -> None:
     assert stopped_by is answers[0]
 
 
-def test_a_key_that_is_no_longer_accepted_ends_it() -> None:
+def test_a_key_that_is_no_longer_accepted_stops_the_batch() -> None:
     answers, stopped_by = dispatched(in_turn(200, 401), 1000)
     assert [answer.failure is None for answer in answers] == [True, False]
     assert stopped_by is answers[-1]
 
 
 @pytest.mark.parametrize("status", [AWAY, 429, 503])
-def test_without_retries_each_is_sent_once(status: int, clock: Clock) -> None:
+def test_without_retries_each_request_is_sent_once(status: int, clock: Clock) -> None:
     answers, stopped_by = dispatched(in_turn(status), 50, 4, retry_for_s=0)
     assert len(answers) == 50
     assert (clock.pauses_s, stopped_by) == ([], None)
 
 
 class Limited:
-    """A server that runs so many at a time, and refuses others."""
+    """A server that runs `limit` requests concurrently and refuses others."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.running, self.most = limit, 0, 0
@@ -263,7 +265,7 @@ class Limited:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-def test_under_a_limit_none_fails_and_few_are_refused(limit: int, clock: Clock) -> None:
+def test_under_a_concurrency_limit_no_request_fails_and_few_are_refused(limit: int, clock: Clock) -> None:
     server = Limited(limit)
     answers, stopped_by = dispatched(server.send, 400, 16, retry_for_s=2)
     assert stopped_by is None
@@ -273,7 +275,7 @@ def test_under_a_limit_none_fails_and_few_are_refused(limit: int, clock: Clock) 
     assert sum(clock.pauses_s) <= 3
 
 
-def test_as_many_as_before_run_once_a_limit_is_gone() -> None:
+def test_full_concurrency_returns_once_a_limit_is_lifted() -> None:
     server = Limited(1)
 
     async def send(request: BatchRequest) -> Attempt:
@@ -286,7 +288,7 @@ def test_as_many_as_before_run_once_a_limit_is_gone() -> None:
     assert server.most == 8
 
 
-def test_what_the_file_raises_ends_it() -> None:
+def test_an_error_while_an_answer_is_written_stops_the_batch() -> None:
     def full(_: BatchAnswer) -> None:
         raise RuntimeError("full")
 

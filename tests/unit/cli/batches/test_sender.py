@@ -29,7 +29,7 @@ def attempt_with(response: web.StreamResponse) -> Attempt:
 
 
 @pytest.mark.parametrize(("model", "asked"), [(None, "m"), ("sql", "sql")])
-def test_an_answer_is_the_servers(model: str | None, asked: str) -> None:
+def test_a_successful_answer_has_the_servers_status_request_id_and_body(model: str | None, asked: str) -> None:
     async def echo(request: web.Request) -> web.Response:
         got = [request.path, request.content_type, await request.json()]
         return web.json_response({"got": got}, headers={"x-request-id": "r"})
@@ -62,14 +62,16 @@ def test_a_body_becomes_one_line(body: str) -> None:
     ],
 )
 @pytest.mark.parametrize("is_json", [True, False])
-def test_a_status_says_whether_another_answer_may_come(status: int, trouble: Trouble | None, is_json: bool) -> None:
+def test_the_status_determines_whether_a_request_may_be_retried(
+    status: int, trouble: Trouble | None, is_json: bool
+) -> None:
     attempt = _failed(status, is_json)
     assert attempt.trouble is trouble
     assert attempt.has_no_key is (status == 401)
 
 
 def _failed(status: int, is_json: bool) -> Attempt:
-    """With a failure that names the status."""
+    """An attempt whose failure names the status."""
     error = {"error": {"message": "later", "code": "busy"}}
     response = web.json_response(error, status=status) if is_json else web.Response(text="<html>", status=status)
     attempt = attempt_with(response)
@@ -82,7 +84,7 @@ def _failed(status: int, is_json: bool) -> Attempt:
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[1]", b'{"a":1', b'{"a":"\xff"}', b'{"a":"x\ny"}', b'{"a":' + b"[" * 10**5]
 )
-def test_what_is_no_object_is_a_failure_with_its_beginning(body: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_a_failure_that_quotes_its_start(body: bytes) -> None:
     answer = attempt_with(web.Response(body=body)).answer
     assert answer.response is None
     assert answer.failure is answer.error
@@ -94,7 +96,7 @@ def test_what_is_no_object_is_a_failure_with_its_beginning(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("value", "seconds"), [("7", 7.0), ("0.5", 0.5), ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None)]
 )
-def test_a_servers_pause_is_read(value: str, seconds: float | None) -> None:
+def test_retry_after_is_read_in_seconds_only(value: str, seconds: float | None) -> None:
     response = web.json_response({"error": {}}, status=429, headers={"retry-after": value})
     assert attempt_with(response).retry_after_s == seconds
 
@@ -104,7 +106,7 @@ def test_a_redirect_is_not_followed() -> None:
     assert (attempt.status, attempt.trouble) == (307, None)
 
 
-def test_a_server_that_is_not_there_may_come_back(refusing_port: int) -> None:
+def test_a_refused_connection_may_be_retried(refusing_port: int) -> None:
     async def send() -> Attempt:
         async with async_http_client(f"http://127.0.0.1:{refusing_port}", None) as client:
             return await Sender(client, None, 60).send(REQUEST)
@@ -116,7 +118,7 @@ def test_a_server_that_is_not_there_may_come_back(refusing_port: int) -> None:
 
 
 @pytest.mark.parametrize("is_trickling", [False, True])
-def test_an_answer_that_takes_too_long_is_a_timeout(is_trickling: bool) -> None:
+def test_an_answer_that_takes_too_long_times_out(is_trickling: bool) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         if is_trickling:

@@ -20,5 +20,5 @@ def test_gaps_have_the_rate_and_the_coefficient_of_variation(cv: float) -> None:
     assert statistics.pstdev(found) / statistics.mean(found) == pytest.approx(cv, rel=0.1, abs=1e-6)
 
 
-def test_a_closed_loop_has_no_times() -> None:
+def test_a_closed_loop_has_no_arrival_times() -> None:
     assert arrival_times_s(3, None, 1.0, Random(0)) == [0.0, 0.0, 0.0]

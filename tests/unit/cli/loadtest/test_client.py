@@ -36,7 +36,7 @@ def ask(handler: Handler, style: RequestStyle | None = None) -> RequestResult:
     return asyncio.run(send_one())
 
 
-def test_stream_is_timed_and_its_usage_believed() -> None:
+def test_a_stream_is_timed_and_tokens_are_taken_from_its_usage() -> None:
     result = answer(events(TOKEN, TOKEN, TOKEN, usage(2, 3)) + DONE)
     assert result.failure is None
     assert (result.prompt_tokens, result.output_tokens, result.cached_tokens) == (2, 3, None)
@@ -46,27 +46,27 @@ def test_stream_is_timed_and_its_usage_believed() -> None:
     assert result.e2e_s >= result.ttft_s > 0
 
 
-def test_the_first_token_of_a_chat_is_the_first_thought_and_not_the_opening() -> None:
+def test_the_first_token_of_a_chat_is_its_first_reasoning_and_not_the_role_delta() -> None:
     deltas = ({"role": "assistant"}, {"reasoning_content": "x"}, {"reasoning_content": "y"}, {"content": "z"}, {})
     result = answer(events(*({"choices": [{"delta": delta}]} for delta in deltas), usage(2, 3)) + DONE, style=CHAT)
     assert (result.failure, len(result.gaps_s)) == (None, 2)
     assert result.ttft_s is not None
 
 
-def test_cached_tokens_are_read_where_the_server_says_them() -> None:
+def test_cached_tokens_are_read_from_prompt_tokens_details() -> None:
     details = {"prompt_tokens_details": {"cached_tokens": 1}}
     assert answer(events(TOKEN, usage(2, 3, **details))).cached_tokens == 1
 
 
-def test_several_events_in_one_chunk_count_once_and_usage_is_found_in_pieces() -> None:
+def test_events_in_one_chunk_count_once_and_usage_may_be_split_across_chunks() -> None:
     whole = b"".join(events(TOKEN, TOKEN, TOKEN, usage(2, 3)) + DONE)
     result = answer([whole[:-40], whole[-40:]])
     assert result.failure is None
     assert result.gaps_s == []
 
 
-def test_usage_in_every_chunk_counts_as_the_last_says() -> None:
-    # LoRAX: zeros until the end, and an output in the chunk with the true counts.
+def test_the_last_of_several_usages_counts() -> None:
+    # LoRAX: counts are zero until the last chunk, which has the true counts and output.
     chunks = [{"choices": [{"text": "x"}], "usage": {"prompt_tokens": 0, "completion_tokens": 0}}] * 2
     last = {"choices": [{"text": "x"}], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
     result = answer(events(*chunks, last))
@@ -83,13 +83,13 @@ def test_usage_in_every_chunk_counts_as_the_last_says() -> None:
         ([b'{"error":{"message":"no such model"}}'], 404, "HTTP 404", "no such model"),
     ],
 )
-def test_failures_are_results(chunks: list[bytes], status: int, code: str, message: str) -> None:
+def test_failures_are_returned_as_results(chunks: list[bytes], status: int, code: str, message: str) -> None:
     failure = answer(chunks, status).failure
     assert failure is not None
     assert (failure.code, failure.message) == (code, message)
 
 
-def test_the_body_is_json_and_no_compression_is_asked_for() -> None:
+def test_the_body_is_json_and_no_compression_is_requested() -> None:
     asked: list[tuple[str, str, object]] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -108,7 +108,7 @@ def test_a_redirect_is_not_followed() -> None:
 
 
 @pytest.mark.parametrize("chunks", [[], events(TOKEN)])
-def test_a_connection_lost_before_or_in_the_answer_is_a_result(chunks: list[bytes]) -> None:
+def test_a_connection_lost_before_or_during_the_answer_is_a_result(chunks: list[bytes]) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         response = await stream(request, chunks) if chunks else web.StreamResponse()
         assert request.transport is not None
@@ -132,7 +132,7 @@ def test_a_refused_connection_is_a_result(refusing_port: int) -> None:
     assert failure.message.startswith("ClientConnectorError: ")
 
 
-def test_a_silent_server_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "TIMEOUT_S", 0.05)
 
     async def send_one() -> RequestResult:

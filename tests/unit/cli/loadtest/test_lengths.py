@@ -20,12 +20,12 @@ def draw(lengths: Lengths) -> list[int]:
     return [lengths.draw(random) for _ in range(COUNT)]
 
 
-def test_uniform_lengths_fill_mean_plus_minus_spread() -> None:
+def test_uniform_lengths_cover_mean_plus_minus_spread() -> None:
     assert set(draw(UniformLengths(20, 5))) == set(range(15, 26))
     assert set(draw(UniformLengths(20))) == {20}
 
 
-def test_normal_lengths_have_mean_and_deviation() -> None:
+def test_normal_lengths_have_the_given_mean_and_deviation() -> None:
     found = draw(NormalLengths(200, 30))
     assert statistics.mean(found) == pytest.approx(200, abs=1)
     assert statistics.stdev(found) == pytest.approx(30, abs=1)
@@ -37,7 +37,7 @@ def test_no_length_is_below_one(lengths: Lengths) -> None:
 
 
 @pytest.mark.parametrize("lengths", [SHAREGPT_PROMPT, SHAREGPT_OUTPUT])
-def test_sharegpt_lengths_have_a_long_tail_that_is_cut(lengths: LognormalLengths) -> None:
+def test_sharegpt_lengths_have_a_long_tail_up_to_a_maximum(lengths: LognormalLengths) -> None:
     found = draw(lengths)
     assert statistics.mean(found) == pytest.approx(lengths.mean, rel=0.03)
     assert statistics.median(found) < 0.75 * lengths.mean

@@ -12,11 +12,11 @@ def workload(**changes: object) -> Workload:
     return Workload(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
 
 
-def test_same_seed_same_plan() -> None:
+def test_the_same_seed_gives_the_same_plan() -> None:
     assert plan(workload(seed=1)) == plan(workload(seed=1)) != plan(workload(seed=2))
 
 
-def test_prompts_and_outputs_have_their_lengths() -> None:
+def test_prompts_and_outputs_have_the_given_lengths() -> None:
     requests = plan(workload())
     assert {request.max_tokens for request in requests} == {8}
     assert all(len(request.prompt) == request.prompt_tokens in range(15, 26) for request in requests)
@@ -41,6 +41,6 @@ def test_every_model_has_shared_prefixes_of_its_own() -> None:
     assert len(prefixes_of(requests, "a", 60)) > 90
 
 
-def test_another_seed_has_other_prefixes() -> None:
+def test_another_seed_gives_other_prefixes() -> None:
     first, second = (plan(workload(prefixes=SharedPrefixes(2, 50), seed=seed)) for seed in (0, -1))
     assert not prefixes_of(first, "a", 50) & prefixes_of(second, "a", 50)

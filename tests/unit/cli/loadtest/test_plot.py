@@ -27,7 +27,7 @@ def test_a_cold_test_has_a_curve_for_first_uses() -> None:
     assert "first use" not in texts(plot(results))
 
 
-def test_a_use_after_a_failed_first_one_is_a_later_one() -> None:
+def test_a_use_after_a_failed_first_use_counts_as_later() -> None:
     failed = RequestResult("a", 0.0, failure=Failure("timeout", ""))
     first, later = (curve.values for curve in _ttft_curves([failed, result("a", 0.1)], cold=True))
     assert (list(first), list(later)) == ([], [100.0])
@@ -40,7 +40,7 @@ def test_only_the_busiest_models_are_shown() -> None:
     assert "last" in found
 
 
-def test_a_test_in_which_everything_failed_still_has_a_picture() -> None:
+def test_a_test_in_which_everything_failed_still_has_a_plot() -> None:
     assert "Time to first token" in texts(plot([RequestResult("a", 0.0, failure=Failure("timeout", ""))]))
 
 

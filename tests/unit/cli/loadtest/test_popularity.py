@@ -17,11 +17,11 @@ def test_round_robin_takes_turns() -> None:
     assert chosen == ["a", "b", "c", "a", "b"]
 
 
-def test_uniform_asks_all_alike() -> None:
+def test_uniform_chooses_all_models_equally_often() -> None:
     assert shares(Distribution.UNIFORM) == pytest.approx([1 / 3] * 3, abs=0.015)
 
 
-def test_zipf_asks_in_proportion_to_rank() -> None:
+def test_zipf_chooses_models_in_inverse_proportion_to_rank() -> None:
     assert shares(Distribution.ZIPF) == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.015)
     assert shares(Distribution.ZIPF, zipf_s=0.0) == pytest.approx([1 / 3] * 3, abs=0.015)
 

@@ -8,7 +8,7 @@ from loraserve.cli.loadtest.plan import Workload
 from loraserve.cli.loadtest.recorded import read_recorded, replay
 
 
-def test_recorded_requests_are_sent_as_they_are(tmp_path: Path) -> None:
+def test_recorded_requests_are_replayed_unchanged_at_the_given_rate(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text('{"model": "b", "prompt_token_ids": [11, 12], "num_output_tokens": 3}\n' * 2)
     requests = replay(read_recorded(file), Workload(["a"], 9, UniformLengths(20), UniformLengths(8), request_rate=10.0))

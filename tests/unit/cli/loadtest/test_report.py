@@ -36,7 +36,7 @@ def test_every_model_and_every_failure_is_reported() -> None:
     assert found.cold is None
 
 
-def test_a_cold_test_tells_the_first_sent_of_each_model_from_later_ones() -> None:
+def test_a_cold_test_separates_the_first_request_sent_to_each_model_from_later_ones() -> None:
     cold = report(RUN, {}, cold=True).cold
     assert cold is not None
     assert cold.first_use is not None
@@ -47,7 +47,7 @@ def test_a_cold_test_tells_the_first_sent_of_each_model_from_later_ones() -> Non
     assert (cold.later.num_requests, round(cold.later.ttft_ms.mean)) == (2, 150)
 
 
-def test_a_cold_test_that_asks_each_model_once_has_no_later() -> None:
+def test_a_cold_test_with_one_request_per_model_has_no_later_summary() -> None:
     cold = report(BenchRun(RESULTS[:2], 1.0, 0.1), {}, cold=True).cold
     assert cold is not None
     assert cold.later is None
@@ -61,14 +61,14 @@ def test_the_tables_name_models_failures_and_first_uses() -> None:
 
 
 @pytest.mark.parametrize("interrupted_by", [signal.SIGINT, None])
-def test_an_interrupted_test_says_so(interrupted_by: signal.Signals | None) -> None:
+def test_an_interrupted_test_is_reported_as_such(interrupted_by: signal.Signals | None) -> None:
     found = report(replace(RUN, interrupted_by=interrupted_by), {})
     output = io.StringIO()
     print_report(Console(file=output, width=100), found)
     assert found.interrupted == ("interrupted" in output.getvalue()) == (interrupted_by is not None)
 
 
-def test_names_of_any_length_and_letters_leave_the_figures_their_place() -> None:
+def test_long_names_and_markup_in_names_do_not_displace_the_figures() -> None:
     names = ["team-of-many-words/" + "a-long-name-of-an-adapter-" * 3, "s3://[/x]"]
     output = io.StringIO()
     run = BenchRun([good(name, 1.0, 0.25) for name in names], wall_s=2.0, client_cpu_s=0.1)
@@ -78,7 +78,7 @@ def test_names_of_any_length_and_letters_leave_the_figures_their_place() -> None
     assert "TTFT p50" in output.getvalue()
 
 
-def test_a_generator_that_fell_behind_is_told() -> None:
+def test_requests_that_were_sent_late_are_reported() -> None:
     output = io.StringIO()
     late = RequestResult("a", 1.0, late_s=1.7, ttft_s=1.8, e2e_s=2.0, output_tokens=1)
     print_report(Console(file=output, width=100), report(BenchRun([late], 2.0, 0.1), {}))

@@ -18,7 +18,7 @@ ANSWER = (
 
 
 @pytest.mark.parametrize("concurrency", [1, 4, None])
-def test_closed_loop_keeps_the_concurrency(concurrency: int | None) -> None:
+def test_a_closed_loop_keeps_the_given_concurrency(concurrency: int | None) -> None:
     running, most = 0, 0
     connections: set[object] = set()
 
@@ -42,7 +42,7 @@ def test_closed_loop_keeps_the_concurrency(concurrency: int | None) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [2, None])
-def test_an_interrupted_loop_keeps_what_has_ended(concurrency: int | None) -> None:
+def test_an_interrupted_loop_keeps_finished_results(concurrency: int | None) -> None:
     is_first = True
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -63,7 +63,7 @@ def test_an_interrupted_loop_keeps_what_has_ended(concurrency: int | None) -> No
     assert found.interrupted_by is signal.SIGINT
 
 
-def test_connections_have_no_limit() -> None:
+def test_the_number_of_connections_is_not_limited() -> None:
     running = 0
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -80,7 +80,7 @@ def test_connections_have_no_limit() -> None:
     assert [result.failure for result in asyncio.run(test()).results] == [None] * 150
 
 
-def test_an_open_loop_times_a_late_request_from_when_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_loop_times_a_late_request_from_its_due_time(monkeypatch: pytest.MonkeyPatch) -> None:
     late_s = 0.3
     sleep = asyncio.sleep
 

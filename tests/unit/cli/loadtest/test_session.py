@@ -35,7 +35,7 @@ def few_open_files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_report_has_no_password() -> None:
+def test_the_report_contains_no_password() -> None:
     async def list_models(_: web.Request) -> web.Response:
         return web.json_response(MODELS)
 
@@ -57,7 +57,7 @@ def test_the_report_has_no_password() -> None:
     assert str(found.settings["url"]).startswith("http://127.0.0.1:")
 
 
-def test_as_many_files_may_be_open_as_the_system_allows(few_open_files: int) -> None:
+def test_the_limit_of_open_files_is_raised(few_open_files: int) -> None:
     with pytest.raises(click.ClickException, match="does not answer") as refused:
         run_session(settings("http://me:secret@127.0.0.1:1"))
     assert "secret" not in refused.value.message

@@ -31,23 +31,23 @@ LORAX_CHAT_TEXT = {"choices": [{"delta": {"role": "assistant", "content": "x"}}]
 
 
 def compact(*payloads: object) -> bytes:
-    """As we, vLLM and SGLang write events."""
+    """Events as loraserve, vLLM and SGLang write them."""
     return b"".join(b"data: %s\n\n" % json.dumps(payload, separators=(",", ":")).encode() for payload in payloads)
 
 
 def spaced(*payloads: object) -> bytes:
-    """As servers on Python's json do, through a library that ends lines with \\r\\n."""
+    """Events of servers that use Python's json and a library that ends lines with \\r\\n."""
     return b"".join(b"data: %s\r\n\r\n" % json.dumps(payload).encode() for payload in payloads)
 
 
 def tight(*payloads: object) -> bytes:
-    """As LoRAX does."""
+    """Events as LoRAX writes them."""
     return b"".join(b"data:%s\n\n" % json.dumps(payload, separators=(",", ":")).encode() for payload in payloads)
 
 
 @pytest.mark.parametrize("write", [compact, spaced, tight])
 class TestAnyStyle:
-    def test_events_with_output_are_seen(self, write) -> None:
+    def test_events_with_output_have_a_token(self, write) -> None:
         for payload in (TEXT, CHAT_TEXT, LORAX_CHAT_TEXT, BYTES_OF_A_CHARACTER, *THOUGHTS):
             assert has_token(write(payload))
         for opening in CHAT_OPENINGS:
@@ -55,24 +55,24 @@ class TestAnyStyle:
             assert has_token(write(opening, THOUGHTS[0]))
         assert has_token(write(TEXT, USAGE) + b"data: [DONE]\n\n")
 
-    def test_openings_ends_and_usage_are_no_output(self, write) -> None:
+    def test_role_deltas_ends_and_usage_have_no_token(self, write) -> None:
         for payload in (*CHAT_OPENINGS, CHAT_END, CHAT_END_OF_ALL_FIELDS, USAGE):
             assert not has_token(write(payload))
         assert not has_token(write(CHAT_END, USAGE) + b"data: [DONE]\n\n")
 
-    def test_usage_and_errors_are_read_from_the_end(self, write) -> None:
+    def test_usage_and_errors_are_read_from_the_last_events(self, write) -> None:
         usage, error = last_events(write(TEXT, USAGE, {"error": {"message": "died"}}))[-2:]
         assert usage.usage is not None
         assert (usage.usage.prompt_tokens, usage.usage.completion_tokens) == (2, 3)
         assert error.error == {"message": "died"}
 
 
-def test_a_text_cannot_look_like_an_event() -> None:
+def test_a_text_that_looks_like_events_counts_as_output() -> None:
     text = compact({"choices": [{"text": 'data: [] "choices":[] "delta":{}\ndata: x'}]})
     assert has_token(text)
 
 
-def test_comments_that_keep_a_connection_open_are_no_events() -> None:
+def test_keep_alive_comments_have_no_token() -> None:
     assert not has_token(b": ping\n\n")
 
 

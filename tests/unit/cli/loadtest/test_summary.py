@@ -11,14 +11,14 @@ def good(model: str = "a", cached_tokens: int | None = None) -> RequestResult:
     return result
 
 
-def test_percentiles_are_nearest_rank() -> None:
+def test_percentiles_use_the_nearest_rank() -> None:
     found = percentiles_ms(i / 1000 for i in range(1, 101))
     assert found is not None
     assert (found.p50, found.p90, found.p99, found.max) == pytest.approx((50, 90, 99, 100))
     assert percentiles_ms([None]) is None
 
 
-def test_failures_are_counted_by_code_and_left_out_of_times() -> None:
+def test_failures_are_counted_by_code_and_excluded_from_times() -> None:
     bad = RequestResult("a", 0.0, ttft_s=9.0, failure=Failure("HTTP 500", "why"))
     found = summarize([good(), good(), bad, bad], wall_s=2.0)
     assert (found.num_requests, found.num_failed, found.errors) == (4, 2, {"HTTP 500": 2})
@@ -30,6 +30,6 @@ def test_failures_are_counted_by_code_and_left_out_of_times() -> None:
     assert summarize([bad], 1.0).ttft_ms is None
 
 
-def test_cached_tokens_are_unknown_unless_the_server_says_them() -> None:
+def test_cached_tokens_are_unknown_unless_the_server_reports_them() -> None:
     assert summarize([good()], 1.0).cached_tokens is None
     assert summarize([good(cached_tokens=2), good(cached_tokens=0)], 1.0).cached_tokens == 2

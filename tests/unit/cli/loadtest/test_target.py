@@ -31,7 +31,7 @@ def cards(owner: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", [ServerKind.LORASERVE, ServerKind.VLLM, ServerKind.SGLANG])
-def test_the_owner_of_its_models_tells_a_server(kind: ServerKind) -> None:
+def test_a_server_is_recognized_by_the_owner_of_its_models(kind: ServerKind) -> None:
     assert target_of({"/v1/models": cards(kind.value)}) == Target(kind, "base", ["sql"])
 
 
@@ -42,12 +42,12 @@ def test_adapters_that_need_an_invocation_in_their_prompts_are_left_out() -> Non
     assert found.adapters == ["plain", "other"]
 
 
-def test_an_unknown_owner_is_asked_with_openais_fields_only() -> None:
+def test_a_server_with_an_unknown_owner_is_treated_as_openai_unless_a_kind_is_given() -> None:
     assert target_of({"/v1/models": cards("someone")}).kind is ServerKind.OPENAI
     assert target_of({"/v1/models": cards("someone")}, ServerKind.VLLM).kind is ServerKind.VLLM
 
 
-def test_lorax_is_known_by_its_info_and_tgi_is_not_taken_for_it() -> None:
+def test_lorax_is_recognized_by_its_info_and_not_confused_with_tgi() -> None:
     assert target_of({"/info": LORAX_INFO}) == Target(ServerKind.LORAX, "mistral", [])
     assert target_of({"/info": TGI_INFO}) == Target(ServerKind.OPENAI)
 
@@ -89,11 +89,13 @@ LISTED = Target(ServerKind.VLLM, "base", ["a", "b", "c"])
         (Target(ServerKind.OPENAI, "gpt"), "all", None, ["gpt"]),
     ],
 )
-def test_models_are_those_asked_for(target: Target, adapters: str, num_adapters: int | None, models: list[str]) -> None:
+def test_models_are_selected_by_name_or_number(
+    target: Target, adapters: str, num_adapters: int | None, models: list[str]
+) -> None:
     assert wanted_models(target, adapters, num_adapters) == models
 
 
-def test_models_can_stand_in_a_file(tmp_path: Path) -> None:
+def test_models_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "names"
     file.write_text("a\n\n b \n")
     assert wanted_models(Target(ServerKind.LORAX), f"@{file}", None) == ["a", "b"]
@@ -101,7 +103,7 @@ def test_models_can_stand_in_a_file(tmp_path: Path) -> None:
         wanted_models(Target(ServerKind.LORAX), f"@{tmp_path / 'none'}", None)
 
 
-def test_no_models_and_too_few_are_refused_with_a_remedy() -> None:
+def test_missing_or_too_few_models_are_refused_with_a_remedy() -> None:
     with pytest.raises(click.ClickException, match="--adapters a,b,c"):
         wanted_models(Target(ServerKind.OPENAI), "all", None)
     with pytest.raises(click.ClickException, match=r"^--adapters , has no names: name models with"):

@@ -68,7 +68,7 @@ def curls(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in text.splitlines() if line.startswith("curl")]
 
 
-def test_three_commands_ask_models_one_adapter_and_another_as_a_stream() -> None:
+def test_three_commands_list_models_query_one_adapter_and_stream_from_another() -> None:
     text = banner(adapters=["a", "b", "c"])
     models, completion, chat = curls(text)
     assert models == ["curl", "http://127.0.0.1:8000/v1/models"]
@@ -78,7 +78,7 @@ def test_three_commands_ask_models_one_adapter_and_another_as_a_stream() -> None
     assert "max_model_len lowered to 64" in text
 
 
-def test_notes_of_the_model_and_of_the_start_are_a_line_each() -> None:
+def test_notes_of_the_model_and_of_the_start_get_one_line_each() -> None:
     lines = banner(adapters=[], notes=["something else"]).splitlines()
     assert [line for line in lines if line.startswith("  note      ")] == [
         "  note      max_model_len lowered to 64",
@@ -86,11 +86,11 @@ def test_notes_of_the_model_and_of_the_start_are_a_line_each() -> None:
     ]
 
 
-def test_without_adapters_the_base_is_asked() -> None:
+def test_without_adapters_the_commands_use_the_base_model() -> None:
     assert all('"model": "base"' in command[-1] for command in curls(banner(adapters=[]))[1:])
 
 
-def test_adapters_that_need_an_invocation_are_shown_and_not_asked() -> None:
+def test_adapters_that_need_an_invocation_are_listed_but_not_used_in_commands() -> None:
     text = banner(adapters=["judge", "sql", "turn"], particular=frozenset({"judge", "turn"}))
     assert "adapters  judge, sql, turn" in text
     assert all('"model": "sql"' in command[-1] for command in curls(text)[1:])
@@ -99,19 +99,19 @@ def test_adapters_that_need_an_invocation_are_shown_and_not_asked() -> None:
         assert all('"model": "base"' in command[-1] for command in curls(text)[1:])
 
 
-def test_key_is_a_variable_and_socket_a_flag() -> None:
+def test_the_key_is_given_as_a_variable_and_the_socket_as_a_flag() -> None:
     for command in curls(banner(adapters=[], needs_key=True, uds=Path("/run/my socket"))):
         assert "Authorization: Bearer $LORASERVE_API_KEY" in command
         assert command[command.index("--unix-socket") + 1] == "/run/my socket"
 
 
-def test_a_kv_cache_of_another_dtype_than_the_model_is_named() -> None:
+def test_a_kv_cache_dtype_other_than_the_models_is_shown() -> None:
     assert "LlamaForCausalLM, bfloat16, cpu backend" in banner(adapters=[])
     small = dataclasses.replace(MODEL, kv_cache_dtype="float8_e4m3fn")
     assert "bfloat16 (KV cache float8_e4m3fn), cpu backend" in banner(adapters=[], model=small)
 
 
-def test_weights_in_another_form_than_the_models_dtype_are_named() -> None:
+def test_weights_in_another_form_than_the_models_dtype_are_shown() -> None:
     small = dataclasses.replace(MODEL, quantization="int8")
     assert "bfloat16 (weights int8), cpu backend" in banner(adapters=[], model=small)
     smaller = dataclasses.replace(small, kv_cache_dtype="float8_e4m3fn")
@@ -122,11 +122,11 @@ def test_weights_in_another_form_than_the_models_dtype_are_named() -> None:
     assert "bfloat16 (weights int8, 4 bits as stored), cpu backend" in banner(adapters=[], model=both)
 
 
-def test_many_adapters_are_counted() -> None:
+def test_adapters_beyond_the_first_few_are_counted() -> None:
     assert "and 12 more" in banner(adapters=[f"a{i}" for i in range(20)])
 
 
-def test_names_the_console_and_how_to_get_in() -> None:
+def test_shows_the_console_and_how_to_log_in() -> None:
     console = "console   http://127.0.0.1:8000/ui/"
     assert f"{console}\n" in banner(adapters=[])
     assert f"{console} (`loraserve ui login` prints a link)\n" in banner(adapters=[], needs_key=True)
@@ -134,17 +134,17 @@ def test_names_the_console_and_how_to_get_in() -> None:
     assert "console" not in banner(adapters=[], uds=Path("/run/s"))
 
 
-def test_the_command_for_a_link_asks_this_server() -> None:
+def test_the_login_command_names_the_url_of_this_server() -> None:
     url = "http://127.0.0.1:8001"
     assert f"(`loraserve ui login --url {url}` prints a link)\n" in banner(adapters=[], needs_key=True, base_url=url)
 
 
-def test_says_where_other_machines_can_reach_it() -> None:
+def test_shows_the_address_at_which_other_machines_can_reach_it() -> None:
     assert "listens" not in banner(adapters=[])
     assert "listens   on 0.0.0.0: other machines can reach it" in banner(adapters=[], open_to="0.0.0.0")
 
 
-def test_a_model_that_can_only_embed_is_shown_with_a_request_for_that() -> None:
+def test_an_embedding_model_is_shown_with_an_embeddings_request() -> None:
     text = banner(adapters=["search"], model=dataclasses.replace(MODEL, is_headless=True))
     *_, command = text.splitlines()
     words = shlex.split(command)

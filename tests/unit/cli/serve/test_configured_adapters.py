@@ -24,7 +24,7 @@ def configured_with(data_dir: Path) -> ConfiguredAdapters:
     return ConfiguredAdapters(cast(ControlPlane, control), tiny_layout(), DEFAULT_LIMITS)
 
 
-def test_an_adapter_is_read_at_the_first_start_and_when_it_has_changed(
+def test_an_adapter_is_read_at_the_first_start_and_after_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[Path] = []
@@ -34,7 +34,7 @@ def test_an_adapter_is_read_at_the_first_start_and_when_it_has_changed(
     folder = fake_adapter(tmp_path / "adapter", 1)
 
     def digest() -> str:
-        """Of one start, which asks twice."""
+        """The digest at one start, which requests it twice."""
         configured = configured_with(tmp_path)
         found = configured._digest(folder)
         assert configured._digest(folder) == found
@@ -54,7 +54,7 @@ def test_an_adapter_is_read_at_the_first_start_and_when_it_has_changed(
 
 
 class Published:
-    """Remembers what is published, in place of `ConfiguredAdapters`."""
+    """Stands in for `ConfiguredAdapters` and records the names that are published."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -76,7 +76,7 @@ class Watched:
         self.watch = AdapterDirWatch(folder, cast(ConfiguredAdapters, self.published))
 
     def looks(self, count: int = 1) -> list[str]:
-        """What is published by so many of them."""
+        """The names published by `count` scans."""
         self.published.names.clear()
         for _ in range(count):
             asyncio.run(self.watch.scan())
@@ -89,7 +89,7 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
 
 
-def test_folders_that_come_or_change_are_published_once_they_are_still(watched: Watched) -> None:
+def test_new_or_changed_folders_are_published_once_they_stop_changing(watched: Watched) -> None:
     assert watched.looks(3) == []
     fake_adapter(watched.folder / "new", 2)
     (watched.folder / "not_an_adapter").mkdir()
@@ -106,15 +106,15 @@ def test_folders_that_come_or_change_are_published_once_they_are_still(watched: 
     assert watched.looks(3) == ["new"]
 
 
-def test_folders_that_come_back_as_they_were_are_none_that_changed(watched: Watched) -> None:
-    """Of a disk that was away for a while: what somebody deleted meanwhile stays deleted."""
+def test_folders_that_reappear_unchanged_are_not_published_again(watched: Watched) -> None:
+    """As after a disk was unmounted for a while: adapters deleted from the server in that time stay deleted."""
     watched.folder.rename(watched.folder.with_name("away"))
     assert watched.looks(2) == []
     watched.folder.with_name("away").rename(watched.folder)
     assert watched.looks(3) == []
 
 
-def test_a_folder_is_nothing_until_both_files_are_there(watched: Watched) -> None:
+def test_a_folder_is_ignored_until_both_files_are_there(watched: Watched) -> None:
     fake_adapter(watched.folder / "new", 2)
     weights = watched.folder / "new" / "adapter_model.safetensors"
     weights.rename(watched.folder / "aside")
@@ -130,7 +130,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     "cause", [AdapterError("bad_json", "it is bad"), ServingError(ErrorCode.ADAPTER_REJECTED, "it is bad")]
 )
-def test_what_is_wrong_with_an_adapter_is_said_once_until_it_changes(
+def test_an_invalid_adapter_is_logged_once_until_it_changes(
     cause: Exception, watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_adapter(watched.folder / "bad", 2)
@@ -141,9 +141,7 @@ def test_what_is_wrong_with_an_adapter_is_said_once_until_it_changes(
     assert warnings(caplog) == [f"adapter 'bad' from {watched.folder / 'bad'}: it is bad"] * 2
 
 
-def test_what_fails_for_another_reason_is_tried_again_and_said_once(
-    watched: Watched, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_failure_is_retried_and_logged_once(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     fake_adapter(watched.folder / "new", 2)
     watched.published.cause = ServingError(ErrorCode.SERVICE_UNAVAILABLE, "not now")
     assert watched.looks(4) == ["new"] * 3

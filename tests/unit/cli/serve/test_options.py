@@ -40,7 +40,7 @@ class Started(list[ServeSettings]):
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """What would have been started."""
+    """Settings of the servers that would have been started."""
     started = Started()
 
     def run_server(settings: ServeSettings) -> int:
@@ -57,7 +57,7 @@ def invoke(*args: str, env: dict[str, str] | None = None, code: int = 0) -> str:
     return " ".join(result.output.split())
 
 
-def test_without_a_model_the_demo_is_served(started: Started) -> None:
+def test_the_demo_is_served_without_a_model(started: Started) -> None:
     invoke()
     settings = started.settings
     assert settings.is_demo
@@ -68,13 +68,13 @@ def test_without_a_model_the_demo_is_served(started: Started) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--model", "--model-id", "--model-path", "--model_path"])
-def test_model_is_positional_or_a_flag(started: Started, flag: str) -> None:
+def test_the_model_is_given_as_an_argument_or_a_flag(started: Started, flag: str) -> None:
     invoke("org/model", flag, "org/model")
     invoke(flag + "=org/model")
     assert [settings.engine.model for settings in started] == ["org/model"] * 2
 
 
-def test_metrics_are_for_this_machine_unless_said_otherwise(started: Started) -> None:
+def test_metrics_listen_on_loopback_by_default(started: Started) -> None:
     invoke()
     invoke("--metrics-port", "9400", "--allowed-hosts", "box")
     invoke("--metrics-port", "9400", "--metrics-host", "0.0.0.0")
@@ -86,7 +86,7 @@ def test_metrics_are_for_this_machine_unless_said_otherwise(started: Started) ->
     assert "--metrics-host needs --metrics-port" in invoke("--metrics-host", "0.0.0.0", code=2)
 
 
-def test_looks_at_the_adapter_dir_need_one(started: Started, tmp_path: Path) -> None:
+def test_a_scan_interval_requires_an_adapter_dir(started: Started, tmp_path: Path) -> None:
     for interval in ((), ("--adapter-dir-scan-s", "0"), ("--adapter-dir-scan-s", "2.5")):
         invoke("--adapter-dir", str(tmp_path), *interval)
     assert [settings.scan_interval_s for settings in started] == [10, 0, 2.5]
@@ -97,7 +97,7 @@ def test_two_models_are_refused(started: Started) -> None:
     assert "two models are given" in invoke("a", "--model", "b", code=2)
 
 
-def test_lora_modules_take_several_values_in_both_forms(started: Started) -> None:
+def test_lora_modules_accept_several_values_in_both_forms(started: Started) -> None:
     json_form = '{"name": "c", "path": "/c", "base_model_name": "m"}'
     invoke("--lora-modules", "a=/a", "b=/b", json_form, "m", "--lora-modules", "d=/d=/e")
     settings = started.settings
@@ -111,11 +111,11 @@ def test_lora_modules_take_several_values_in_both_forms(started: Started) -> Non
 
 
 @pytest.mark.parametrize("value", ["nameonly", "=path", "name=", '{"name": "a"}', '{"name": "a"', '{"name":"a","x":1}'])
-def test_malformed_lora_module_is_refused(started: Started, value: str) -> None:
+def test_a_malformed_lora_module_is_refused(started: Started, value: str) -> None:
     assert "--lora-modules" in invoke("m", "--lora-modules", value, code=2)
 
 
-def test_adapter_chat_templates_take_several_values_in_both_forms(started: Started, tmp_path: Path) -> None:
+def test_adapter_chat_templates_accept_several_values_in_both_forms(started: Started, tmp_path: Path) -> None:
     plain, chatml = tmp_path / "plain.jinja", tmp_path / "chatml.jinja"
     plain.write_text("{{ messages[0].content }}")
     chatml.write_text("{{ messages }}")
@@ -132,7 +132,7 @@ def test_adapter_chat_templates_take_several_values_in_both_forms(started: Start
 
 
 @pytest.mark.parametrize("white", [" ", "\n", "  \t "])
-def test_a_variable_has_several_in_both_forms(started: Started, tmp_path: Path, white: str) -> None:
+def test_a_variable_accepts_several_values_in_both_forms(started: Started, tmp_path: Path, white: str) -> None:
     (tmp_path / "a.jinja").write_text("{{ messages }}")
     named, fields = f"a={tmp_path}/a.jinja", {"name": "b", "path": f"{tmp_path}/a.jinja", "stop_tokens": ["<|end|>"]}
     modules = f'm=/m{white}{{"name": "n", "path": "/n n"}}{white}o=/o'
@@ -153,7 +153,7 @@ def test_a_variable_has_several_in_both_forms(started: Started, tmp_path: Path, 
     assert "is not valid JSON" in invoke("m", env={"LORASERVE_LORA_MODULES": 'a=/a {"name": '}, code=2)
 
 
-def test_an_adapter_chat_template_may_be_a_table_of_the_file(started: Started, tmp_path: Path) -> None:
+def test_an_adapter_chat_template_may_be_a_table_in_the_config_file(started: Started, tmp_path: Path) -> None:
     (tmp_path / "a.jinja").write_text("{{ messages }}")
     config = tmp_path / "serve.toml"
     table = f'[[adapter-chat-templates]]\nname = "a"\npath = "{tmp_path}/a.jinja"\nstop_tokens = ["<|end|>"]\n'
@@ -180,7 +180,7 @@ def test_an_adapter_chat_template_may_be_a_table_of_the_file(started: Started, t
         ("{", "is not valid JSON"),
     ],
 )
-def test_a_wrong_adapter_chat_template_is_said_at_once(
+def test_an_invalid_adapter_chat_template_is_refused(
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -194,14 +194,14 @@ def test_a_wrong_adapter_chat_template_is_said_at_once(
     assert not started
 
 
-def test_without_adapters_there_are_no_templates_for_them(started: Started, tmp_path: Path) -> None:
+def test_no_enable_lora_excludes_adapter_chat_templates(started: Started, tmp_path: Path) -> None:
     (tmp_path / "good.jinja").write_text("{{ messages }}")
     said = invoke("--no-enable-lora", "--adapter-chat-templates", f"a={tmp_path}/good.jinja", code=2)
     assert "--no-enable-lora excludes --adapter-chat-templates" in said
     assert not started
 
 
-def test_two_adapter_chat_templates_have_two_names(started: Started, tmp_path: Path) -> None:
+def test_adapter_chat_templates_with_the_same_name_are_refused(started: Started, tmp_path: Path) -> None:
     (tmp_path / "good.jinja").write_text("{{ messages }}")
     values = [f"a={tmp_path}/good.jinja"] * 2
     assert "two templates are named 'a'" in invoke("--adapter-chat-templates", *values, code=2)
@@ -209,9 +209,7 @@ def test_two_adapter_chat_templates_have_two_names(started: Started, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["org/Llama", "llama", "sql-prod", "", None])
-def test_a_lora_modules_base_model_may_be_named_as_the_model_or_as_it_is_served(
-    started: Started, name: str | None
-) -> None:
+def test_a_lora_module_may_name_its_base_model_by_path_or_by_served_name(started: Started, name: str | None) -> None:
     module = json.dumps({"name": "a", "path": "/a", "base_model_name": name})
     invoke("org/Llama", "--served-model-name", "sql-prod", "--lora-modules", module)
     assert [module.name for module in started.settings.lora_modules] == ["a"]
@@ -226,20 +224,20 @@ def test_a_lora_module_for_another_base_model_is_refused(started: Started, name:
 
 
 @pytest.mark.parametrize("value", [True, False, None])
-def test_a_lora_module_may_say_whether_its_weights_are_3d(started: Started, value: bool | None) -> None:
+def test_is_3d_lora_weight_of_a_lora_module_is_accepted_and_ignored(started: Started, value: bool | None) -> None:
     invoke("m", "--lora-modules", json.dumps({"name": "a", "path": "/a", "is_3d_lora_weight": value}))
     assert started.settings.lora_modules == (LoraModule("a", Path("/a")),)
 
 
 @pytest.mark.parametrize("value", ["false", 0])
-def test_a_lora_module_that_says_something_else_of_it_is_refused(started: Started, value: object) -> None:
+def test_is_3d_lora_weight_that_is_not_a_boolean_is_refused(started: Started, value: object) -> None:
     module = json.dumps({"name": "a", "path": "/a", "is_3d_lora_weight": value})
     said = " ".join(invoke("m", "--lora-modules", module, code=2).split())
     assert "is_3d_lora_weight that is not true or false" in said
 
 
 @pytest.mark.parametrize("form", ["sql={}", '{{"name": "sql", "path": "{}"}}'])
-def test_a_lora_module_may_be_a_hugging_face_name_that_the_cache_has(
+def test_a_lora_module_may_be_a_hugging_face_name_in_the_cache(
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -251,19 +249,19 @@ def test_a_lora_module_may_be_a_hugging_face_name_that_the_cache_has(
     assert started.settings.lora_modules == (LoraModule("sql", snapshot),)
 
 
-def test_served_model_name_takes_several_values(started: Started) -> None:
+def test_served_model_name_accepts_several_values(started: Started) -> None:
     invoke("m", "--served-model-name", "a", "b", "--port", "1")
     assert started.settings.model_names == ("a", "b")
 
 
-def test_model_swallowed_by_served_model_name_is_noticed(started: Started) -> None:
+def test_a_model_parsed_as_a_value_of_served_model_name_is_detected(started: Started) -> None:
     assert "require a model" in invoke("--served-model-name", "a", "m", code=2)
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [("4096", 4096), ("32k", 32_000), ("32K", 32_768), ("1.5K", 1536), ("2MiB", 2 << 20)]
 )
-def test_counts_take_suffixes(started: Started, text: str, count: int) -> None:
+def test_counts_accept_suffixes(started: Started, text: str, count: int) -> None:
     invoke("--max-model-len", text)
     assert started.settings.engine.max_model_len == count
 
@@ -273,20 +271,20 @@ def test_malformed_counts_are_refused(started: Started, text: str) -> None:
     assert "--max-model-len" in invoke("--max-model-len", text, code=2)
 
 
-def test_drafts_are_the_engines_choice_unless_their_length_is_given(started: Started) -> None:
+def test_the_engine_chooses_the_draft_length_unless_it_is_given(started: Started) -> None:
     invoke()
     invoke("--num-speculative-tokens", "0")
     assert [settings.engine.num_speculative_tokens for settings in started] == [None, 0]
     assert "0<=x<=64" in invoke("--num-speculative-tokens", "65", code=2)
 
 
-def test_underscores_are_dashes(started: Started) -> None:
+def test_flags_accept_underscores_for_dashes(started: Started) -> None:
     invoke("--max_num_seqs", "7", "--no-enable_prefix_caching")
     assert started.settings.engine.max_num_seqs == 7
     assert not started.settings.engine.enable_prefix_caching
 
 
-def test_where_spans_go_is_a_url_of_http(started: Started) -> None:
+def test_the_otlp_traces_endpoint_must_be_an_http_url(started: Started) -> None:
     invoke("--otlp-traces-endpoint", "http://collector:4318")
     invoke(env={"LORASERVE_OTLP_TRACES_ENDPOINT": "https://collector/own"})
     assert [settings.otlp_traces_endpoint for settings in started] == [
@@ -301,7 +299,7 @@ def test_where_spans_go_is_a_url_of_http(started: Started) -> None:
     "flag",
     ["--tensor-parallel-size=2", "-tp", "--swap_space", "--trust-remote-code", "--collect-detailed-traces=all"],
 )
-def test_flag_of_vllm_that_we_lack_is_refused_with_the_reason(started: Started, flag: str) -> None:
+def test_an_unsupported_vllm_flag_is_refused_with_the_reason(started: Started, flag: str) -> None:
     assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, "2", code=2)
 
 
@@ -320,13 +318,13 @@ def test_flag_of_vllm_that_we_lack_is_refused_with_the_reason(started: Started, 
         "--trust-request-chat-template",
     ],
 )
-def test_vllms_flags_of_adapters_and_templates_that_we_lack_are_refused_with_the_reason(
+def test_unsupported_vllm_flags_for_adapters_and_templates_are_refused_with_the_reason(
     started: Started, flag: str
 ) -> None:
     assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, "2", code=2)
 
 
-def test_a_lora_dtype_that_asks_for_nothing_is_taken(started: Started) -> None:
+def test_lora_dtype_auto_is_accepted_and_other_values_are_refused(started: Started) -> None:
     for args in (["--lora-dtype", "auto"], ["--lora_dtype", "auto"], ["--lora-dtype=auto"]):
         invoke(*args, "m", "--dtype", "auto", "--port", "7")
     assert [(settings.model, settings.port) for settings in started] == [("m", 7)] * 3
@@ -335,21 +333,21 @@ def test_a_lora_dtype_that_asks_for_nothing_is_taken(started: Started) -> None:
 
 
 @pytest.mark.parametrize("flag", sorted(OFF_BY_DEFAULT))
-def test_vllms_flags_that_are_off_anyway_may_be_switched_off(started: Started, flag: str) -> None:
+def test_unsupported_vllm_flags_that_default_to_off_can_be_switched_off(started: Started, flag: str) -> None:
     name = flag.removeprefix("--")
     invoke(f"--no-{name}", "m", f"--no_{name.replace('-', '_')}", "--port", "7")
     assert (started.settings.model, started.settings.port) == ("m", 7)
     assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, code=2)
 
 
-def test_what_of_vllms_flags_would_change_something_is_not_switched_off_silently(started: Started) -> None:
+def test_other_negated_vllm_flags_are_refused(started: Started) -> None:
     for flag in ("--no-enable-chunked-prefill", "--no-disable-log-requests", "--no-enforce"):
         assert flag in invoke("m", flag, code=2)
     assert not list(started)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
-def test_what_a_gpu_is_told_reaches_the_engine(started: Started, device: str) -> None:
+def test_gpu_options_reach_the_engine(started: Started, device: str) -> None:
     invoke("m", "--device", device, "--gpu-memory-utilization", "0.5", "--enforce-eager")
     engine = started.settings.engine
     assert (engine.device, engine.gpu_memory_utilization, engine.enforce_eager) == (device, 0.5, True)
@@ -358,7 +356,7 @@ def test_what_a_gpu_is_told_reaches_the_engine(started: Started, device: str) ->
 @pytest.mark.parametrize(
     ("flag", "value"), [("--device", "cuda:x"), ("--device", "mps"), ("--gpu-memory-utilization", "1.1")]
 )
-def test_a_device_or_a_share_that_cannot_be_is_refused(started: Started, flag: str, value: str) -> None:
+def test_an_invalid_device_or_memory_utilization_is_refused(started: Started, flag: str, value: str) -> None:
     assert value in invoke("m", flag, value, code=2)
 
 
@@ -376,12 +374,12 @@ def test_the_quantization_reaches_the_engine(started: Started, args: list[str], 
     assert started.settings.engine.quantization == value
 
 
-def test_a_quantization_of_vllm_that_is_not_ours_is_refused_with_those_that_are(started: Started) -> None:
+def test_an_unsupported_quantization_is_refused_with_the_supported_ones(started: Started) -> None:
     assert "'awq' is not one of 'none', 'int8', 'int4'" in invoke("m", "-q", "awq", code=2)
 
 
 @pytest.mark.parametrize("value", ["fp8_e5m2", "bfloat16"])
-def test_a_dtype_that_no_kv_cache_has_is_refused_with_those_it_may_have(started: Started, value: str) -> None:
+def test_an_unsupported_kv_cache_dtype_is_refused_with_the_supported_ones(started: Started, value: str) -> None:
     assert f"'{value}' is not one of 'auto', 'fp8'" in invoke("m", "--kv-cache-dtype", value, code=2)
 
 
@@ -396,11 +394,11 @@ def test_a_host_tier_without_adapters_is_refused(started: Started) -> None:
     assert "--no-enable-lora excludes --adapter-host-memory-bytes" in output
 
 
-def test_misspelt_flag_gets_a_suggestion(started: Started) -> None:
+def test_a_misspelled_flag_gets_a_suggestion(started: Started) -> None:
     assert "--max-num-seqs" in invoke("--max-num-seq", "2", code=2)
 
 
-def test_flag_beats_environment_beats_config_file(started: Started, tmp_path: Path) -> None:
+def test_a_flag_overrides_the_environment_which_overrides_the_config_file(started: Started, tmp_path: Path) -> None:
     config = tmp_path / "serve.toml"
     config.write_text('port = 1\nmax-num-seqs = 2\nseed = 3\nlora_modules = "a=/a"\nserved-model-name = ["x", "y"]\n')
     env = {"LORASERVE_MAX_NUM_SEQS": "20", "LORASERVE_SEED": "30", "LORASERVE_MODEL": "m"}
@@ -412,7 +410,7 @@ def test_flag_beats_environment_beats_config_file(started: Started, tmp_path: Pa
     assert settings.model == "m"
 
 
-def test_a_model_given_as_argument_beats_environment_and_config_file(started: Started, tmp_path: Path) -> None:
+def test_a_model_given_as_an_argument_overrides_environment_and_config_file(started: Started, tmp_path: Path) -> None:
     config = tmp_path / "serve.toml"
     config.write_text('model = "c"\n')
     invoke("a", env={"LORASERVE_MODEL": "b"})
@@ -420,7 +418,7 @@ def test_a_model_given_as_argument_beats_environment_and_config_file(started: St
     assert [settings.model for settings in started] == ["a", "a"]
 
 
-def test_of_two_that_exclude_each_other_the_flag_counts(started: Started) -> None:
+def test_a_flag_overrides_an_environment_variable_that_it_excludes(started: Started) -> None:
     """The images set LORASERVE_HOST."""
     invoke("m", "--uds", "/run/s", env={"LORASERVE_HOST": "0.0.0.0"})
     invoke("m", "--host", "::1", env={"LORASERVE_UDS": "/run/s"})
@@ -430,14 +428,14 @@ def test_of_two_that_exclude_each_other_the_flag_counts(started: Started) -> Non
     assert "--uds excludes --host" in invoke("m", "--uds", "/run/s", "--host", "::1", code=2)
 
 
-def test_a_variable_of_a_flag_that_says_no_is_refused(started: Started) -> None:
+def test_a_variable_for_a_negative_flag_is_refused(started: Started) -> None:
     output = invoke("m", env={"LORASERVE_NO_CERTIFICATES": "1"}, code=2)
     assert "there is no variable LORASERVE_NO_CERTIFICATES: set LORASERVE_CERTIFICATES=false instead" in output
     invoke("m", env={"LORASERVE_CERTIFICATES": "false"})
     assert not started.settings.certificates
 
 
-def test_all_versions_are_kept_unless_told_otherwise(started: Started) -> None:
+def test_all_versions_are_kept_by_default(started: Started) -> None:
     invoke("m")
     invoke("m", env={"LORASERVE_KEEP_VERSIONS": "3"})
     assert [settings.keep_versions for settings in started] == [None, 3]
@@ -446,7 +444,7 @@ def test_all_versions_are_kept_unless_told_otherwise(started: Started) -> None:
         assert refusal in invoke("m", "--keep-versions", num_versions, code=2)
 
 
-def test_unknown_key_in_config_file_gets_a_suggestion(started: Started, tmp_path: Path) -> None:
+def test_an_unknown_key_in_the_config_file_gets_a_suggestion(started: Started, tmp_path: Path) -> None:
     config = tmp_path / "serve.toml"
     config.write_text("max-model-length = 5\n")
     output = invoke("--config", str(config), code=2)
@@ -454,14 +452,14 @@ def test_unknown_key_in_config_file_gets_a_suggestion(started: Started, tmp_path
 
 
 @pytest.mark.parametrize("variable", ["LORASERVE_API_KEY", "VLLM_API_KEY"])
-def test_api_key_opens_the_server_to_the_network(started: Started, variable: str) -> None:
+def test_an_api_key_opens_the_server_to_the_network(started: Started, variable: str) -> None:
     invoke(env={variable: "secret"})
     assert started.settings.api_key == ("secret",)
     assert started.settings.bind_host == "0.0.0.0"
 
 
-def test_the_key_of_the_commands_does_not_open_a_server_to_the_network(started: Started) -> None:
-    """`export LORASERVE_API_KEY=ls-…` is for them; what is asked for with it is asked for all the same."""
+def test_a_generated_key_does_not_open_the_server_to_the_network(started: Started) -> None:
+    """`export LORASERVE_API_KEY=ls-…` is meant for client commands. The server still requires that key."""
     made = generate_key().text
     invoke(env={"LORASERVE_API_KEY": made})
     assert started.settings.api_key == (made,)
@@ -469,22 +467,22 @@ def test_the_key_of_the_commands_does_not_open_a_server_to_the_network(started: 
     assert not started.settings.is_open_on_loopback
 
 
-def test_a_password_beside_a_made_key_does(started: Started) -> None:
+def test_a_password_next_to_a_generated_key_opens_the_server_to_the_network(started: Started) -> None:
     invoke("--api-key", generate_key().text, "--api-key", "secret")
     assert started.settings.bind_host == "0.0.0.0"
 
 
-def test_an_empty_password_is_refused(started: Started) -> None:
+def test_an_empty_api_key_is_refused(started: Started) -> None:
     assert "--api-key is empty" in invoke("--api-key", "", code=2)
 
 
-def test_api_keys_repeat_and_host_stays_what_it_is_told(started: Started) -> None:
+def test_api_key_can_be_repeated_and_a_given_host_is_kept(started: Started) -> None:
     invoke("--api-key", "a", "--api-key", "b", "--host", "127.0.0.2")
     assert started.settings.api_key == ("a", "b")
     assert started.settings.bind_host == "127.0.0.2"
 
 
-def test_data_dir_is_flag_then_environment_then_home(started: Started, tmp_path: Path) -> None:
+def test_data_dir_is_taken_from_flag_then_environment_then_home(started: Started, tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "XDG_DATA_HOME": ""}
     invoke("--data-dir", "/a", env={"LORASERVE_DATA_DIR": "/b"})
     invoke(env={"LORASERVE_DATA_DIR": "/b"})
@@ -498,7 +496,7 @@ def test_data_dir_is_flag_then_environment_then_home(started: Started, tmp_path:
         assert started[-1].data_path == tmp_path / ".local/share/loraserve/demo", "its adapters fit no other model"
 
 
-def test_adapter_dir_names_adapters_by_folder(started: Started, tmp_path: Path) -> None:
+def test_adapters_in_the_adapter_dir_are_named_after_their_folder(started: Started, tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text("{}")
@@ -507,7 +505,7 @@ def test_adapter_dir_names_adapters_by_folder(started: Started, tmp_path: Path) 
     assert [adapter.name for adapter in started.settings.adapters] == ["c", "a", "b"]
 
 
-def test_no_enable_lora_excludes_adapters(started: Started) -> None:
+def test_no_enable_lora_excludes_lora_modules_and_disables_adapters(started: Started) -> None:
     assert "excludes" in invoke("m", "--no-enable-lora", "--lora-modules", "a=/a", code=2)
     invoke("--no-enable-lora")
     assert started.settings.adapters == []
@@ -515,7 +513,7 @@ def test_no_enable_lora_excludes_adapters(started: Started) -> None:
 
 
 @pytest.mark.parametrize(("args", "value"), [([], "auto"), (["--generation-config", "vllm"], "vllm")])
-def test_generation_config_is_the_models_or_none(started: Started, args: list[str], value: str) -> None:
+def test_generation_config_is_auto_or_vllm(started: Started, args: list[str], value: str) -> None:
     invoke("m", *args)
     assert started.settings.engine.generation_config == value
 
@@ -545,7 +543,7 @@ def test_help_imports_neither_torch_nor_the_server() -> None:
         (["--api-key", "k", "--allow-runtime-lora-updating"], None, False),
     ],
 )
-def test_open_server_checks_hosts_and_only_loopback_may_load_from_any_path(
+def test_open_servers_check_hosts_and_only_loopback_may_load_from_any_path(
     started: Started, args: list[str], hosts: list[str] | None, may_load: bool
 ) -> None:
     invoke("m", *args)
@@ -554,7 +552,7 @@ def test_open_server_checks_hosts_and_only_loopback_may_load_from_any_path(
     assert serving.has_free_paths is may_load
 
 
-def test_adapter_roots_are_folders_after_links(started: Started, tmp_path: Path) -> None:
+def test_adapter_roots_are_resolved_through_symbolic_links(started: Started, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "b")
@@ -564,7 +562,7 @@ def test_adapter_roots_are_folders_after_links(started: Started, tmp_path: Path)
     assert not serving.allow_runtime_lora
 
 
-def test_api_process_imports_neither_torch_nor_transformers() -> None:
+def test_the_api_process_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import importlib, sys; from loraserve.cli.serve.server_start import HTTP_MODULES\n"
         "for name in HTTP_MODULES: importlib.import_module(name)\n"
@@ -574,7 +572,7 @@ def test_api_process_imports_neither_torch_nor_transformers() -> None:
     assert output.stdout.strip() == "['uvicorn']"
 
 
-def test_what_serves_http_is_not_imported_before_the_engine_starts() -> None:
+def test_http_modules_are_not_imported_before_the_engine_starts() -> None:
     code = (
         "import sys, loraserve.cli.serve.server; print(sorted({'litestar', 'uvicorn', 'numpy'} & sys.modules.keys()))"
     )
@@ -584,7 +582,7 @@ def test_what_serves_http_is_not_imported_before_the_engine_starts() -> None:
 
 @pytest.mark.parametrize("extra", [[], ["--enable-auto-tool-choice"]])
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "openai"])
-def test_the_parser_of_tool_calls_reaches_the_api(started: Started, name: str, extra: list[str]) -> None:
+def test_the_tool_call_parser_reaches_the_api(started: Started, name: str, extra: list[str]) -> None:
     invoke("m", "--tool-call-parser", name, *extra)
     assert started.settings.serving.tool_call_parser is ToolCallFormat(name)
     invoke("m")
@@ -592,7 +590,7 @@ def test_the_parser_of_tool_calls_reaches_the_api(started: Started, name: str, e
 
 
 @pytest.mark.parametrize("name", ["deepseek_r1", "qwen3", "mistral", "openai_gptoss"])
-def test_the_parser_of_reasoning_reaches_the_api(started: Started, name: str) -> None:
+def test_the_reasoning_parser_reaches_the_api(started: Started, name: str) -> None:
     invoke("m", "--reasoning-parser", name)
     assert started.settings.serving.reasoning_parser is ReasoningFormat(name)
     invoke("m")
@@ -601,7 +599,7 @@ def test_the_parser_of_reasoning_reaches_the_api(started: Started, name: str) ->
     assert "lists the available parsers" in invoke("m", "--reasoning-parser-plugin", "x.py", code=2)
 
 
-def test_the_calls_of_gpt_oss_are_read_where_its_reasoning_is(started: Started) -> None:
+def test_the_openai_tool_call_parser_implies_the_gptoss_reasoning_parser(started: Started) -> None:
     for extra in ([], ["--reasoning-parser", "openai_gptoss"]):
         invoke("m", "--tool-call-parser", "openai", *extra)
         assert started[-1].serving.reasoning_parser is ReasoningFormat.OPENAI_GPTOSS
@@ -609,7 +607,7 @@ def test_the_calls_of_gpt_oss_are_read_where_its_reasoning_is(started: Started) 
     assert "--tool-call-parser openai excludes --reasoning-parser qwen3" in refused
 
 
-def test_tools_without_a_parser_and_unknown_parsers_are_refused(started: Started) -> None:
+def test_auto_tool_choice_without_a_parser_and_unknown_parsers_are_refused(started: Started) -> None:
     assert "needs --tool-call-parser" in invoke("m", "--enable-auto-tool-choice", code=2)
     assert "'hermes'" in invoke("m", "--tool-call-parser", "pythonic", code=2)
     assert "may not call" in invoke("m", "--exclude-tools-when-tool-choice-none", code=2)
@@ -629,7 +627,7 @@ def test_only_the_server_that_started_the_private_redis_drops_publish_leases(sta
     asyncio.run(run())
 
 
-def test_what_goes_wrong_with_files_is_told_of_the_data_directory_only_at_the_start(
+def test_file_errors_name_the_data_directory_only_during_startup(
     started: Started, valkey: Valkey, tmp_path: Path
 ) -> None:
     invoke("--data-dir", str(tmp_path), "--redis-url", valkey.url)

@@ -10,7 +10,7 @@ from loraserve.serving.settings import SettingSource, SettingValue
 
 
 def values(monkeypatch: pytest.MonkeyPatch, *args: str, **environment: str) -> dict[str, SettingValue]:
-    """What a server started so would show."""
+    """The settings that a server started with these arguments would show."""
     found: list[ServeSettings] = []
 
     def keep(settings: ServeSettings, ctx: click.Context, positional_model: str | None) -> ServeSettings:
@@ -25,7 +25,7 @@ def values(monkeypatch: pytest.MonkeyPatch, *args: str, **environment: str) -> d
     return {value.name: value for value in found[0].config}
 
 
-def test_each_value_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_value_has_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("max-num-seqs = 7\nseed = 5\n")
     found = values(monkeypatch, "--port", "81", "--config", str(config), "--seed", "6", LORASERVE_BLOCK_SIZE="32")
@@ -63,7 +63,7 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, url: str, shown:
     assert "hunter2" not in repr(found)
 
 
-def test_lists_and_switches_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_and_switches_are_shown_as_words(monkeypatch: pytest.MonkeyPatch) -> None:
     found = values(
         monkeypatch, "m", "--lora-modules", "a=/x", "b=/y", "--no-certificates", "--allowed-hosts", "one", "two"
     )
@@ -73,7 +73,7 @@ def test_lists_and_switches_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["adapter-dir"].value == ""
 
 
-def test_where_spans_go_is_shown_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traces_endpoint_is_shown_from_flag_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     variable = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:hunter2@collector:4318"}
     found = values(monkeypatch, **variable)["otlp-traces-endpoint"]
     assert (found.value, found.source) == ("http://user:***@collector:4318/v1/traces", SettingSource.DERIVED)

@@ -20,7 +20,7 @@ TRACES, BASE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOIN
         ("http://a/x", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, (FLAG, "http://a/x")),
     ],
 )
-def test_a_destination_is_the_flags_or_that_of_opentelemetrys_variables(
+def test_the_destination_is_taken_from_the_flag_or_from_opentelemetry_variables(
     flag: str | None, environment: dict[str, str], expected: tuple[str, str]
 ) -> None:
     destination = trace_destination(flag, environment)
@@ -39,11 +39,11 @@ def test_a_destination_is_the_flags_or_that_of_opentelemetrys_variables(
         {BASE: "http://c", "OTEL_SDK_DISABLED": "TRUE"},
     ],
 )
-def test_nothing_is_sent_unless_a_destination_is_named_and_nothing_is_switched_off(environment: dict[str, str]) -> None:
+def test_there_is_no_destination_if_none_is_given_or_tracing_is_switched_off(environment: dict[str, str]) -> None:
     assert trace_destination(None, environment) is None
 
 
-def test_a_flag_beside_an_sdk_that_is_switched_off_is_a_problem_that_stops_nothing() -> None:
+def test_a_flag_with_a_disabled_sdk_is_a_problem_but_not_fatal() -> None:
     destination = trace_destination("http://a/v1/traces", {"OTEL_SDK_DISABLED": "true"})
     assert destination is not None
     assert (destination.problem, destination.is_fatal) == ("OTEL_SDK_DISABLED is true", False)
@@ -66,14 +66,14 @@ def test_a_flag_beside_an_sdk_that_is_switched_off_is_a_problem_that_stops_nothi
         ({BASE: "http://c", "OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER is 'zipkin'"),
     ],
 )
-def test_what_we_cannot_send_to_is_named(environment: dict[str, str], said: str) -> None:
+def test_an_unsupported_destination_is_a_problem_that_names_the_cause(environment: dict[str, str], said: str) -> None:
     destination = trace_destination(None, environment)
     assert destination is not None
     assert destination.problem is not None
     assert said in destination.problem
 
 
-def test_missing_packages_are_a_problem_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_a_problem_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.startswith("opentelemetry")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
@@ -91,12 +91,12 @@ def test_missing_packages_are_a_problem_with_its_remedy(monkeypatch: pytest.Monk
         ("http://c/otlp/v1/traces", "http://c/otlp/v1/traces"),
     ],
 )
-def test_a_url_without_a_path_gets_the_one_that_collectors_have(given: str, meant: str) -> None:
+def test_a_url_without_a_path_gets_the_default_path_of_collectors(given: str, meant: str) -> None:
     assert collector_url(given) == meant
 
 
 @pytest.mark.parametrize("text", ["", "c:4318", "grpc://c:4317", "http://", "http://c:port", "http://[c", "http://c:0"])
-def test_what_is_no_url_of_http_is_refused(text: str) -> None:
+def test_an_invalid_http_url_is_refused(text: str) -> None:
     assert not is_collector_url(text)
     with pytest.raises(ValueError, match="is not the URL of an OTLP/HTTP collector"):
         collector_url(text)

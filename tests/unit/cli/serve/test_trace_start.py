@@ -13,7 +13,7 @@ URL = "http://user:hunter2@127.0.0.1:1/v1/traces"
 
 
 def opened(destination: TraceDestination | None) -> tuple[bool, str]:
-    """Whether anything is told of requests, and what was said."""
+    """Whether requests are traced, and the output printed."""
     said = Console(file=io.StringIO(), width=200)
 
     async def opening() -> bool:
@@ -25,7 +25,7 @@ def opened(destination: TraceDestination | None) -> tuple[bool, str]:
     return is_told, said.file.getvalue().strip()
 
 
-def test_it_is_said_where_traces_go_without_the_password() -> None:
+def test_the_traces_endpoint_is_printed_without_its_password() -> None:
     assert opened(None) == (False, "")
     assert opened(TraceDestination(URL, VARIABLE, None)) == (
         True,
@@ -33,7 +33,7 @@ def test_it_is_said_where_traces_go_without_the_password() -> None:
     )
 
 
-def test_a_problem_ends_the_start_only_where_this_server_was_told_to_send_traces() -> None:
+def test_a_problem_stops_the_start_only_if_the_endpoint_was_given_by_flag() -> None:
     assert opened(TraceDestination(URL, VARIABLE, "it rains")) == (
         False,
         f"no traces are sent, although {VARIABLE} is set: it rains",
@@ -42,7 +42,9 @@ def test_a_problem_ends_the_start_only_where_this_server_was_told_to_send_traces
         opened(TraceDestination(URL, FLAG, "it rains", is_fatal=True))
 
 
-def test_so_does_a_variable_that_the_sdk_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_sdk_variable_stops_the_start_only_if_the_endpoint_was_given_by_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
     is_told, said = opened(TraceDestination(URL, VARIABLE, None))
     assert not is_told

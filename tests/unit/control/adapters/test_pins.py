@@ -22,7 +22,7 @@ async def publish_three(node: Node) -> dict[str, str]:
     return {name: await node.publish(name, name) for name in ("a", "b", "c")}
 
 
-def test_no_more_is_pinned_to_the_device_than_fits_there(valkey: Valkey, tmp_path: Path) -> None:
+def test_device_pins_that_do_not_fit_in_the_arena_are_refused(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await publish_three(node)
@@ -40,8 +40,8 @@ def test_no_more_is_pinned_to_the_device_than_fits_there(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-def test_pins_that_do_not_fit_here_do_not_drive_out_each_other(valkey: Valkey, tmp_path: Path) -> None:
-    """Another server, with more memory, took them."""
+def test_pins_that_do_not_fit_on_this_server_do_not_evict_each_other(valkey: Valkey, tmp_path: Path) -> None:
+    """Another server, which has more memory, accepted them."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
@@ -70,7 +70,7 @@ async def pin_on_both(one: Node, two: Node) -> None:
     await eventually(lambda: two.catalog.adapter("acme", "sql") == one.catalog.adapter("acme", "sql"))
 
 
-def test_what_cannot_be_loaded_is_tried_more_and_more_seldom(
+def test_a_pin_that_cannot_be_loaded_is_retried_less_and_less_often(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -92,7 +92,7 @@ def test_what_cannot_be_loaded_is_tried_more_and_more_seldom(
 
             await checks_with_a_try(1)
             assert await checks_with_a_try(20) == [0, 2, 6, 14]
-            # Somebody changed it: now it may do.
+            # The pin was changed, so it is retried from the start.
             await pin_on_both(one, two)
             assert await checks_with_a_try(4) == [0, 1, 3]
             gone.rename(blob)
@@ -102,7 +102,7 @@ def test_what_cannot_be_loaded_is_tried_more_and_more_seldom(
     run(scenario)
 
 
-def test_what_cannot_be_loaded_is_tried_every_few_minutes_all_the_same(
+def test_the_number_of_checks_between_retries_of_a_pin_is_limited(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.adapters.pins.MAX_CHECKS_BETWEEN_TRIES", 4)

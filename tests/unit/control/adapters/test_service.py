@@ -34,7 +34,7 @@ GLOBEX = server_principal("globex", "cli")
 SHARED = server_principal("shared", "config")
 
 
-def test_the_first_version_is_live_later_ones_when_asked(valkey: Valkey, tmp_path: Path) -> None:
+def test_the_first_version_becomes_live_and_later_ones_only_if_activated(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -50,18 +50,18 @@ def test_the_first_version_is_live_later_ones_when_asked(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-def test_publishing_the_same_upload_or_content_again_gives_the_same_version(valkey: Valkey, tmp_path: Path) -> None:
+def test_publishing_the_same_upload_or_content_again_returns_the_same_version(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
             upload = content("a" * 64, "upload-1")
             first = await node.versions.publish(ACME, "r", "sql", upload)
             await node.versions.publish(ACME, "r", "sql", content("b" * 64))
-            # A commit that is repeated after a crash does not take the alias back.
+            # A commit that is repeated after a crash does not move the alias back.
             again = await node.versions.publish(ACME, "r", "sql", upload)
             assert (again.created, again.version.n) == (False, first.version.n)
             assert again.document.doc.aliases["live"].version == 2
-            # The same files in another upload do, when they are to be active.
+            # The same files in another upload do, if they are to be activated.
             same = await node.versions.publish(ACME, "r", "sql", content("a" * 64))
             assert (same.created, same.version.n, same.document.doc.aliases["live"].version) == (False, 1, 1)
             # Another adapter has its own version of the same content.
@@ -84,10 +84,10 @@ def test_publishing_the_same_upload_or_content_again_gives_the_same_version(valk
         ("other adapters", ErrorCode.FORBIDDEN),
     ],
 )
-def test_who_lost_the_right_to_publish_meanwhile_publishes_nothing(
+def test_a_principal_that_has_lost_the_right_to_publish_publishes_nothing(
     valkey: Valkey, tmp_path: Path, lost: str, code: ErrorCode
 ) -> None:
-    """On the server that has not heard of it yet, too."""
+    """Also on a server that has not heard of the loss yet."""
 
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
@@ -123,7 +123,7 @@ def test_who_lost_the_right_to_publish_meanwhile_publishes_nothing(
     run(scenario)
 
 
-def test_who_has_no_key_publishes_beside_those_who_have(valkey: Valkey, tmp_path: Path) -> None:
+def test_callers_of_an_open_server_and_server_principals_can_publish(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -135,7 +135,7 @@ def test_who_has_no_key_publishes_beside_those_who_have(valkey: Valkey, tmp_path
 
 
 @pytest.mark.parametrize("name", ["tiny", "", "../x", "a b", "x" * 65, "a/b", "a@b"])
-def test_names_that_cannot_be_are_refused(valkey: Valkey, tmp_path: Path, name: str) -> None:
+def test_invalid_adapter_names_are_refused(valkey: Valkey, tmp_path: Path, name: str) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -146,7 +146,7 @@ def test_names_that_cannot_be_are_refused(valkey: Valkey, tmp_path: Path, name: 
     run(scenario)
 
 
-def test_quotas_hold_and_deleting_makes_room_for_another_adapter(valkey: Valkey, tmp_path: Path) -> None:
+def test_quotas_are_enforced_and_deleting_makes_room_for_another_adapter(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -168,7 +168,7 @@ def test_quotas_hold_and_deleting_makes_room_for_another_adapter(valkey: Valkey,
     run(scenario)
 
 
-def test_what_is_deleted_counts_as_long_as_it_is_on_the_disk(valkey: Valkey, tmp_path: Path) -> None:
+def test_deleted_versions_count_against_the_quota_while_they_are_on_disk(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -185,7 +185,7 @@ def test_what_is_deleted_counts_as_long_as_it_is_on_the_disk(valkey: Valkey, tmp
 
             await publish("a", "1")
             await publish("a", "2")
-            # A version that is young.
+            # A deleted version that was published recently.
             await node.versions.delete(ACME, "r", "a", 2)
             for name in "ab":
                 message = await refused(name, "3")
@@ -193,11 +193,11 @@ def test_what_is_deleted_counts_as_long_as_it_is_on_the_disk(valkey: Valkey, tmp
                 assert f"at {utc(node.clock.now + SWEPT_WITHIN_S)}" in message
             node.clock.now += SWEPT_WITHIN_S
             await publish("a", "3")
-            # One that is not.
+            # One that was published longer ago.
             node.clock.now += SWEPT_WITHIN_S
             await node.versions.delete(ACME, "r", "a", 3)
             await publish("b", "3")
-            # An adapter, which can be restored.
+            # A deleted adapter, which can still be restored.
             await node.adapters.delete(ACME, "r", "a", drain_s=0)
             assert node.tenants.holdings("acme").adapter_bytes == 200
             assert f"at {utc(node.clock.now + RESTORABLE_S)}" in await refused("c", "4")
@@ -209,10 +209,10 @@ def test_what_is_deleted_counts_as_long_as_it_is_on_the_disk(valkey: Valkey, tmp
     run(scenario)
 
 
-def test_deleted_versions_are_forgotten_with_their_contents_and_their_numbers_never_used_again(
+def test_deleted_versions_are_dropped_with_their_contents_and_their_numbers_are_never_reused(
     valkey: Valkey, tmp_path: Path
 ) -> None:
-    """Who publishes every hour would else have a document that grows for ever, in each of its revisions."""
+    """Otherwise the document of an adapter published every hour would grow forever, in each of its revisions."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -232,7 +232,7 @@ def test_deleted_versions_are_forgotten_with_their_contents_and_their_numbers_ne
     run(scenario)
 
 
-def test_an_upload_takes_the_room_of_the_deleted_adapter_whose_name_it_has(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_upload_reuses_the_quota_of_a_deleted_adapter_with_the_same_name(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -253,7 +253,7 @@ def utc(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def test_rollback_swaps_and_a_second_one_undoes_it(valkey: Valkey, tmp_path: Path) -> None:
+def test_rollback_swaps_versions_and_a_second_rollback_undoes_it(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -271,7 +271,7 @@ def test_rollback_swaps_and_a_second_one_undoes_it(valkey: Valkey, tmp_path: Pat
     run(scenario)
 
 
-def test_a_version_that_an_alias_or_canary_leads_to_stays(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_version_used_by_an_alias_or_canary_cannot_be_deleted(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -284,7 +284,7 @@ def test_a_version_that_an_alias_or_canary_leads_to_stays(valkey: Valkey, tmp_pa
                 assert refused.value.code is ErrorCode.CONFLICT
             await node.aliases.delete(ACME, "r", "sql", "next")
             document = await node.versions.delete(ACME, "r", "sql", 2)
-            # It is also what a rollback of live would have gone back to.
+            # Version 2 was also the rollback target of live.
             assert document.doc.aliases["live"].previous is None
             with pytest.raises(ServingError) as refused:
                 await node.versions.delete(ACME, "r", "sql", 2)
@@ -298,14 +298,14 @@ def test_a_version_that_an_alias_or_canary_leads_to_stays(valkey: Valkey, tmp_pa
     run(scenario)
 
 
-def test_of_many_versions_the_newest_stay_and_what_anything_leads_to(valkey: Valkey, tmp_path: Path) -> None:
+def test_keep_versions_keeps_the_newest_versions_and_those_in_use(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, keep_versions=2) as node:
             await with_tenants(node)
             first = await node.publish("sql", "1")
             await node.publish("sql", "2")
             await node.publish("sql", "3", activate=False)
-            assert await kept(node) == [1, 2, 3]  # 1 is what a rollback of 2 goes back to
+            assert await kept(node) == [1, 2, 3]  # 1 is the rollback target of 2
             await node.publish("sql", "4", activate=False)
             await node.publish("sql", "5", activate=False)
             assert await kept(node) == [1, 2, 4, 5]
@@ -319,7 +319,7 @@ def test_of_many_versions_the_newest_stay_and_what_anything_leads_to(valkey: Val
             document = node.catalog.adapter("acme", "sql")
             assert document is not None
             assert first not in wants(document.doc, now=node.clock.now, restorable=True)
-            # The same content once more is no new version.
+            # Publishing the same content again creates no new version.
             await node.publish("sql", "5")
             assert await kept(node) == [2, 5, 8, 9]
 
@@ -331,7 +331,7 @@ async def kept(node: Node) -> list[int]:
     return sorted(version.n for version in versions)
 
 
-def test_reads_and_writes_of_others_adapters(valkey: Valkey, tmp_path: Path) -> None:
+def test_other_tenants_adapters_are_not_found_and_shared_ones_are_read_only(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -367,7 +367,7 @@ def listed(node: Node, principal: Principal, state: AdapterState | None = None) 
     return [document.id for document in node.adapters.list(principal, AdapterQuery(state=state)).items]
 
 
-def test_a_deleted_adapter_hides_no_shared_one(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_deleted_adapter_does_not_hide_a_shared_one(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -429,7 +429,7 @@ def test_lists_are_filtered_sorted_and_paged(valkey: Valkey, tmp_path: Path) -> 
     run(scenario)
 
 
-def test_deleting_hides_at_once_and_waits_for_what_runs(valkey: Valkey, tmp_path: Path) -> None:
+def test_deletion_hides_an_adapter_at_once_and_waits_for_running_requests(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -456,7 +456,7 @@ def test_deleting_hides_at_once_and_waits_for_what_runs(valkey: Valkey, tmp_path
     run(scenario)
 
 
-def test_what_runs_beyond_the_deadline_of_a_deletion_is_aborted(valkey: Valkey, tmp_path: Path) -> None:
+def test_requests_still_running_at_the_deadline_of_a_deletion_are_aborted(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with running_node(data_dir, valkey.url) as node, running_node(data_dir, valkey.url) as other:
@@ -481,7 +481,7 @@ def test_what_runs_beyond_the_deadline_of_a_deletion_is_aborted(valkey: Valkey, 
 
 
 @pytest.mark.parametrize("comes_back", ["restored", "published anew"])
-def test_a_deletion_that_was_undone_ends_nothing_that_runs(
+def test_a_deletion_that_was_undone_aborts_no_running_request(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: str
 ) -> None:
     async def scenario() -> None:
@@ -511,7 +511,7 @@ def test_a_deletion_that_was_undone_ends_nothing_that_runs(
     run(scenario)
 
 
-def test_a_deletion_that_an_engine_does_not_acknowledge_is_still_draining(
+def test_a_deletion_that_an_engine_does_not_acknowledge_is_not_drained(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.requests.draining.ACK_WAIT_S", 0.02)
@@ -529,7 +529,9 @@ def test_a_deletion_that_an_engine_does_not_acknowledge_is_still_draining(
     run(scenario)
 
 
-def test_a_deleted_adapter_can_be_restored_for_a_day_and_its_name_used_again(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_deleted_adapter_can_be_restored_for_a_day_and_its_name_reused_after_that(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -553,7 +555,7 @@ def test_a_deleted_adapter_can_be_restored_for_a_day_and_its_name_used_again(val
     run(scenario)
 
 
-def test_a_pin_keeps_an_adapter_at_hand_until_it_ends(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_pin_keeps_an_adapter_loaded_until_it_expires(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, max_loaded=2) as node:
             await with_tenants(node)

@@ -19,7 +19,7 @@ def age(node: Node, digest: str, now: float) -> None:
     os.utime(folder, (now, now))
 
 
-def test_only_what_no_document_can_lead_to_is_swept(valkey: Valkey, tmp_path: Path) -> None:
+def test_only_contents_that_no_document_can_refer_to_are_swept(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with running_node(data_dir, valkey.url, follow=False) as node:
@@ -43,7 +43,7 @@ def test_only_what_no_document_can_lead_to_is_swept(valkey: Valkey, tmp_path: Pa
                 orphan,
             }
             assert len([*(data_dir / "packed").iterdir()]) == 1
-            # A deleted adapter cannot be restored any more after a day.
+            # After a day, a deleted adapter can no longer be restored.
             later = now + 86_400
             age(node, fresh, later)
             assert sweep_contents(data_dir, data_dir / "packed", node.engine.model.layout, later) == [deleted]
@@ -52,7 +52,7 @@ def test_only_what_no_document_can_lead_to_is_swept(valkey: Valkey, tmp_path: Pa
     run(scenario)
 
 
-def test_packed_files_of_other_layouts_go_when_nobody_read_them_for_a_week(valkey: Valkey, tmp_path: Path) -> None:
+def test_packed_files_of_other_layouts_are_removed_if_unread_for_a_week(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with running_node(data_dir, valkey.url, follow=False) as node:

@@ -16,7 +16,7 @@ from tests.unit.control.nodes import ACME, eventually, run, running_node, with_t
 __all__ = ["valkey"]
 
 
-def test_content_is_packed_and_loaded_at_first_use_only(valkey: Valkey, tmp_path: Path) -> None:
+def test_content_is_packed_and_loaded_only_at_its_first_use(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -44,7 +44,7 @@ def test_content_is_packed_and_loaded_at_first_use_only(valkey: Valkey, tmp_path
     run(scenario)
 
 
-def test_a_tenant_sees_its_own_use_of_a_content_and_nobody_elses(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_tenant_sees_only_its_own_use_of_a_content(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -61,7 +61,7 @@ def test_a_tenant_sees_its_own_use_of_a_content_and_nobody_elses(valkey: Valkey,
     run(scenario)
 
 
-def test_an_existing_packed_file_is_used_and_a_damaged_one_made_again(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_existing_packed_file_is_reused_and_a_damaged_one_rebuilt(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with running_node(data_dir, valkey.url, follow=False) as node:
@@ -79,7 +79,7 @@ def test_an_existing_packed_file_is_used_and_a_damaged_one_made_again(valkey: Va
     run(scenario)
 
 
-def test_what_the_engine_cannot_read_is_packed_anew_for_the_next(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_packed_file_that_the_engine_cannot_read_is_rebuilt_for_the_next_use(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -96,7 +96,7 @@ def test_what_the_engine_cannot_read_is_packed_anew_for_the_next(valkey: Valkey,
     run(scenario)
 
 
-def test_content_goes_with_the_last_document_that_wants_it(valkey: Valkey, tmp_path: Path) -> None:
+def test_content_is_unloaded_with_the_last_document_that_wants_it(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -116,7 +116,7 @@ def test_content_goes_with_the_last_document_that_wants_it(valkey: Valkey, tmp_p
     run(scenario)
 
 
-def test_content_that_no_document_has_yet_can_be_tried_and_is_let_go(valkey: Valkey, tmp_path: Path) -> None:
+def test_content_without_a_document_can_be_used_and_is_unloaded_afterwards(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             digest = node.put_blob("upload")
@@ -127,7 +127,7 @@ def test_content_that_no_document_has_yet_can_be_tried_and_is_let_go(valkey: Val
     run(scenario)
 
 
-def test_content_wanted_again_while_it_is_unloaded_is_loaded_again_after(valkey: Valkey, tmp_path: Path) -> None:
+def test_content_wanted_again_during_its_unload_is_loaded_again_afterwards(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -149,7 +149,7 @@ def test_content_wanted_again_while_it_is_unloaded_is_loaded_again_after(valkey:
     run(scenario)
 
 
-def test_what_was_used_longest_ago_goes_when_there_is_too_much(valkey: Valkey, tmp_path: Path) -> None:
+def test_the_least_recently_used_content_is_unloaded_above_max_loaded(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, max_loaded=2) as node:
             await with_tenants(node)
@@ -166,7 +166,7 @@ def test_what_was_used_longest_ago_goes_when_there_is_too_much(valkey: Valkey, t
     run(scenario)
 
 
-def test_failures_say_what_happened_and_do_not_stay(valkey: Valkey, tmp_path: Path) -> None:
+def test_load_failures_are_reported_and_not_permanent(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -193,14 +193,14 @@ def test_failures_say_what_happened_and_do_not_stay(valkey: Valkey, tmp_path: Pa
     run(scenario)
 
 
-def test_whoever_holds_content_that_is_about_to_be_unloaded_keeps_it(valkey: Valkey, tmp_path: Path) -> None:
+def test_content_in_use_before_its_unload_begins_stays_loaded(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
             digest = await node.publish("sql", "one")
             await node.residency.load(digest)
             known = await node.adapters.read(ACME, "sql")
-            # The unloading is decided on, and has not begun when the request comes.
+            # The unload is decided but has not begun when the request arrives.
             gone = msgspec.structs.replace(
                 known, rev=2, deleted=True, doc=mark_deleted(known.doc, now=1, drain_until=1)
             )

@@ -18,7 +18,7 @@ async def publish_tried(node: Node, digest: str) -> None:
         await node.versions.publish(ACME, "r", "sql", content(digest))
 
 
-def test_what_was_tried_and_then_published_is_not_loaded_again(valkey: Valkey, tmp_path: Path) -> None:
+def test_content_published_after_its_smoke_test_is_not_loaded_again(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -31,7 +31,7 @@ def test_what_was_tried_and_then_published_is_not_loaded_again(valkey: Valkey, t
     run(scenario)
 
 
-def test_an_activated_adapter_is_tried_behind_its_invocation(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_activated_adapter_is_tried_after_its_invocation_tokens(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             digest = node.put_blob("one")
@@ -46,7 +46,7 @@ def test_an_activated_adapter_is_tried_behind_its_invocation(valkey: Valkey, tmp
     run(scenario)
 
 
-def test_a_classifier_is_tried_as_one(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_classifier_is_tried_with_a_classification_request(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             digest = node.put_blob("one")
@@ -60,13 +60,15 @@ def test_a_classifier_is_tried_as_one(valkey: Valkey, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_passed", [True, False])
-def test_what_is_not_published_is_forgotten(valkey: Valkey, tmp_path: Path, is_passed: bool) -> None:
+def test_content_that_is_not_published_after_its_smoke_test_is_unloaded(
+    valkey: Valkey, tmp_path: Path, is_passed: bool
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             digest = node.put_blob("one")
             node.engine.fail_with = None if is_passed else "no"
             with pytest.raises(ServingError, match="acme" if is_passed else "The first generation"):
-                await publish_tried(node, digest)  # of a tenant that there is not
+                await publish_tried(node, digest)  # for a tenant that does not exist
             await eventually(lambda: node.engine.unloads == [digest])
 
     run(scenario)

@@ -27,7 +27,7 @@ FILES = [
 
 
 async def customer(node: Node) -> list[str]:
-    """All that a tenant can have; returns the digests: its own one, and one that it has in common with globex."""
+    """Everything that a tenant can have. Returns two digests: its own content, and content in common with globex."""
     await node.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT, name="root")
     await node.keys.create(ACME, "r", role=Role.INFER, name="of acme")
     await node.keys.create(GLOBEX, "r", role=Role.INFER, name="of globex")
@@ -59,7 +59,7 @@ async def in_redis(node: Node) -> str:
 
 
 async def erased(node: Node, tenant: str = "acme") -> None:
-    """As time goes by after a deletion."""
+    """Lets time pass after a deletion until the tenant is erased."""
     node.clock.now += RESTORABLE_S
     await node.erasure.sweep()
     node.clock.now += PROPAGATED_AFTER_S
@@ -67,7 +67,7 @@ async def erased(node: Node, tenant: str = "acme") -> None:
     assert await state_of(node, tenant) is TenantState.ERASED
 
 
-def test_a_day_later_nothing_of_it_is_left_but_its_id(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_day_after_its_deletion_only_a_tenants_id_is_left(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -85,12 +85,12 @@ def test_a_day_later_nothing_of_it_is_left_but_its_id(valkey: Valkey, tmp_path: 
                 for trace in ("invoices", "Main Street", key.id, key.doc.sha256, own):
                     assert trace not in text
                 assert "copy" in text
-            # Another tenant's use keeps what they have in common.
+            # Content that another tenant also uses is kept.
             assert node.blobs.folder(own) is None
             assert node.blobs.folder(common) is not None
             assert [session.tenant for session in UploadStore(node.data_dir).sessions()] == ["globex"]
             assert {key.doc.name for key in node.keys.list(ADMIN).items} == {"root", "of globex"}
-            # Its id is nobody else's, and its usage is still somebody's.
+            # Its id cannot be reused, so its usage can still be attributed to it.
             assert [found.id for found in node.tenants.list(ADMIN, deleted=True).items] == ["acme"]
             assert "acme" in {found.id for found in node.catalog.known_tenants()}
             with pytest.raises(ServingError) as refused:
@@ -108,7 +108,7 @@ def test_a_day_later_nothing_of_it_is_left_but_its_id(valkey: Valkey, tmp_path: 
 
 
 @pytest.mark.parametrize("dies_in", ["remove", "remove_uploads", "forget_history", "sweep_contents"])
-def test_what_a_killed_server_leaves_is_erased_by_the_next_sweep(
+def test_an_erasure_cut_short_by_a_kill_is_completed_by_the_next_sweep(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str
 ) -> None:
     class KilledError(BaseException):
@@ -149,7 +149,7 @@ def test_what_a_killed_server_leaves_is_erased_by_the_next_sweep(
     run(scenario)
 
 
-def test_two_servers_erase_it_once_and_neither_brings_it_back(valkey: Valkey, tmp_path: Path) -> None:
+def test_two_servers_erase_a_tenant_once_and_neither_brings_it_back(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             digests = await customer(one)
@@ -180,7 +180,7 @@ def _is_erased(node: Node) -> bool:
     return document is not None and document.doc.erased_at is not None
 
 
-def test_one_that_is_restored_in_time_is_not_erased_by_a_server_that_has_not_heard_of_it(
+def test_a_restored_tenant_is_not_erased_by_a_server_that_has_not_heard_of_the_restore(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -199,7 +199,7 @@ def test_one_that_is_restored_in_time_is_not_erased_by_a_server_that_has_not_hea
     run(scenario)
 
 
-def test_an_older_redis_does_not_keep_what_was_erased(
+def test_erased_documents_are_removed_from_an_older_redis(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -222,7 +222,7 @@ def test_an_older_redis_does_not_keep_what_was_erased(
     run(scenario)
 
 
-def test_nobody_is_said_to_be_erased_while_a_document_cannot_be_read_or_redis_is_gone(
+def test_no_tenant_is_marked_erased_while_a_document_is_unreadable_or_redis_is_gone(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -250,14 +250,14 @@ def test_nobody_is_said_to_be_erased_while_a_document_cannot_be_read_or_redis_is
             valkey.kill()
             await node.erasure.sweep()
             assert await state_of(node) is TenantState.DELETED
-            # What has nothing to do with Redis is swept all the same.
+            # Content that no document refers to is swept even without Redis.
             assert node.blobs.folder(orphan) is None
             assert [found.id for found in DocumentStore(data_dir).scan(DocumentKind.ADAPTER)] == ["globex/copy"]
 
     run(scenario)
 
 
-def test_a_server_whose_last_other_key_is_lost_does_not_open(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_running_server_whose_only_keys_are_erased_does_not_open(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)

@@ -1,5 +1,5 @@
-"""What must not happen while tenants are erased: by clocks that are wrong, by older copies of a data directory, by
-servers that lag, and where something cannot be read."""
+"""Erasing tenants must be safe despite wrong clocks, older copies of a data directory, servers that lag, and files
+that cannot be read."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def held(node: Node, tenant: str = "acme") -> list[AnyDocument]:
 
 
 async def being_erased(node: Node) -> list[str]:
-    """Decided, not done; returns the digests as `customer`."""
+    """The erasure is decided but not done. Returns the digests, as `customer` does."""
     await with_tenants(node)
     digests = await customer(node)
     await node.tenant_deletion.delete(ADMIN, "r", "acme")
@@ -52,7 +52,7 @@ async def being_erased(node: Node) -> list[str]:
     return digests
 
 
-def test_a_server_whose_clock_is_a_day_ahead_erases_nobody_early(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_server_whose_clock_is_two_days_ahead_erases_no_tenant_early(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
             one.clock.now = time.time()
@@ -72,7 +72,7 @@ def test_a_server_whose_clock_is_a_day_ahead_erases_nobody_early(valkey: Valkey,
     run(scenario)
 
 
-def test_a_clock_that_goes_back_erases_nobody_twice_and_brings_nobody_back(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back_delays_an_erasure_but_does_not_undo_it(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await being_erased(node)
@@ -88,7 +88,7 @@ def test_a_clock_that_goes_back_erases_nobody_twice_and_brings_nobody_back(valke
     run(scenario)
 
 
-def test_an_older_copy_in_which_it_is_deleted_erases_nobody_that_was_restored(
+def test_an_older_copy_does_not_erase_a_tenant_that_was_restored_since(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -112,7 +112,7 @@ def test_an_older_copy_in_which_it_is_deleted_erases_nobody_that_was_restored(
     run(scenario)
 
 
-def test_on_an_older_copy_one_that_redis_knows_more_of_keeps_no_other_from_being_erased(
+def test_a_tenant_that_is_newer_in_redis_does_not_block_the_erasure_of_others_on_an_older_copy(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -141,7 +141,9 @@ def test_on_an_older_copy_one_that_redis_knows_more_of_keeps_no_other_from_being
     run(scenario)
 
 
-def test_a_directory_that_is_replaced_under_a_server_loses_nothing(valkey: Valkey, tmp_path: Path) -> None:
+def test_nothing_is_erased_from_an_older_copy_put_in_place_under_a_running_server(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
         async with running_node(data_dir, valkey.url, follow=False) as node:
@@ -163,7 +165,7 @@ def test_a_directory_that_is_replaced_under_a_server_loses_nothing(valkey: Valke
     run(scenario)
 
 
-def test_what_a_server_that_lags_wrote_of_it_later_is_erased_too(valkey: Valkey, tmp_path: Path) -> None:
+def test_data_that_a_lagging_server_wrote_after_the_erasure_is_erased_too(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -188,7 +190,7 @@ def test_what_a_server_that_lags_wrote_of_it_later_is_erased_too(valkey: Valkey,
     run(scenario)
 
 
-def test_what_an_older_server_put_into_redis_alone_is_erased_too(valkey: Valkey, tmp_path: Path) -> None:
+def test_data_that_an_older_server_put_only_into_redis_is_erased_too(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -208,7 +210,7 @@ def test_what_an_older_server_put_into_redis_alone_is_erased_too(valkey: Valkey,
     run(scenario)
 
 
-def test_a_key_that_cannot_be_read_keeps_no_content_on_the_disk(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_unreadable_key_does_not_keep_contents_on_disk(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             own, _ = await being_erased(node)
@@ -220,13 +222,13 @@ def test_a_key_that_cannot_be_read_keeps_no_content_on_the_disk(valkey: Valkey, 
             await node.erasure.sweep()
             assert node.blobs.folder(orphan) is None
             assert node.blobs.folder(own) is None
-            # It could be one of its keys.
+            # The unreadable key could be one of the tenant's.
             assert await state_of(node) is TenantState.DELETED
 
     run(scenario)
 
 
-def test_a_tenant_that_cannot_be_read_keeps_no_other_from_being_erased(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_unreadable_tenant_does_not_block_the_erasure_of_others(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -249,7 +251,7 @@ def _is_of_acme(path: Path) -> tuple[bool, str]:
     return b'"id":"acme"' in path.read_bytes(), path.name
 
 
-def test_what_a_killed_server_left_in_the_trash_is_gone_when_it_is_said_to_be(
+def test_trash_left_by_a_killed_server_is_gone_once_the_tenant_is_marked_erased(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -274,10 +276,10 @@ def _is_key_of(document: AnyDocument, tenant: str) -> bool:
     return isinstance(document.doc, KeyDoc) and document.doc.tenant == tenant
 
 
-def test_a_disk_that_does_not_answer_for_a_moment_costs_no_content(
+def test_no_content_is_lost_if_the_disk_fails_briefly(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one document neither the file nor its folder can be looked at, though the listing before could be."""
+    """Neither the file nor the folder of one document can be read, though both were listed before."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -308,7 +310,7 @@ def _stuck_at(folder: Path, real: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def test_tenants_whose_ids_begin_alike_lose_nothing(valkey: Valkey, tmp_path: Path) -> None:
+def test_erasing_a_tenant_spares_tenants_whose_ids_begin_alike(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)

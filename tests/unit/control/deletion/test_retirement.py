@@ -27,7 +27,7 @@ async def key(node: Node, **more: float) -> IssuedKey:
 
 
 async def gone(node: Node) -> list[str]:
-    """A key that stays; ids of one revoked, one expired and an adapter deleted, in this moment."""
+    """Creates a key that stays. Returns the ids of a key revoked, a key expired and an adapter deleted just now."""
     await node.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
     revoked, expired = await key(node), await key(node, expires_at=node.clock.now + 0.5)
     node.clock.now += 0.5
@@ -51,7 +51,7 @@ async def in_redis(node: Node) -> dict[str, int]:
 
 
 async def told(node: Node) -> None:
-    """As with the next reconciliation."""
+    """As the next reconciliation does."""
     await node.catalog.catch_up()
 
 
@@ -61,7 +61,7 @@ async def level(node: Node) -> None:
     await node.catalog.synchronise()
 
 
-def test_what_is_gone_for_30_days_leaves_disk_redis_and_the_memory_of_every_server(
+def test_documents_gone_for_30_days_are_removed_from_disk_redis_and_every_servers_memory(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -79,7 +79,7 @@ def test_what_is_gone_for_30_days_leaves_disk_redis_and_the_memory_of_every_serv
             await told(two)
             for found in (on_disk(one), known(one), known(two), await in_redis(one)):
                 assert set(found) == before - {*ids}
-            # What happened is told still.
+            # The audit trail and the usage log still have these events.
             entries = (await AuditTrail(one.live, one.documents).list(ADMIN, AuditQuery(action="key.revoke"))).items
             assert [(act.entry.id, act.before, act.after) for act in entries] == [(ids[0], None, None)]
             assert [line.adapter for line in one.usage_lines()] == ["kept"]
@@ -96,7 +96,7 @@ def test_what_is_gone_for_30_days_leaves_disk_redis_and_the_memory_of_every_serv
     run(scenario)
 
 
-def test_of_very_many_that_are_gone_the_oldest_leave_before_their_time(
+def test_the_oldest_of_too_many_gone_documents_are_removed_early(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retirement, "MAX_GONE", 2)
@@ -116,7 +116,7 @@ def test_of_very_many_that_are_gone_the_oldest_leave_before_their_time(
             await node.retirement.sweep()
             names = {f"acme/a{number}" for number in range(4)}
             assert set(on_disk(node)) == {stays.document.id, *made[2:], *names}
-            # As long as one can be restored it is there.
+            # Deleted adapters stay as long as they can be restored.
             node.clock.now += RESTORABLE_S
             await node.retirement.sweep()
             assert set(on_disk(node)) == {stays.document.id, *made[2:], "acme/a2", "acme/a3"}
@@ -124,7 +124,7 @@ def test_of_very_many_that_are_gone_the_oldest_leave_before_their_time(
     run(scenario)
 
 
-def test_a_name_that_is_used_again_is_served_by_all_whether_or_not_they_heard_that_it_was_free(
+def test_a_reused_name_is_served_even_by_servers_that_did_not_hear_of_its_retirement(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -185,7 +185,7 @@ def test_a_server_that_did_not_hear_of_a_revocation_does_not_bring_the_key_back(
 def test_an_older_copy_of_the_data_directory_does_not_bring_a_key_back(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_before: int
 ) -> None:
-    """num_before: how many were removed before the copy was made, with as high a revision as the key has later."""
+    """num_before: keys removed before the copy was made, at as high a revision as the key reaches later."""
 
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
@@ -217,7 +217,7 @@ def test_an_older_copy_of_the_data_directory_does_not_bring_a_key_back(
                 assert issued.document.id not in await in_redis(again)
                 works = await again.authenticator.authenticate(stays.text)
                 await again.admit(await again.authenticator.confirm(works), "kept")
-                # What is removed of the copy would make it look as new as Redis.
+                # Removing documents from the copy would make it look as new as Redis.
                 await again.retirement.sweep()
                 assert revoked.document.id in on_disk(again)
         assert "documents of the kind key were removed up to revision" in caplog.text
@@ -225,7 +225,7 @@ def test_an_older_copy_of_the_data_directory_does_not_bring_a_key_back(
     run(scenario)
 
 
-def test_a_clock_that_runs_ahead_by_years_removes_no_key_that_works(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_clock_that_is_years_ahead_removes_no_working_key(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -243,10 +243,10 @@ def test_a_clock_that_runs_ahead_by_years_removes_no_key_that_works(valkey: Valk
     run(scenario)
 
 
-def test_a_key_that_was_also_given_at_start_is_not_good_again_without_its_document(
+def test_a_revoked_key_that_is_also_a_flag_key_does_not_work_again_after_a_sweep(
     valkey: Valkey, tmp_path: Path
 ) -> None:
-    """As where `LORASERVE_API_KEY` is set for the commands, and a server is started beside them."""
+    """For example, if `LORASERVE_API_KEY` is set for the commands and a server is started in the same environment."""
 
     async def scenario() -> None:
         data_dir = tmp_path / "data"
@@ -266,7 +266,7 @@ def test_a_key_that_was_also_given_at_start_is_not_good_again_without_its_docume
     run(scenario)
 
 
-def test_what_is_removed_while_redis_is_levelled_makes_nothing_look_lost(
+def test_removals_during_a_synchronization_do_not_make_documents_look_lost(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -282,7 +282,7 @@ def test_what_is_removed_while_redis_is_levelled_makes_nothing_look_lost(
                 rev = removed_rev(kind)
                 if kind in others:
                     others[kind] += 1
-                    if others[kind] == 2:  # The first is the scan before.
+                    if others[kind] == 2:  # The first call is from the preceding scan.
                         asyncio.run_coroutine_threadsafe(node.retirement.sweep(), loop).result()
                 return rev
 
@@ -297,7 +297,7 @@ def test_what_is_removed_while_redis_is_levelled_makes_nothing_look_lost(
 
 
 @pytest.mark.parametrize("kind", [KEY, ADAPTER])
-def test_what_a_killed_server_or_an_older_redis_left_of_it_there_is_removed_and_not_complained_of(
+def test_retired_documents_left_in_redis_are_removed_without_complaint(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: DocumentKind
 ) -> None:
     async def scenario() -> None:
@@ -318,7 +318,7 @@ def test_what_a_killed_server_or_an_older_redis_left_of_it_there_is_removed_and_
     run(scenario)
 
 
-def test_a_server_with_keys_never_loses_its_last_and_stays_closed(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_servers_last_keys_are_never_retired_so_it_stays_closed(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -328,7 +328,7 @@ def test_a_server_with_keys_never_loses_its_last_and_stays_closed(valkey: Valkey
             node.clock.now += KEEP_S
             await node.retirement.sweep()
             assert set(on_disk(node)) == {issued.document.id for issued in made}
-            # A key of a tenant that is deleted may be erased with it.
+            # A deleted tenant's key may be erased with it.
             others = await node.keys.create(ADMIN, "r", role=Role.INFER, tenant="globex")
             await node.tenant_deletion.delete(ADMIN, "r", "globex")
             await node.retirement.sweep()
@@ -342,7 +342,9 @@ def test_a_server_with_keys_never_loses_its_last_and_stays_closed(valkey: Valkey
     run(scenario)
 
 
-def test_what_came_back_meanwhile_stays_for_whoever_did_not_hear_of_it_too(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_server_that_did_not_hear_that_documents_were_revived_does_not_retire_them(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
             _, expired, _ = await gone(one)
@@ -360,9 +362,7 @@ def test_what_came_back_meanwhile_stays_for_whoever_did_not_hear_of_it_too(valke
     run(scenario)
 
 
-def test_on_an_older_copy_nothing_is_removed_that_redis_knows_a_newer_revision_of(
-    valkey: Valkey, tmp_path: Path
-) -> None:
+def test_an_older_copy_does_not_retire_documents_that_are_newer_in_redis(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
         async with running_node(data_dir, valkey.url, follow=False) as node:
@@ -380,7 +380,7 @@ def test_on_an_older_copy_nothing_is_removed_that_redis_knows_a_newer_revision_o
     run(scenario)
 
 
-def test_without_redis_nothing_is_removed(
+def test_nothing_is_retired_without_redis(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -403,7 +403,7 @@ def test_without_redis_nothing_is_removed(
     run(scenario)
 
 
-def test_who_listens_hears_that_a_retired_adapter_has_nothing_any_more(valkey: Valkey, tmp_path: Path) -> None:
+def test_listeners_see_a_retired_adapter_as_deleted_and_without_versions(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)

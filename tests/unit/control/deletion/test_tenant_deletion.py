@@ -35,7 +35,7 @@ async def state_of(node: Node, tenant: str = "acme") -> TenantState:
     return node.tenant_deletion.state_of(await node.tenants.read(ADMIN, tenant))
 
 
-def test_its_keys_are_unknown_and_nobody_acts_for_it(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_deleted_tenants_keys_are_unknown_and_no_key_can_act_for_it(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_telling(tmp_path / "data", valkey.url) as (one, two):
             key = (await one.keys.create(ACME, "r", role=Role.OPERATOR)).text
@@ -63,7 +63,7 @@ def test_its_keys_are_unknown_and_nobody_acts_for_it(valkey: Valkey, tmp_path: P
     run(scenario)
 
 
-def test_a_server_that_has_not_heard_of_it_refuses_the_next_request_too(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_server_that_has_not_heard_of_the_deletion_refuses_the_next_request(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
             key = (await one.keys.create(ACME, "r", role=Role.INFER)).text
@@ -86,7 +86,7 @@ async def _refusal(node: Node, key: str) -> tuple[ErrorCode, str]:
     return refused.value.code, refused.value.message
 
 
-def test_what_it_has_is_in_no_list_and_counts_nowhere(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_deleted_tenants_documents_are_not_listed_and_its_contents_not_loaded(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -107,13 +107,13 @@ def test_what_it_has_is_in_no_list_and_counts_nowhere(valkey: Valkey, tmp_path: 
             with pytest.raises(ServingError) as refused:
                 node.quota.check("acme", "other", 1)
             assert refused.value.code is ErrorCode.NOT_FOUND
-            # What restoring it would bring back.
+            # Holdings still include what restoring it would bring back.
             assert node.tenants.holdings("acme").num_adapters == node.tenants.holdings("acme").num_keys == 1
 
     run(scenario)
 
 
-def test_running_requests_end_on_every_server_and_are_waited_for(
+def test_deletion_ends_running_requests_on_every_server_and_waits_for_them(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)
@@ -122,7 +122,7 @@ def test_running_requests_end_on_every_server_and_are_waited_for(
         async with two_telling(tmp_path / "data", valkey.url) as (one, two):
             await one.publish("sql", "one")
             key = (await one.keys.create(ACME, "r", role=Role.INFER)).text
-            await eventually(lambda: not two.authenticator.is_open)  # of a server without keys anybody is the admin
+            await eventually(lambda: not two.authenticator.is_open)  # on a server without keys every caller is admin
             running = [
                 await one.admit(await one.authenticator.authenticate(key), "sql"),
                 await two.admit(await two.authenticator.authenticate(key)),
@@ -150,7 +150,7 @@ def test_running_requests_end_on_every_server_and_are_waited_for(
     run(scenario)
 
 
-def test_what_does_not_end_is_told_and_asked_for_again(
+def test_a_deletion_that_did_not_drain_reports_so_and_can_be_repeated(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.requests.draining.ACK_WAIT_S", 0.1)
@@ -162,16 +162,16 @@ def test_what_does_not_end_is_told_and_asked_for_again(
             first = await one.tenant_deletion.delete(ADMIN, "r", "acme")
             assert (first.drained, first.state) == (False, TenantState.DRAINING)
             await two.admission.finish(admitted, DONE)
-            monkeypatch.undo()  # A busy machine may take longer than a tenth of a second to say so.
+            monkeypatch.undo()  # A busy machine may take longer than a tenth of a second to report it.
             again = await one.tenant_deletion.delete(ADMIN, "r", "acme")
             assert (again.drained, again.state) == (True, TenantState.DELETED)
-            # Nothing is deleted a second time, so its 24 hours do not begin again.
+            # The repeated call changes nothing, so the 24 hours do not start again.
             assert again.document == first.document
 
     run(scenario)
 
 
-def test_a_request_between_admission_and_start_is_waited_for(valkey: Valkey, tmp_path: Path) -> None:
+def test_deletion_waits_for_a_request_between_admission_and_start(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -185,7 +185,7 @@ def test_a_request_between_admission_and_start_is_waited_for(valkey: Valkey, tmp
     run(scenario)
 
 
-def test_restoring_brings_it_back_as_it_was_on_every_server(valkey: Valkey, tmp_path: Path) -> None:
+def test_restoring_brings_a_tenant_back_unchanged_on_every_server(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_telling(tmp_path / "data", valkey.url) as (one, two):
             await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_queued=9)))
@@ -208,13 +208,13 @@ def test_restoring_brings_it_back_as_it_was_on_every_server(valkey: Valkey, tmp_
                 await node.pins.keep()
                 assert digest in node.engine.known
             assert isinstance(pinned and pinned.doc.pin, Pin)
-            # Once more, nothing is to be done.
+            # Restoring it again changes nothing.
             assert await two.tenant_deletion.restore(ADMIN, "r", "acme") == restored
 
     run(scenario)
 
 
-def test_after_a_day_it_cannot_be_restored(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_tenant_cannot_be_restored_after_a_day(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -236,7 +236,7 @@ def test_after_a_day_it_cannot_be_restored(valkey: Valkey, tmp_path: Path) -> No
     run(scenario)
 
 
-def test_who_may_not_is_refused_and_some_cannot_be_deleted(valkey: Valkey, tmp_path: Path) -> None:
+def test_unauthorized_deletions_and_deletions_of_builtin_tenants_are_refused(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -270,7 +270,7 @@ def test_who_may_not_is_refused_and_some_cannot_be_deleted(valkey: Valkey, tmp_p
     run(scenario)
 
 
-def test_an_upload_that_is_committed_meanwhile_publishes_nothing(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_upload_committed_after_the_deletion_publishes_nothing(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -284,7 +284,7 @@ def test_an_upload_that_is_committed_meanwhile_publishes_nothing(valkey: Valkey,
 
 
 def test_a_server_killed_right_after_the_commit_leaves_a_deleted_tenant(valkey: Valkey, tmp_path: Path) -> None:
-    """Neither Redis nor another server was told."""
+    """Neither Redis nor another server was notified."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -293,11 +293,11 @@ def test_a_server_killed_right_after_the_commit_leaves_a_deleted_tenant(valkey: 
             current = await node.tenants.read(ADMIN, "acme")
             doc = TenantDoc(kv_salt=current.doc.kv_salt, deleted_at=node.clock.now)
             node.documents.commit(_next(current, doc))
-            # One that runs all the while hears of it as soon as somebody repeats the deletion …
+            # A server that keeps running hears of it once the deletion is repeated …
             await node.authenticator.authenticate(key)
             assert (await node.tenant_deletion.delete(ADMIN, "r", "acme")).document.rev == 2
             assert (await _refusal(node, key))[0] is ErrorCode.INVALID_API_KEY
-        # … and one that starts finds it.
+        # … and a server that starts reads it from disk.
         async with running_node(tmp_path / "data", valkey.url) as again:
             assert again.catalog.is_deleted("acme")
             assert (await _refusal(again, key))[0] is ErrorCode.INVALID_API_KEY
@@ -320,7 +320,7 @@ def _next(current: Document[TenantDoc], doc: TenantDoc) -> Document[TenantDoc]:
     )
 
 
-def test_what_was_restored_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_tenant_restored_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url, follow=False) as deaf:
@@ -337,7 +337,7 @@ def test_what_was_restored_on_another_server_works_here_at_once(valkey: Valkey, 
     run(scenario)
 
 
-def test_its_key_infers_for_nobody_where_the_server_was_started_with_it(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_deleted_tenants_key_is_refused_even_if_it_is_also_a_flag_key(valkey: Valkey, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
 
     async def scenario() -> None:

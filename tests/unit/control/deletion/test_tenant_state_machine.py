@@ -1,5 +1,5 @@
-"""A tenant deleted, restored, used and erased in whatever order, on two servers whose Redis is emptied now and then: it
-is there with all it had, or nothing of it is."""
+"""A tenant is deleted, restored, used and erased in any order, on two servers whose Redis is emptied now and then: it
+is there with everything it had, or nothing of it is left."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,7 @@ class TenantLife(RuleBasedStateMachine):
 
     @rule(at=NODES, name=st.sampled_from(["sql", "both"]))
     def use(self, at: int, name: str) -> None:
-        """The server need not have heard of the newest change."""
+        """The server may not have heard of the newest change yet."""
         node = self.nodes[at]
 
         async def work() -> None:
@@ -161,7 +161,9 @@ class TenantLife(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_the_life_of_a_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tenant_is_either_complete_or_gone_throughout_its_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     with running_valkey(tmp_path) as server:
         machine = type("OnThisServer", (TenantLife,), {"server": server})

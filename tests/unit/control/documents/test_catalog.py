@@ -23,7 +23,7 @@ from tests.unit.control.nodes import ACME, ADMIN, Node, eventually, run, running
 __all__ = ["valkey"]
 
 
-def test_start_puts_what_is_on_disk_into_an_empty_redis(valkey: Valkey, tmp_path: Path) -> None:
+def test_startup_fills_an_empty_redis_from_disk(valkey: Valkey, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     store = DocumentStore(data_dir)
     store.commit(adapter_document("sql", 1))
@@ -53,7 +53,7 @@ def test_two_processes_on_one_redis_and_data_directory_see_each_others_changes(v
     run(scenario)
 
 
-def test_after_flushall_everything_declared_is_as_before(valkey: Valkey, tmp_path: Path) -> None:
+def test_everything_declared_still_works_after_flushall(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -70,7 +70,7 @@ def test_after_flushall_everything_declared_is_as_before(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-def test_an_idle_process_levels_with_a_redis_that_was_emptied(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_idle_process_refills_a_redis_that_was_emptied(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -94,7 +94,7 @@ def test_an_older_redis_cannot_unrevoke_a_key(valkey: Valkey, tmp_path: Path) ->
             valkey.restart()
             replica = LiveStore(valkey.url)
             await replica.documents.put(before)
-            # Another process comes up on this Redis, and the one that knew goes on.
+            # The process that knows of the revocation keeps running and corrects this Redis.
             async with asyncio.timeout(20):
                 while (await replica.documents.all_revs(DocumentKind.KEY))[before.id] != 2:
                     await asyncio.sleep(0.01)
@@ -111,7 +111,7 @@ def test_an_older_redis_cannot_unrevoke_a_key(valkey: Valkey, tmp_path: Path) ->
     run(scenario)
 
 
-def test_a_revision_whose_writer_died_before_telling_redis_takes_effect(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_revision_whose_writer_died_before_writing_it_to_redis_takes_effect(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -139,8 +139,8 @@ def test_a_revision_whose_writer_died_before_telling_redis_takes_effect(valkey: 
     run(scenario)
 
 
-def test_whatever_a_scan_finds_is_told_to_redis(valkey: Valkey, tmp_path: Path) -> None:
-    """As when its writer died before it could, and a publisher looks at the quota."""
+def test_documents_found_by_a_scan_are_written_to_redis(valkey: Valkey, tmp_path: Path) -> None:
+    """For example, the writer died before it could do so, and a publish then checks the quota."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
@@ -159,7 +159,7 @@ def test_a_key_revoked_in_the_data_directory_is_noticed_without_waiting_for_a_re
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        # It reconciles once a minute, so long after the test has given up.
+        # It reconciles only once a minute, after this test would have timed out.
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
             issued = await node.keys.create(ACME, "r", role=Role.INFER)
@@ -168,7 +168,7 @@ def test_a_key_revoked_in_the_data_directory_is_noticed_without_waiting_for_a_re
             await eventually(lambda: running.running.ended_with is not None)
             assert running.running.ended_with is not None
             assert running.running.ended_with.code is ErrorCode.INVALID_API_KEY
-            # Other servers on this Redis are told.
+            # Redis is updated, for the other servers on it.
             async with asyncio.timeout(20):
                 while (await node.live.documents.all_revs(DocumentKind.KEY))[issued.document.id] != 2:
                     await asyncio.sleep(0.01)
@@ -177,10 +177,10 @@ def test_a_key_revoked_in_the_data_directory_is_noticed_without_waiting_for_a_re
 
 
 @pytest.mark.parametrize("unread", ["_content", "_names"], ids=["a file", "a folder"])
-def test_a_key_revoked_in_the_data_directory_that_could_not_be_read_for_a_moment_is_noticed_as_soon(
+def test_a_key_revoked_in_a_briefly_unreadable_data_directory_is_noticed_at_the_next_check(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str
 ) -> None:
-    """Once the disk can be read again nobody commits anything, so nothing else would tell."""
+    """No commit follows once the disk is readable again, so nothing else would trigger another scan."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -198,7 +198,7 @@ def test_a_key_revoked_in_the_data_directory_that_could_not_be_read_for_a_moment
     run(scenario)
 
 
-def test_what_was_committed_and_read_is_not_looked_at_again(
+def test_commits_that_were_read_are_not_scanned_again(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -220,7 +220,7 @@ def too_many_open(path: str, *_: object) -> NoReturn:
 def test_a_key_whose_newer_revision_cannot_be_read_is_refused_until_it_can(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
 ) -> None:
-    """As after a restart: that revision may be its revocation."""
+    """As after a restart, because that revision may be its revocation."""
     data_dir = tmp_path / "data"
     content = documents._content
 
@@ -262,7 +262,7 @@ def test_a_key_whose_newer_revision_cannot_be_read_is_refused_until_it_can(
     run(scenario)
 
 
-def test_a_key_is_refused_too_where_redis_tells_of_the_revision_that_cannot_be_read(
+def test_a_key_is_refused_if_the_revision_that_redis_reported_is_unreadable(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -277,7 +277,7 @@ def test_a_key_is_refused_too_where_redis_tells_of_the_revision_that_cannot_be_r
     run(scenario)
 
 
-def test_a_key_that_cannot_be_read_again_stays_as_it_is_known(
+def test_a_known_key_stays_in_memory_if_it_cannot_be_read_again(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -292,7 +292,7 @@ def test_a_key_that_cannot_be_read_again_stays_as_it_is_known(
     run(scenario)
 
 
-def test_a_tenant_deleted_by_a_server_that_died_before_it_told_is_noticed_as_soon(
+def test_a_tenant_deletion_is_noticed_even_if_its_server_died_before_telling_redis(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -324,7 +324,7 @@ def test_memory_never_goes_back_to_an_older_revision(valkey: Valkey, tmp_path: P
     run(scenario)
 
 
-def test_says_so_when_redis_knows_more_than_the_disk(
+def test_logs_an_error_if_redis_has_newer_revisions_than_the_disk(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -338,7 +338,7 @@ def test_says_so_when_redis_knows_more_than_the_disk(
 
 
 @pytest.mark.slow
-def test_ten_thousand_documents_are_level_again_after_flushall(
+def test_ten_thousand_documents_are_synchronized_again_after_flushall(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing crashes here, and 20,000 syncs would take a minute.
@@ -387,7 +387,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, document_id: str) -> list[str]
     ]
 
 
-def test_what_the_disk_lacks_is_said_once_for_each_revision_however_it_is_learned(
+def test_each_revision_missing_on_disk_is_logged_once_however_it_is_learned(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -418,7 +418,7 @@ def test_what_the_disk_lacks_is_said_once_for_each_revision_however_it_is_learne
     run(scenario)
 
 
-def test_what_redis_holds_on_to_when_it_is_put_is_known_to_be_missing(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_newer_revision_that_redis_keeps_on_a_put_is_known_to_be_missing(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
         async with running_node(data_dir, valkey.url, follow=False) as one:
@@ -434,7 +434,7 @@ def test_what_redis_holds_on_to_when_it_is_put_is_known_to_be_missing(valkey: Va
     run(scenario)
 
 
-def test_what_was_missing_until_the_disk_caught_up_is_not_remembered_when_it_is_retired(
+def test_a_document_forgotten_after_the_disk_caught_up_no_longer_counts_as_behind(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:

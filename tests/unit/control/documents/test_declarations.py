@@ -17,7 +17,7 @@ from tests.unit.control.nodes import ACME, ADMIN, Node, eventually, run, running
 __all__ = ["valkey"]
 
 
-def test_revisions_are_gapless_and_say_who_did_what(valkey: Valkey, tmp_path: Path) -> None:
+def test_revisions_are_gapless_and_record_who_did_what(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -59,7 +59,7 @@ def test_an_if_match_of_an_old_revision_is_refused(valkey: Valkey, tmp_path: Pat
     run(scenario)
 
 
-def test_of_two_servers_that_create_the_same_document_one_wins(valkey: Valkey, tmp_path: Path) -> None:
+def test_only_one_of_two_servers_that_create_the_same_document_succeeds(valkey: Valkey, tmp_path: Path) -> None:
     def create(current: Document[TenantDoc] | None, salt: str) -> TenantDoc:
         if current is not None:
             raise ServingError(ErrorCode.CONFLICT, "exists")
@@ -106,10 +106,8 @@ def test_concurrent_edits_of_two_servers_are_all_kept(valkey: Valkey, tmp_path: 
     run(scenario)
 
 
-def test_on_an_older_copy_nothing_is_changed_that_redis_knows_a_newer_revision_of(
-    valkey: Valkey, tmp_path: Path
-) -> None:
-    """One change more, and the copy's revision would count as Redis's, or be newer."""
+def test_an_older_copy_does_not_change_documents_that_are_newer_in_redis(valkey: Valkey, tmp_path: Path) -> None:
+    """After one more change, the copy's revision would equal Redis's or be newer."""
 
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
@@ -150,8 +148,8 @@ def test_on_an_older_copy_nothing_is_changed_that_redis_knows_a_newer_revision_o
     run(scenario)
 
 
-def test_what_changes_nothing_on_a_disk_that_lags_is_no_success(valkey: Valkey, tmp_path: Path) -> None:
-    """What it finds as asked for may be otherwise by now."""
+def test_an_edit_that_changes_nothing_is_refused_on_a_disk_that_lags(valkey: Valkey, tmp_path: Path) -> None:
+    """State that already matches the request on this disk may have changed since."""
 
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
@@ -182,7 +180,7 @@ def test_what_changes_nothing_on_a_disk_that_lags_is_no_success(valkey: Valkey, 
     run(scenario)
 
 
-def test_a_server_starts_on_an_older_copy_in_which_its_own_tenants_lack_changes(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_server_starts_on_an_older_copy_whose_builtin_tenants_lack_changes(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
         async with running_node(data_dir, valkey.url) as node:
@@ -196,7 +194,7 @@ def test_a_server_starts_on_an_older_copy_in_which_its_own_tenants_lack_changes(
     run(scenario)
 
 
-def test_a_server_starts_on_an_empty_directory_beside_a_redis_that_knows_much(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_server_starts_on_an_empty_directory_with_a_redis_that_has_documents(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -209,7 +207,7 @@ def test_a_server_starts_on_an_empty_directory_beside_a_redis_that_knows_much(va
 
 
 def test_nothing_is_changed_while_redis_is_gone(valkey: Valkey, tmp_path: Path) -> None:
-    """A revocation then fails, instead of holding on this server only."""
+    """A revocation fails instead of taking effect on this server only."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -223,14 +221,14 @@ def test_nothing_is_changed_while_redis_is_gone(valkey: Valkey, tmp_path: Path) 
             found = node.documents.get(DocumentKind.KEY, issued.document.id)
             assert found is not None
             assert found.rev == 1
-            # Reading goes on.
+            # Reads still work.
             assert (await node.keys.read(ACME, issued.document.id)).doc.status is Status.ACTIVE
 
     run(scenario)
 
 
 def test_nothing_is_changed_while_redis_is_full(valkey: Valkey, tmp_path: Path) -> None:
-    """It answers, but would not take the change."""
+    """It answers, but would not accept the change."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -253,10 +251,10 @@ def test_nothing_is_changed_while_redis_is_full(valkey: Valkey, tmp_path: Path) 
     run(scenario)
 
 
-def test_what_is_on_disk_when_redis_fails_is_done_and_told_later(
+def test_a_change_on_disk_takes_effect_if_redis_fails_and_reaches_redis_later(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new secret, which is shown this once, is not lost."""
+    """A new secret, which is shown only once, is not lost."""
 
     async def refused(document: AnyDocument) -> int:
         raise LiveUnavailableError("Redis refused: OOM")
@@ -290,7 +288,7 @@ def globex_status(node: Node) -> Status | None:
     return None if document is None else document.doc.status
 
 
-def test_a_caller_that_is_cancelled_during_a_commit_leaves_it_whole(
+def test_a_commit_completes_if_its_caller_is_cancelled(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:

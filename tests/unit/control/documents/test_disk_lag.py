@@ -1,4 +1,4 @@
-"""What Redis told is compared with what was read from the disk, document by document."""
+"""Compares the revisions that Redis reported with those read from disk, document by document."""
 
 import logging
 
@@ -13,7 +13,7 @@ TENANT = (DocumentKind.TENANT, "t1")
 
 
 class Disk(dict[tuple[DocumentKind, str], int]):
-    """The newest revisions on it."""
+    """The newest revision of each document on disk."""
 
     def rev(self, ref: tuple[DocumentKind, str]) -> int:
         return self.get(ref, 0)
@@ -30,13 +30,13 @@ def lag(disk: Disk) -> DiskLag:
 
 
 @pytest.mark.parametrize("rev", [0, 4, 5])
-def test_a_disk_with_what_redis_has_is_not_behind(lag: DiskLag, rev: int) -> None:
+def test_a_disk_with_at_least_the_revision_of_redis_is_not_behind(lag: DiskLag, rev: int) -> None:
     lag.compare(KEY, rev)
     assert not lag.has(KEY)
     assert not [*lag.of_kind(DocumentKind.KEY)]
 
 
-def test_it_is_behind_until_it_has_what_redis_told(lag: DiskLag, disk: Disk) -> None:
+def test_the_disk_is_behind_until_it_has_the_revision_that_redis_reported(lag: DiskLag, disk: Disk) -> None:
     lag.compare(KEY, 7)
     lag.compare(TENANT, 1)
     assert [*lag.of_kind(DocumentKind.KEY)] == [KEY]
@@ -51,13 +51,13 @@ def test_it_is_behind_until_it_has_what_redis_told(lag: DiskLag, disk: Disk) -> 
     assert lag.has(TENANT)
 
 
-def test_a_redis_that_has_it_no_more_makes_the_disk_count_again(lag: DiskLag) -> None:
+def test_the_disk_is_not_behind_once_redis_no_longer_has_the_document(lag: DiskLag) -> None:
     lag.compare(KEY, 7)
     lag.compare(KEY, 0)
     assert not lag.has(KEY)
 
 
-def test_it_is_said_once_for_each_revision(lag: DiskLag, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_missing_revision_is_logged_once(lag: DiskLag, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         for rev in (7, 7, 8):
             lag.compare(KEY, rev)
@@ -67,7 +67,9 @@ def test_it_is_said_once_for_each_revision(lag: DiskLag, caplog: pytest.LogCaptu
     ]
 
 
-def test_what_may_be_retired_counts_from_a_revision_behind_all_of_them_on(lag: DiskLag, disk: Disk) -> None:
+def test_a_possibly_retired_document_is_behind_until_it_is_newer_than_all_retired_ones(
+    lag: DiskLag, disk: Disk
+) -> None:
     lag.compare_retired(DocumentKind.KEY, rev=9, known_rev=3)
     assert lag.is_missing_removals(DocumentKind.KEY)
     assert not lag.is_missing_removals(DocumentKind.TENANT)
@@ -80,14 +82,14 @@ def test_what_may_be_retired_counts_from_a_revision_behind_all_of_them_on(lag: D
     assert not lag.has(KEY)
 
 
-def test_one_that_redis_has_in_the_same_revision_is_not_retired(lag: DiskLag) -> None:
+def test_a_document_that_redis_has_at_the_same_revision_was_not_retired(lag: DiskLag) -> None:
     lag.compare_retired(DocumentKind.KEY, rev=9, known_rev=3)
     lag.compare(KEY, 5)
     assert not lag.has(KEY)
 
 
 @pytest.mark.parametrize("known_rev", [9, 10])
-def test_a_disk_that_knows_of_all_removals_lost_none(lag: DiskLag, known_rev: int) -> None:
+def test_a_disk_that_knows_of_all_removals_is_missing_none(lag: DiskLag, known_rev: int) -> None:
     lag.compare_retired(DocumentKind.KEY, rev=12, known_rev=3)
     lag.compare_retired(DocumentKind.KEY, rev=9, known_rev=known_rev)
     assert not lag.is_missing_removals(DocumentKind.KEY)

@@ -18,7 +18,7 @@ KEY = (DocumentKind.KEY, "a")
 TENANT = (DocumentKind.TENANT, "t")
 
 
-def test_allows_only_what_redis_confirmed_in_the_minute_before() -> None:
+def test_allows_only_documents_confirmed_in_the_minute_before_and_only_during_the_grace_time() -> None:
     clock = Clock(0.0)
     outage = Outage(60.0, clock=clock)
     outage.confirm([KEY])
@@ -39,14 +39,14 @@ def test_allows_only_what_redis_confirmed_in_the_minute_before() -> None:
     assert not outage.allows([TENANT])
 
 
-def test_without_grace_nothing_is_allowed() -> None:
+def test_without_grace_time_nothing_is_allowed() -> None:
     outage = Outage(0.0, clock=Clock(0.0))
     outage.confirm([KEY])
     outage.failed("no answer")
     assert not outage.allows([KEY])
 
 
-def test_the_log_tells_of_an_outage_once_whoever_finds_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_logged_once_whichever_caller_notices_it(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock(0.0)
     outage = Outage(60.0, clock=clock)
     for reason in ("no answer", "found by another", "still"):
@@ -57,7 +57,7 @@ def test_the_log_tells_of_an_outage_once_whoever_finds_it(caplog: pytest.LogCapt
     assert caplog.messages == ["Redis is not reachable: no answer", "Redis is reachable again after 60 s"]
 
 
-def test_a_redis_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flapping_redis_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock(0.0)
     outage = Outage(60.0, clock=clock)
     for _ in range(20):
@@ -94,7 +94,9 @@ def test_local_limits_refill_and_go_into_debt() -> None:
     assert never.retry_s is None
 
 
-def test_serves_on_for_a_minute_those_whom_redis_vouched_for(valkey: Valkey, tmp_path: Path) -> None:
+def test_recently_confirmed_principals_are_served_for_a_minute_while_redis_is_gone(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -114,11 +116,11 @@ def test_serves_on_for_a_minute_those_whom_redis_vouched_for(valkey: Valkey, tmp
                     await node.admit(who, model)
                 assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
                 assert refused.value.retry_after_s is not None
-            # What runs ends as ever, and the usage log goes on.
+            # Running requests end as usual, and usage is still logged.
             await node.admission.finish(before, DONE)
             await node.admission.finish(during, Outcome(EndState.COMPLETED, "length", 3, 0, 5))
             assert [line.output_tokens for line in node.usage_lines()] == [6, 5]
-            # The same limits, counted here.
+            # The same limits apply, counted on this server.
             await node.admit(principal, "sql")
             await node.admit(principal, "sql")
             with pytest.raises(ServingError) as refused:
@@ -136,7 +138,7 @@ def test_serves_on_for_a_minute_those_whom_redis_vouched_for(valkey: Valkey, tmp
     run(scenario)
 
 
-def test_outages_that_follow_each_other_share_one_budget(valkey: Valkey, tmp_path: Path) -> None:
+def test_successive_outages_share_one_budget(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -157,9 +159,7 @@ def test_outages_that_follow_each_other_share_one_budget(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-def test_what_a_request_used_that_was_let_in_without_redis_is_taken_when_it_ends(
-    valkey: Valkey, tmp_path: Path
-) -> None:
+def test_tokens_of_a_request_admitted_without_redis_are_charged_when_it_ends(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -174,7 +174,7 @@ def test_what_a_request_used_that_was_let_in_without_redis_is_taken_when_it_ends
             await node.admit(ACME, reserve=900)
             await node.admission.finish(during, Outcome(EndState.COMPLETED, "stop", 60, 0, 40))
             admitted = await node.admit(ACME, reserve=0)
-            # Nothing but what flowed in since: a few of 1,000 a minute.
+            # Only the tokens refilled since: a few, at 1,000 a minute.
             assert int(admitted.headers["x-ratelimit-remaining-tokens"]) < 90
 
     run(scenario)
@@ -199,7 +199,7 @@ def test_a_key_revoked_on_disk_during_an_outage_is_refused(valkey: Valkey, tmp_p
     run(scenario)
 
 
-def test_a_restarted_empty_redis_is_filled_before_the_first_request_is_let_in(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_restarted_empty_redis_is_filled_before_the_first_request_is_admitted(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, grace_s=0) as node:
             await with_tenants(node)

@@ -35,7 +35,7 @@ def snapshots_of(node: Node, process: str = "p", engine: str = "engine-0") -> Sn
 
 
 async def busy_node(node: Node) -> list[str]:
-    """acme's `sql` and globex's `poet` and `secret` and a shared one are in the arena, side by side; all run."""
+    """The arena has acme's `sql`, globex's `poet` and `secret`, and the shared `upper`; all but `poet` are running."""
     await with_tenants(node)
     digests = [
         await node.publish("sql", "one"),
@@ -63,7 +63,7 @@ async def busy_node(node: Node) -> list[str]:
     return digests
 
 
-def test_a_tenant_sees_its_own_names_and_others_as_one_sum(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_tenant_sees_its_own_names_and_only_the_sum_of_others(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             sql, _, _, upper = await busy_node(node)
@@ -74,7 +74,7 @@ def test_a_tenant_sees_its_own_names_and_others_as_one_sum(valkey: Valkey, tmp_p
             assert view.extents == [
                 NamedExtent(0, 30, True, sql, "acme", "sql", 1),
                 NamedExtent(30, 30, True),
-                # Whoever uses the shared one is somebody else.
+                # Only another tenant uses the shared one.
                 NamedExtent(70, 30, False, upper, "shared", "upper", 1),
             ]
             assert view.queues == [
@@ -110,7 +110,7 @@ def test_operators_of_all_tenants_see_every_name(valkey: Valkey, tmp_path: Path)
     run(scenario)
 
 
-def test_the_same_content_has_each_tenants_own_name(valkey: Valkey, tmp_path: Path) -> None:
+def test_each_tenant_sees_its_own_name_for_the_same_content(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -131,8 +131,8 @@ def test_the_same_content_has_each_tenants_own_name(valkey: Valkey, tmp_path: Pa
     run(scenario)
 
 
-def test_with_a_full_redis_a_server_still_tells_of_itself(valkey: Valkey, tmp_path: Path) -> None:
-    """What it told last is gone after five seconds, and nothing newer is taken."""
+def test_a_server_still_shows_itself_if_redis_is_full(valkey: Valkey, tmp_path: Path) -> None:
+    """Its last report expires after five seconds, and Redis accepts no newer one."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -146,7 +146,7 @@ def test_with_a_full_redis_a_server_still_tells_of_itself(valkey: Valkey, tmp_pa
     run(scenario)
 
 
-def test_without_redis_a_server_still_tells_of_itself(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_server_still_shows_itself_without_redis(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False, grace_s=5) as node:
             await busy_node(node)

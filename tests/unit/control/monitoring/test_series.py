@@ -22,7 +22,7 @@ __all__ = ["valkey"]
 
 VIEWER = Principal("k", Role.VIEWER, "acme", "acme", "k")
 MINUTE = time.time() // 60 * 60 + 60
-"""Streams are read by Redis' clock, so the samples are of about now."""
+"""Streams are read by Redis's clock, so the samples are from about now."""
 OUTCOME = Outcome(EndState.COMPLETED, "stop", 40, 10, 20, ttft_ms=100.0)
 
 
@@ -32,7 +32,7 @@ def sampling(node: Node, totals: RequestTotals, clock: Clock, engine: str) -> Se
     return found
 
 
-def test_charts_add_up_all_engines_and_leave_gaps(valkey: Valkey, tmp_path: Path) -> None:
+def test_charts_sum_all_engines_and_leave_gaps_without_samples(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -71,7 +71,7 @@ def test_charts_add_up_all_engines_and_leave_gaps(valkey: Valkey, tmp_path: Path
     run(scenario)
 
 
-def test_six_steps_make_a_minute(valkey: Valkey, tmp_path: Path) -> None:
+def test_six_ten_second_samples_make_a_minute(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -96,7 +96,7 @@ def test_six_steps_make_a_minute(valkey: Valkey, tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_tenant_sees_its_own_requests_and_nothing_that_it_shares(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_tenant_sees_its_own_requests_but_nothing_of_the_shared_engines(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -122,7 +122,7 @@ def test_a_tenant_sees_its_own_requests_and_nothing_that_it_shares(valkey: Valke
 
 
 @pytest.mark.parametrize(("window", "seconds"), [(Window.QUARTER, 900), (Window.HOUR, 3600), (Window.DAY, 86_400)])
-def test_windows_are_as_long_as_they_say(window: Window, seconds: int) -> None:
+def test_windows_are_as_long_as_their_names_say(window: Window, seconds: int) -> None:
     interval, count = STEPS[window]
     assert interval * count == seconds
 

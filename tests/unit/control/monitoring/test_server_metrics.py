@@ -23,7 +23,7 @@ async def until_measured(metrics: ServerMetrics) -> None:
     running.cancel()
 
 
-def test_the_disk_of_the_data_directory_is_told_once_it_was_measured(tmp_path: Path) -> None:
+def test_disk_metrics_of_the_data_directory_appear_once_they_were_measured(tmp_path: Path) -> None:
     metrics = ServerMetrics(tmp_path, Outage(), UsageWriter(UsageLog(tmp_path, "p1")))
     assert scraped(metrics) == {"loraserve_redis_up": 1, "loraserve_redis_full": 0, "loraserve_usage_lines_waiting": 0}
     asyncio.run(asyncio.wait_for(until_measured(metrics), 10))
@@ -31,7 +31,7 @@ def test_the_disk_of_the_data_directory_is_told_once_it_was_measured(tmp_path: P
     assert 0 < told["loraserve_data_free_bytes"] < told["loraserve_data_size_bytes"]
 
 
-def test_a_disk_that_is_gone_is_not_told_as_one_with_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_metrics_disappear_with_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loraserve.control.monitoring.server_metrics.MEASURE_EVERY_S", 0.001)
     folder = tmp_path / "mounted"
     folder.mkdir()
@@ -49,7 +49,7 @@ def test_a_disk_that_is_gone_is_not_told_as_one_with_room(tmp_path: Path, monkey
     asyncio.run(asyncio.wait_for(take_away(), 10))
 
 
-def test_an_outage_shows_and_its_end(tmp_path: Path) -> None:
+def test_metrics_show_the_beginning_and_the_end_of_an_outage(tmp_path: Path) -> None:
     outage = Outage()
     metrics = ServerMetrics(tmp_path, outage, UsageWriter(UsageLog(tmp_path, "p1")))
     outage.failed("no answer")
@@ -58,7 +58,7 @@ def test_an_outage_shows_and_its_end(tmp_path: Path) -> None:
     assert scraped(metrics)["loraserve_redis_up"] == 1
 
 
-def test_a_redis_that_went_is_not_told_to_be_full(tmp_path: Path) -> None:
+def test_a_redis_that_is_gone_is_not_reported_as_full(tmp_path: Path) -> None:
     outage = Outage()
     metrics = ServerMetrics(tmp_path, outage, UsageWriter(UsageLog(tmp_path, "p1")))
     outage.is_full = True

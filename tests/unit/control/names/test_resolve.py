@@ -30,7 +30,7 @@ async def refusal(node: Node, model: str | None, principal: Principal = ACME) ->
     return refused.value
 
 
-def test_names_versions_and_aliases(valkey: Valkey, tmp_path: Path) -> None:
+def test_names_versions_and_aliases_are_resolved(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -69,7 +69,7 @@ def test_foreign_missing_deleted_and_unlisted_names_get_the_same_answer(valkey: 
     run(scenario)
 
 
-def test_shared_adapters_are_everybodys_unless_a_tenant_has_its_own(valkey: Valkey, tmp_path: Path) -> None:
+def test_every_tenant_sees_a_shared_adapter_unless_it_has_its_own(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -85,7 +85,7 @@ def test_shared_adapters_are_everybodys_unless_a_tenant_has_its_own(valkey: Valk
     run(scenario)
 
 
-def test_a_disabled_adapter_is_refused_to_those_who_may_see_it(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_disabled_adapter_is_forbidden_to_its_tenant_and_not_found_by_others(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -100,7 +100,7 @@ def test_a_disabled_adapter_is_refused_to_those_who_may_see_it(valkey: Valkey, t
     run(scenario)
 
 
-def test_the_adapter_of_the_url_and_of_the_body_must_agree(valkey: Valkey, tmp_path: Path) -> None:
+def test_the_adapters_in_the_url_and_in_the_body_must_agree(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -161,17 +161,17 @@ def test_a_canary_keeps_its_users_while_its_weight_grows(valkey: Valkey, tmp_pat
                 assert inside <= now
                 assert abs(len(now) - 400 * weight_bp / 10_000) < 60
                 inside = now
-                # By number, nobody is in.
+                # A version given by number bypasses the canary.
                 assert await version_of(node, "sql@v1", user=users[0]) == ("acme", 1)
             await node.aliases.put(ACME, "r", "sql", "live", 1, canary=CanaryShare(2, 5000))
-            # One backend that names no users is not all or nothing.
+            # Without a user each request is drawn, so a backend that names none is not all in or all out.
             drawn = {(await version_of(node, "sql"))[1] for _ in range(64)}
             assert drawn == {1, 2}
 
     run(scenario)
 
 
-def test_who_is_in_a_canary_depends_on_tenant_name_salt_and_user_each() -> None:
+def test_canary_membership_depends_on_tenant_name_salt_and_user() -> None:
     def members(tenant: str, name: str, salt: str) -> list[int]:
         canary = Canary(version=2, weight_bp=5000, salt=salt)
         return [user for user in range(200) if in_canary(tenant, name, canary, str(user))]
@@ -179,6 +179,6 @@ def test_who_is_in_a_canary_depends_on_tenant_name_salt_and_user_each() -> None:
     one = members("acme", "sql", "a")
     assert one == members("acme", "sql", "a")
     others = [members("acme", "sql", "b"), members("globex", "sql", "a"), members("acme", "math", "a")]
-    # Parts are not run together.
+    # The parts are not merely concatenated.
     others.append(members("acmes", "ql", "a"))
     assert one not in others

@@ -40,7 +40,7 @@ async def refused(work: Awaitable[object]) -> ServingError:
     return found.value
 
 
-def test_the_fingerprint_is_of_linears_and_not_of_how_they_are_computed() -> None:
+def test_the_fingerprint_covers_the_linears_but_not_how_they_are_computed() -> None:
     fingerprints = {linears_fingerprint(layout) for layout in (SMALL, tiny_layout("bfloat16", 1))}
     one_by_one = replace(SMALL, groups=tuple((module,) for group in reversed(SMALL.groups) for module in group))
     assert fingerprints == {linears_fingerprint(one_by_one)}
@@ -48,7 +48,7 @@ def test_the_fingerprint_is_of_linears_and_not_of_how_they_are_computed() -> Non
     assert len({linears_fingerprint(layout) for layout in (SMALL, LARGE, wider)}) == 3
 
 
-def test_a_version_for_another_base_is_refused_by_name_and_left_out_of_the_models(
+def test_a_version_for_another_base_is_refused_if_requested_and_not_listed_as_a_model(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -71,7 +71,7 @@ def test_a_version_for_another_base_is_refused_by_name_and_left_out_of_the_model
     run(scenario)
 
 
-def test_nothing_is_made_live_pinned_or_restored_where_its_base_is_not_served(valkey: Valkey, tmp_path: Path) -> None:
+def test_versions_for_another_base_cannot_be_given_an_alias_pinned_or_restored(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_bases(tmp_path / "data", valkey.url) as (small, large):
             await small.publish("sql", "for small")
@@ -98,7 +98,7 @@ def test_the_same_content_uploaded_for_both_bases_is_one_version_that_both_serve
             await small.publish("sql", "fits both")
             await large.publish("sql", "fits both")
             await large.publish("sql", "fits both")
-            # What another server has done a moment ago counts.
+            # A change that another server made a moment ago counts.
             for node in (small, large):
                 target = await node.resolver.resolve(ACME, "sql")
                 assert target.adapter is not None
@@ -109,7 +109,9 @@ def test_the_same_content_uploaded_for_both_bases_is_one_version_that_both_serve
     run(scenario)
 
 
-def test_a_pin_of_another_bases_adapter_is_left_to_its_servers(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_pin_of_an_adapter_for_another_base_is_left_to_the_servers_of_that_base(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with two_bases(tmp_path / "data", valkey.url) as (small, large):
             digest = await small.publish("sql", "for small")
@@ -121,7 +123,9 @@ def test_a_pin_of_another_bases_adapter_is_left_to_its_servers(valkey: Valkey, t
     run(scenario)
 
 
-def test_content_whose_base_was_not_recorded_is_found_out_when_it_is_loaded(valkey: Valkey, tmp_path: Path) -> None:
+def test_content_with_no_recorded_base_that_does_not_fit_is_refused_when_it_is_loaded(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with two_bases(tmp_path / "data", valkey.url) as (small, large):
             digest = await small.publish("sql", "for small")
@@ -135,7 +139,7 @@ def test_content_whose_base_was_not_recorded_is_found_out_when_it_is_loaded(valk
                 error = await refused(large.residency.load(digest))
             assert "'large'" in error.message
             assert "not 8 x 8" in error.message
-            # Uploading it again records what it fits.
+            # Uploading it again records the base that it fits.
             await small.versions.publish(ACME, "r", "sql", content(digest))
             await large.catalog.catch_up()
             await refused(large.resolver.resolve(ACME, "sql"))

@@ -32,12 +32,12 @@ async def limited(node: Node, limits: Limits) -> None:
     await node.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=limits))
 
 
-def test_reserves_a_quarter_of_the_bytes_and_at_most_256_tokens_a_choice() -> None:
+def test_reserves_a_quarter_of_the_prompt_bytes_and_at_most_256_tokens_per_choice() -> None:
     assert reserve_tokens(400, 16) == 100 + 16
     assert reserve_tokens(400, 100_000, 3) == 100 + 3 * 256
 
 
-def test_one_request_gives_one_usage_line_and_one_terminal_state(valkey: Valkey, tmp_path: Path) -> None:
+def test_one_request_produces_one_usage_line_and_one_terminal_state(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -65,7 +65,7 @@ def test_one_request_gives_one_usage_line_and_one_terminal_state(valkey: Valkey,
     run(scenario)
 
 
-def test_a_clock_that_is_set_back_shortens_no_request(valkey: Valkey, tmp_path: Path) -> None:
+def test_setting_the_clock_back_does_not_change_the_duration_of_a_request(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -95,7 +95,7 @@ def test_tokens_are_settled_exactly(valkey: Valkey, tmp_path: Path) -> None:
             assert admitted.headers["x-ratelimit-limit-tokens"] == "1000"
             await node.admission.finish(admitted, DONE)
             admitted = await node.admit(ACME, reserve=100)
-            # 16 of 1,000 used and 100 reserved; a few may have flowed in since.
+            # 16 of 1,000 used and 100 reserved; a few may have been refilled since.
             assert 884 <= int(admitted.headers["x-ratelimit-remaining-tokens"]) <= 900
             await node.admission.finish(admitted, Outcome(EndState.COMPLETED, "stop", 1500, 0, 500))
             with pytest.raises(ServingError) as refused:
@@ -108,7 +108,7 @@ def test_tokens_are_settled_exactly(valkey: Valkey, tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_the_tighter_of_key_and_tenant_counts_and_says_when_to_retry(valkey: Valkey, tmp_path: Path) -> None:
+def test_the_tighter_of_key_and_tenant_limits_applies_and_says_when_to_retry(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -125,13 +125,13 @@ def test_the_tighter_of_key_and_tenant_counts_and_says_when_to_retry(valkey: Val
             assert 28 <= refused.value.retry_after_s <= 30
             assert refused.value.headers["x-ratelimit-remaining-requests"] == "0"
             assert "key" in refused.value.message
-            # The tenant's other requests go on.
+            # The tenant's other requests are still admitted.
             await node.admit(ACME)
 
     run(scenario)
 
 
-def test_a_limit_of_zero_refuses_and_promises_nothing(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_limit_of_zero_refuses_without_a_retry_time(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -143,7 +143,7 @@ def test_a_limit_of_zero_refuses_and_promises_nothing(valkey: Valkey, tmp_path: 
     run(scenario)
 
 
-def test_requests_in_flight_are_limited_over_two_servers(valkey: Valkey, tmp_path: Path) -> None:
+def test_requests_in_flight_are_limited_across_two_servers(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             await limited(one, Limits(max_concurrent=1))
@@ -158,8 +158,8 @@ def test_requests_in_flight_are_limited_over_two_servers(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-def test_a_server_that_has_not_heard_of_it_follows_a_moved_alias(valkey: Valkey, tmp_path: Path) -> None:
-    """STALE: it admits with the new version, not with what its memory says."""
+def test_a_server_that_has_not_heard_of_a_moved_alias_follows_it(valkey: Valkey, tmp_path: Path) -> None:
+    """STALE: it admits with the new version, not with the one in its memory."""
 
     async def scenario() -> None:
         data_dir = tmp_path / "data"
@@ -179,7 +179,7 @@ def test_a_server_that_has_not_heard_of_it_follows_a_moved_alias(valkey: Valkey,
     run(scenario)
 
 
-def test_a_server_that_has_not_heard_of_it_refuses_a_revoked_key(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_server_that_has_not_heard_of_a_revocation_refuses_the_key(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with running_node(data_dir, valkey.url) as one:
@@ -196,7 +196,7 @@ def test_a_server_that_has_not_heard_of_it_refuses_a_revoked_key(valkey: Valkey,
 
 
 @pytest.mark.parametrize("change", ["suspended", "demoted", "tenant suspended", "adapter deleted", "limits"])
-def test_a_server_that_has_not_heard_of_it_obeys(valkey: Valkey, tmp_path: Path, change: str) -> None:
+def test_a_server_that_has_not_heard_of_a_restriction_enforces_it(valkey: Valkey, tmp_path: Path, change: str) -> None:
     expected = {
         "suspended": ErrorCode.INVALID_API_KEY,
         "demoted": ErrorCode.FORBIDDEN,
@@ -256,7 +256,7 @@ def test_a_cancelled_admission_leaves_no_lease(valkey: Valkey, tmp_path: Path) -
 
 @pytest.mark.parametrize("is_renewed", [False, True])
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_what_an_unheard_answer_reserved_is_not_charged_beside_what_was_used(
+def test_a_reservation_whose_answer_was_lost_is_not_charged_in_addition_to_actual_use(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool, is_renewed: bool
 ) -> None:
     async def scenario() -> None:
@@ -269,7 +269,7 @@ def test_what_an_unheard_answer_reserved_is_not_charged_beside_what_was_used(
             async def lose_answer(call: AdmitCall) -> AdmitReply:
                 if is_taken:
                     await admit(call)
-                    await node.live.leases.drop(call.lease.request_id)  # as if it had not been heard
+                    await node.live.leases.drop(call.lease.request_id)  # as if its answer had been lost
                 raise LiveUnavailableError("cut off")
 
             with monkeypatch.context() as patches:
@@ -282,18 +282,18 @@ def test_what_an_unheard_answer_reserved_is_not_charged_beside_what_was_used(
             await node.admission.finish(admitted, Outcome(EndState.COMPLETED, "stop", 60, 0, 40))
             admitted = await node.admit(ACME, reserve=0)
             num_charged = 100 if is_taken or is_renewed else 0
-            # A few tokens flow in meanwhile.
+            # A few tokens are refilled in between.
             assert 0 <= int(admitted.headers["x-ratelimit-remaining-tokens"]) - (1_000 - num_charged) < 100
 
     run(scenario)
 
 
-def test_a_tenants_queue_has_a_limit_of_its_own(valkey: Valkey, tmp_path: Path) -> None:
+def test_each_tenants_queue_has_its_own_limit(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         settings = AdmissionSettings(process="p", max_queued=20, max_queued_per_tenant=5)
         async with running_node(tmp_path / "data", valkey.url, settings=settings) as node:
             await with_tenants(node)
-            # As much as the engine runs at once is no queue, whatever has started.
+            # As many sequences as the engine runs at once do not count as queued, started or not.
             first = await node.admit(ACME, num_sequences=ENGINE_SEQUENCES)
             first.running.started = True
             for _ in range(5):
@@ -314,7 +314,7 @@ def test_a_tenants_queue_has_a_limit_of_its_own(valkey: Valkey, tmp_path: Path) 
     run(scenario)
 
 
-def test_whoever_has_a_key_may_fill_32_places_of_the_queue_and_an_open_servers_user_all(
+def test_a_tenant_may_fill_32_places_of_the_queue_and_users_of_an_open_server_all_of_them(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -333,7 +333,7 @@ def test_whoever_has_a_key_may_fill_32_places_of_the_queue_and_an_open_servers_u
     run(scenario)
 
 
-def test_a_burst_is_cut_at_its_tenants_queue_and_leaves_room_for_others(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_burst_is_cut_at_its_tenants_queue_limit_and_leaves_room_for_others(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         settings = AdmissionSettings(process="p", max_queued=20, max_queued_per_tenant=5)
         async with running_node(tmp_path / "data", valkey.url, settings=settings) as node:
@@ -349,7 +349,7 @@ def test_a_burst_is_cut_at_its_tenants_queue_and_leaves_room_for_others(valkey: 
     run(scenario)
 
 
-def test_what_is_refused_or_cancelled_does_not_stay_in_the_queue(valkey: Valkey, tmp_path: Path) -> None:
+def test_refused_and_cancelled_requests_do_not_stay_in_the_queue(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -367,7 +367,7 @@ def test_what_is_refused_or_cancelled_does_not_stay_in_the_queue(valkey: Valkey,
     run(scenario)
 
 
-def test_the_flag_key_infers_for_the_default_tenant_only(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_flag_key_infers_only_for_the_default_tenant(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, flag_keys=("let-me-in",)) as node:
             await with_tenants(node)

@@ -15,7 +15,7 @@ __all__ = ["valkey"]
 
 @contextlib.asynccontextmanager
 async def two_telling(data_dir: Path, url: str) -> AsyncIterator[tuple[Node, Node]]:
-    """Two servers that say all the time what they run."""
+    """Two servers that keep reporting what they run."""
 
     async def keep_telling(node: Node) -> None:
         while True:
@@ -35,7 +35,7 @@ async def two_telling(data_dir: Path, url: str) -> AsyncIterator[tuple[Node, Nod
             await asyncio.gather(*telling, return_exceptions=True)
 
 
-def test_another_servers_requests_are_waited_for_though_another_adapter_has_the_same_content(
+def test_deletion_waits_for_another_servers_requests_for_the_adapter_but_not_for_its_content(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)
@@ -47,12 +47,12 @@ def test_another_servers_requests_are_waited_for_though_another_adapter_has_the_
             admitted = await two.admit(ACME, "sql")
             beside = await two.admit(ACME, "copy")
             deletion = asyncio.create_task(one.adapters.delete(ACME, "r", "sql", drain_s=60))
-            # It is told several times that the request goes on.
+            # It receives several reports that the request is still running.
             told = two.clock.now + 0.1
             await eventually(lambda: two.clock.now >= told)
             assert not deletion.done()
             await two.admission.finish(admitted, DONE)
-            # What runs with the other adapter is no reason to wait.
+            # Requests for the other adapter are no reason to wait.
             assert (await deletion).drained
             assert beside.running.ended_with is None
             assert one.adapters.state_of((await deletion).document) is AdapterState.DELETED
@@ -60,7 +60,7 @@ def test_another_servers_requests_are_waited_for_though_another_adapter_has_the_
     run(scenario)
 
 
-def test_a_request_that_another_server_does_not_end_is_not_waited_for_beyond_the_deadline(
+def test_deletion_stops_waiting_for_another_servers_requests_at_the_deadline(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)

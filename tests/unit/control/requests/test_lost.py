@@ -20,7 +20,7 @@ __all__ = ["valkey"]
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease lapses when nobody renews it; here it counts as lapsed from its first moment on."""
+    """A lease lapses if it is not renewed; here it counts as lapsed from the start."""
     monkeypatch.setattr(leases, "LAPSED_AFTER_MS", -leases.LEASE_MS - 1000)
 
 
@@ -36,7 +36,7 @@ async def killed(node: Node, *, tell: bool) -> str:
         await dying.publish()
         await node.live.snapshots.remove(SnapshotKind.PROCESS, admitted.lease.process)
     node.running.remove(admitted.request_id)
-    # Redis has been there for long enough to have heard from everybody.
+    # Redis has been up long enough for every server to have reported.
     node.live.connection.up_since = time.monotonic() - 60
     return admitted.request_id
 
@@ -65,7 +65,7 @@ def test_requests_of_a_dead_process_end_as_lost_once(valkey: Valkey, tmp_path: P
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_process_that_lives_keeps_its_requests(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_live_process_keeps_its_requests(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)

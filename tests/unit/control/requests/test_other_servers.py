@@ -8,7 +8,7 @@ from tests.unit.control.nodes import ACME, DONE, run, two_nodes
 __all__ = ["valkey"]
 
 
-def test_they_know_which_contents_an_engine_has(valkey: Valkey, tmp_path: Path) -> None:
+def test_other_servers_know_which_contents_an_engine_has(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             digest = await one.publish("sql", "one")
@@ -18,9 +18,9 @@ def test_they_know_which_contents_an_engine_has(valkey: Valkey, tmp_path: Path) 
                 await telling.publish()
                 assert await second.any_has({digest}, {})
                 assert not await second.any_has({"0" * 64}, {})
-                # Its own is its own business.
+                # A server's own report does not count.
                 assert not await first.any_has({digest}, {})
-                # What was said before may not be true any more; only what is said next counts.
+                # An earlier report may be outdated; only the next one counts.
                 before = await second.last_report_times()
                 assert await second.any_has({"0" * 64}, before)
                 await telling.publish()
@@ -31,7 +31,7 @@ def test_they_know_which_contents_an_engine_has(valkey: Valkey, tmp_path: Path) 
     run(scenario)
 
 
-def test_they_know_which_adapters_a_server_runs_and_for_whom(valkey: Valkey, tmp_path: Path) -> None:
+def test_other_servers_know_which_adapters_a_server_runs_and_for_which_tenants(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             await one.publish("sql", "one")

@@ -13,7 +13,9 @@ __all__ = ["valkey"]
 
 
 @pytest.mark.parametrize("change", ["revoked", "suspended", "expired", "rotated", "tenant suspended"])
-def test_running_requests_end_on_every_server(valkey: Valkey, tmp_path: Path, change: str) -> None:
+def test_running_requests_end_on_every_server_unless_the_key_was_only_rotated(
+    valkey: Valkey, tmp_path: Path, change: str
+) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             issued = await one.keys.create(ACME, "r", role=Role.INFER, expires_at=one.clock.now + 100)
@@ -40,7 +42,7 @@ def test_running_requests_end_on_every_server(valkey: Valkey, tmp_path: Path, ch
                 case _:
                     await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(status=Status.SUSPENDED))
             if change == "rotated":
-                # They were admitted with what was the newest secret then: the key itself is still good.
+                # They were admitted with the newest secret of that time, and the key itself is still valid.
                 one.revocation.check()
                 two.revocation.check()
                 assert ended == []
@@ -52,7 +54,7 @@ def test_running_requests_end_on_every_server(valkey: Valkey, tmp_path: Path, ch
     run(scenario)
 
 
-def test_a_request_that_began_with_the_old_secret_ends_with_its_grace(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_request_started_with_the_old_secret_ends_with_its_grace_time(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -68,7 +70,9 @@ def test_a_request_that_began_with_the_old_secret_ends_with_its_grace(valkey: Va
     run(scenario)
 
 
-def test_an_operator_of_all_tenants_is_ended_with_the_tenant_it_acts_for(valkey: Valkey, tmp_path: Path) -> None:
+def test_suspending_a_tenant_ends_requests_of_an_operator_of_all_tenants_acting_for_it(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)

@@ -45,7 +45,7 @@ async def all_pages(requests: RequestService, principal: Principal, limit: int, 
             return found
 
 
-def test_what_runs_comes_first_and_pages_lose_nothing(valkey: Valkey, tmp_path: Path) -> None:
+def test_running_requests_are_listed_first_and_pages_skip_none(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -100,7 +100,7 @@ def test_requests_are_filtered(valkey: Valkey, tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_tenants_requests_do_not_exist_for_others(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_tenants_requests_are_not_found_by_others(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -125,7 +125,7 @@ def test_a_tenants_requests_do_not_exist_for_others(valkey: Valkey, tmp_path: Pa
     run(scenario)
 
 
-def test_operators_of_all_tenants_page_through_all_of_them(valkey: Valkey, tmp_path: Path) -> None:
+def test_operators_of_all_tenants_can_page_through_all_requests(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -133,7 +133,7 @@ def test_operators_of_all_tenants_page_through_all_of_them(valkey: Valkey, tmp_p
             requests = service(node)
             whole = [record.id for record in await all_pages(requests, ADMIN, 100, tenant=ANY_TENANT)]
             assert sorted(whole) == sorted(over)
-            # Those of one tenant in order; several tenants' may end within one millisecond.
+            # Only each tenant's own order is fixed: requests of two tenants may end within one millisecond.
             for first in (0, 1):
                 assert [found for found in whole if found in over[first::2]] == [*reversed(over[first::2])]
             for limit in (1, 2, 3):
@@ -148,7 +148,7 @@ def test_operators_of_all_tenants_page_through_all_of_them(valkey: Valkey, tmp_p
     run(scenario)
 
 
-def test_an_operator_ends_a_request_and_a_viewer_may_not(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_operator_can_abort_a_request_but_a_viewer_cannot(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)

@@ -23,7 +23,7 @@ __all__ = ["valkey"]
 
 @contextmanager
 def blip(live: LiveStore) -> Iterator[None]:
-    """Redis keeps what it has, and nobody gets through to it."""
+    """Redis keeps its data but cannot be reached."""
     breaker = live.connection._breaker
     breaker.failed("a blip")
     breaker._next_probe_at = float("inf")
@@ -52,7 +52,7 @@ async def check_settled(node: Node, admitted: list[Admitted]) -> None:
     assert len(node.usage_lines()) == len(admitted)
 
 
-def test_what_ended_while_redis_was_gone_is_settled_when_it_is_back(valkey: Valkey, tmp_path: Path) -> None:
+def test_requests_that_ended_while_redis_was_gone_are_settled_when_it_is_back(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             admitted = await finish_in_a_blip(node)
@@ -62,7 +62,7 @@ def test_what_ended_while_redis_was_gone_is_settled_when_it_is_back(valkey: Valk
     run(scenario)
 
 
-def test_a_server_that_stops_settles_what_is_left(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_server_that_stops_settles_remaining_requests(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             admitted = await finish_in_a_blip(node)
@@ -72,7 +72,7 @@ def test_a_server_that_stops_settles_what_is_left(valkey: Valkey, tmp_path: Path
     run(scenario)
 
 
-def test_a_server_does_it_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_server_settles_requests_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_plane, "SETTLE_EVERY_S", 0.01)
     with live_server(FakeEngine(), make_settings(tmp_path)) as server:
         control = server.context.control
@@ -92,7 +92,7 @@ def test_a_server_does_it_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         server.run(asyncio.wait_for(until_settled(request_id), 20))
 
 
-def test_of_too_many_the_oldest_are_given_up(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_of_too_many_unsettled_requests_are_dropped(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settlements, "MAX_UNSETTLED", 2)
 
     async def check(store: LiveStore) -> None:

@@ -16,7 +16,7 @@ from tests.unit.control.nodes import ACME, Node, eventually, run, running_node, 
 __all__ = ["valkey"]
 
 
-def test_every_server_knows_what_all_of_them_run(valkey: Valkey, tmp_path: Path) -> None:
+def test_every_server_knows_the_requests_of_all_servers(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             await one.publish("sql", "one")
@@ -39,7 +39,7 @@ def test_every_server_knows_what_all_of_them_run(valkey: Valkey, tmp_path: Path)
     run(scenario)
 
 
-def test_a_request_is_ended_on_the_server_that_runs_it(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_request_is_aborted_on_the_server_that_runs_it(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             first, second = snapshots_of(one, "p1", "engine-0"), snapshots_of(two, "p2", "engine-1")
@@ -56,7 +56,7 @@ def test_a_request_is_ended_on_the_server_that_runs_it(valkey: Valkey, tmp_path:
     run(scenario)
 
 
-def test_a_deletion_is_drained_once_every_engine_has_let_go(
+def test_a_deletion_is_drained_only_once_every_engine_has_unloaded_the_content(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)
@@ -74,13 +74,13 @@ def test_a_deletion_is_drained_once_every_engine_has_let_go(
             telling = [asyncio.create_task(keep_telling(node)) for node in (one, two)]
             for name in ("sql", "poet"):
                 digest = await one.publish(name, name)
-                # What a server has not heard of yet it would let go of again.
+                # A server would unload content of a document that it has not heard of yet.
                 await eventually(partial(two.residency.is_wanted, digest))
                 for node in (one, two):
                     await node.residency.load(digest)
             assert (await one.adapters.delete(ACME, "r", "sql", drain_s=0)).drained
             assert len(two.engine.known) == 1
-            # The other engine is told to forget it, and does not say that it has.
+            # The other engine is told to unload it, but does not acknowledge.
             monkeypatch.setattr("loraserve.control.requests.draining.ACK_WAIT_S", 0.5)
             two.engine.may_unload.clear()
             assert not (await one.adapters.delete(ACME, "r", "poet", drain_s=0)).drained
@@ -94,7 +94,7 @@ def test_a_deletion_is_drained_once_every_engine_has_let_go(
     run(scenario)
 
 
-def test_an_engine_is_ready_by_progress(valkey: Valkey, tmp_path: Path) -> None:
+def test_engine_state_depends_on_progress_draining_and_errors(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             runtime = runtime_of(node)
@@ -103,7 +103,7 @@ def test_an_engine_is_ready_by_progress(valkey: Valkey, tmp_path: Path) -> None:
             assert engine_state(runtime) is EngineState.READY
             node.engine.stats = EngineStats(num_running=1)
             assert engine_state(runtime) is EngineState.STALLED
-            node.engine.longest_step_s = runtime.settings.progress_timeout_s  # Of a large model, on a CPU.
+            node.engine.longest_step_s = runtime.settings.progress_timeout_s  # As with a large model on a CPU.
             assert engine_state(runtime) is EngineState.READY
             node.engine.last_progress_s -= LONG_STEPS * node.engine.longest_step_s
             assert engine_state(runtime) is EngineState.STALLED

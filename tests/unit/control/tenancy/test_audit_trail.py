@@ -25,7 +25,7 @@ def trail(node: Node) -> AuditTrail:
     return AuditTrail(node.live, node.documents)
 
 
-def test_a_change_is_told_with_what_was_before_and_after(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_audit_entry_shows_the_document_before_and_after_the_change(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -47,7 +47,7 @@ def test_a_change_is_told_with_what_was_before_and_after(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-def test_an_admin_of_a_tenant_reads_that_tenants_entries(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_tenants_admin_reads_only_that_tenants_entries(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -64,7 +64,7 @@ def test_an_admin_of_a_tenant_reads_that_tenants_entries(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-def test_a_key_for_some_adapters_does_not_read_of_others(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_key_for_some_adapters_does_not_read_entries_of_others(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -103,7 +103,7 @@ def test_entries_are_filtered_and_paged(valkey: Valkey, tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_no_more_documents_are_in_memory_at_once_than_somebody_looks_at(
+def test_an_export_reads_documents_only_as_it_is_consumed(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -130,7 +130,7 @@ def test_no_more_documents_are_in_memory_at_once_than_somebody_looks_at(
     run(scenario)
 
 
-def test_a_page_of_large_documents_is_shorter_and_goes_on_at_its_cursor(
+def test_a_page_of_large_documents_is_shorter_and_continues_at_its_cursor(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_trail, "MAX_PAGE_BYTES", 2000)
@@ -152,7 +152,7 @@ def test_a_page_of_large_documents_is_shorter_and_goes_on_at_its_cursor(
     run(scenario)
 
 
-def test_refusals_are_noted_but_not_each_of_a_flood(valkey: Valkey, tmp_path: Path) -> None:
+def test_refusals_are_recorded_but_deduplicated_and_limited_per_hour(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -183,7 +183,7 @@ def test_refusals_are_noted_but_not_each_of_a_flood(valkey: Valkey, tmp_path: Pa
                 await note(f"GET /{number}")
             num_noted = 1 + MAX_PER_HOUR
             assert await note("GET /one-more") == num_noted
-            # Strangers leave room for those with keys, and each tenant for the others.
+            # Callers without a key leave room for those with one, and each tenant leaves room for the others.
             for number in range(2 * MAX_PER_HOUR):
                 await note(f"GET /{number}", "key-1", "acme")
             num_noted += MAX_PER_HOUR

@@ -24,7 +24,7 @@ __all__ = ["valkey"]
 T = TypeVar("T")
 
 
-def test_a_key_names_its_id_and_is_kept_as_a_hash() -> None:
+def test_a_key_contains_its_id_and_is_stored_as_a_hash() -> None:
     key = generate_key()
     assert key.text.startswith(f"ls-{key.id}_")
     assert try_parse_id(key.text) == key.id
@@ -37,7 +37,7 @@ def test_a_key_names_its_id_and_is_kept_as_a_hash() -> None:
 @pytest.mark.parametrize(
     "text", ["", "ls-", "sk-abcdefgh_" + "x" * 43, "ls-ABCDEFGH_" + "x" * 43, "ls-abcdefgh_x", "\ud800"]
 )
-def test_other_texts_are_no_keys(text: str) -> None:
+def test_malformed_keys_have_no_id(text: str) -> None:
     assert try_parse_id(text) is None
 
 
@@ -47,7 +47,7 @@ async def refusal(node: Node, text: str | None, acting_tenant: str | None = None
     return refused.value.code
 
 
-def test_without_any_key_everybody_is_admin(valkey: Valkey, tmp_path: Path) -> None:
+def test_every_caller_is_admin_if_there_are_no_keys(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -65,7 +65,7 @@ def test_without_any_key_everybody_is_admin(valkey: Valkey, tmp_path: Path) -> N
     run(scenario)
 
 
-def test_who_came_to_an_open_server_that_is_closed_by_now_is_nobody(valkey: Valkey, tmp_path: Path) -> None:
+def test_callers_of_a_formerly_open_server_are_refused_once_it_is_closed(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -112,7 +112,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_server_with_keys_that_cannot_be_read_is_closed_and_says_which(
+def test_a_server_whose_keys_are_unreadable_is_closed_and_logs_which(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
     data_dir = tmp_path / "data"
@@ -130,14 +130,14 @@ def test_a_server_with_keys_that_cannot_be_read_is_closed_and_says_which(
                 assert await refusal(node, text) is ErrorCode.INVALID_API_KEY
             assert str(path) in caplog.text
             assert "none of their documents can be read" in caplog.text
-            # What the message says.
+            # The remedy that the message names.
             other = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
             assert (await node.authenticator.authenticate(other.text)).role is Role.ADMIN
 
     run(scenario)
 
 
-def test_the_older_revision_of_a_damaged_key_is_not_used_either(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_older_revision_of_a_damaged_key_is_not_used(valkey: Valkey, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     documents = DocumentStore(data_dir)
     issued = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
@@ -152,7 +152,7 @@ def test_the_older_revision_of_a_damaged_key_is_not_used_either(valkey: Valkey, 
     run(scenario)
 
 
-def test_a_key_that_could_not_be_read_for_a_moment_works_later(
+def test_a_key_that_was_briefly_unreadable_works_later(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_dir = tmp_path / "data"
@@ -175,7 +175,7 @@ def test_a_key_that_could_not_be_read_for_a_moment_works_later(
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2], ids=["all keys", "prefix", "key"])
-def test_a_server_starts_and_refuses_keys_in_folders_of_another_user(
+def test_a_server_starts_but_refuses_keys_in_folders_that_it_may_not_read(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, depth: int
 ) -> None:
     data_dir = tmp_path / "data"
@@ -205,7 +205,7 @@ def test_a_server_starts_and_refuses_keys_in_folders_of_another_user(
     run(scenario)
 
 
-def test_an_open_server_closes_with_a_key_that_it_cannot_read(valkey: Valkey, tmp_path: Path) -> None:
+def test_an_unreadable_key_closes_an_open_server(valkey: Valkey, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
 
     async def scenario() -> None:
@@ -223,7 +223,7 @@ def test_an_open_server_closes_with_a_key_that_it_cannot_read(valkey: Valkey, tm
     run(scenario)
 
 
-def test_a_closed_server_never_opens_because_its_keys_became_unreadable(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_closed_server_stays_closed_if_its_keys_become_unreadable(valkey: Valkey, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT)
 
@@ -240,10 +240,10 @@ def test_a_closed_server_never_opens_because_its_keys_became_unreadable(valkey: 
     run(scenario)
 
 
-def test_keys_that_only_redis_knows_of_close_a_server_too(
+def test_keys_known_only_to_redis_close_a_server(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its data directory was lost, or is another's than that of the servers on this Redis."""
+    """Its data directory was lost, or is not that of the other servers on this Redis."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "new", valkey.url) as running:
@@ -260,7 +260,7 @@ def test_keys_that_only_redis_knows_of_close_a_server_too(
     assert "which the data directory does not have" in caplog.text
 
 
-def test_a_key_acts_for_its_tenant_and_only_a_key_of_all_for_others(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_key_acts_only_for_its_tenant_unless_it_is_a_key_for_all_tenants(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -268,7 +268,7 @@ def test_a_key_acts_for_its_tenant_and_only_a_key_of_all_for_others(valkey: Valk
             everyone = await node.keys.create(ADMIN, "r", role=Role.OPERATOR, tenant=ANY_TENANT)
             assert (await node.authenticator.authenticate(own.text)).acting_tenant == "acme"
             assert (await node.authenticator.authenticate(own.text, "acme")).acting_tenant == "acme"
-            # A tenant that exists and one that does not are refused alike.
+            # The refusal does not reveal whether the tenant exists.
             assert await refusal(node, own.text, "globex") is ErrorCode.FORBIDDEN
             assert await refusal(node, own.text, "nobody") is ErrorCode.FORBIDDEN
             assert (await node.authenticator.authenticate(everyone.text)).acting_tenant == "default"
@@ -278,7 +278,7 @@ def test_a_key_acts_for_its_tenant_and_only_a_key_of_all_for_others(valkey: Valk
     run(scenario)
 
 
-def test_wrong_secrets_unknown_ids_and_other_texts_get_the_same_answer(valkey: Valkey, tmp_path: Path) -> None:
+def test_wrong_secrets_unknown_ids_and_malformed_keys_get_the_same_answer(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -294,7 +294,7 @@ def test_wrong_secrets_unknown_ids_and_other_texts_get_the_same_answer(valkey: V
     run(scenario)
 
 
-def test_a_rotated_secret_works_until_its_grace_is_over(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_rotated_secret_works_until_its_grace_time_ends(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -316,8 +316,8 @@ def test_a_rotated_secret_works_until_its_grace_is_over(valkey: Valkey, tmp_path
     run(scenario)
 
 
-def test_a_secret_that_was_rotated_out_since_manages_and_begins_nothing(valkey: Valkey, tmp_path: Path) -> None:
-    """Whether this server heard of the rotation or not."""
+def test_an_expired_old_secret_can_neither_manage_nor_start_requests(valkey: Valkey, tmp_path: Path) -> None:
+    """Whether or not this server has heard of the rotation."""
 
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, deaf):
@@ -342,7 +342,9 @@ def test_a_secret_that_was_rotated_out_since_manages_and_begins_nothing(valkey: 
     run(scenario)
 
 
-def test_expiry_and_suspension_end_a_key_and_a_suspension_can_be_lifted(valkey: Valkey, tmp_path: Path) -> None:
+def test_expired_and_suspended_keys_are_refused_until_they_are_extended_or_reactivated(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -361,7 +363,9 @@ def test_expiry_and_suspension_end_a_key_and_a_suspension_can_be_lifted(valkey: 
     run(scenario)
 
 
-def test_a_suspended_tenant_is_refused_but_its_operators_can_lift_it(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_suspended_tenant_is_refused_but_an_admin_of_all_tenants_can_reactivate_it(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -379,7 +383,7 @@ def test_a_suspended_tenant_is_refused_but_its_operators_can_lift_it(valkey: Val
     run(scenario)
 
 
-def test_a_key_made_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_key_created_or_rotated_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with (
@@ -396,7 +400,7 @@ def test_a_key_made_on_another_server_works_here_at_once(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-def test_what_was_resumed_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_key_or_tenant_reactivated_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with (
@@ -427,7 +431,9 @@ def test_what_was_resumed_on_another_server_works_here_at_once(valkey: Valkey, t
 
 
 @pytest.mark.parametrize("change", ["revoked", "suspended", "demoted", "tenant suspended"])
-def test_a_server_that_has_not_heard_of_it_confirms_nothing_older(valkey: Valkey, tmp_path: Path, change: str) -> None:
+def test_a_server_that_has_not_heard_of_a_change_confirms_no_older_revision(
+    valkey: Valkey, tmp_path: Path, change: str
+) -> None:
     expected = {"revoked": ErrorCode.INVALID_API_KEY, "suspended": ErrorCode.INVALID_API_KEY}
 
     async def scenario() -> None:
@@ -455,7 +461,7 @@ def test_a_server_that_has_not_heard_of_it_confirms_nothing_older(valkey: Valkey
     run(scenario)
 
 
-def test_a_disk_that_lags_confirms_nothing_until_it_has_caught_up(
+def test_a_server_whose_disk_lags_confirms_nothing_until_it_has_caught_up(
     valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -475,7 +481,7 @@ def test_a_disk_that_lags_confirms_nothing_until_it_has_caught_up(
                         await judge(principal)
                     assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
                 assert f"Redis knows revision 2 of key '{key_id}'" in caplog.text
-                # Whether what runs may go on is not known: it does.
+                # Whether the running request may continue is unknown, so it does.
                 two.revocation.check()
                 assert running.running.ended_with is None
                 valkey.kill()
@@ -495,7 +501,9 @@ def published(node: Node) -> Callable[[Principal], Awaitable[object]]:
     return lambda principal: node.versions.check_may_publish(principal, "sql")
 
 
-def test_who_redis_confirmed_before_it_went_is_confirmed_while_it_is_gone(valkey: Valkey, tmp_path: Path) -> None:
+def test_principals_that_redis_confirmed_before_an_outage_are_confirmed_during_it(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -503,7 +511,7 @@ def test_who_redis_confirmed_before_it_went_is_confirmed_while_it_is_gone(valkey
             principal = await node.authenticator.authenticate(issued.text)
             valkey.kill()
             assert await node.authenticator.confirm(principal) == principal
-            # What the disk says meanwhile holds.
+            # Changes on disk still take effect.
             revoke_key_offline(node.documents, issued.document.id)
             await node.catalog.catch_up()
             with pytest.raises(ServingError) as refused:
@@ -514,7 +522,7 @@ def test_who_redis_confirmed_before_it_went_is_confirmed_while_it_is_gone(valkey
 
 
 @pytest.mark.parametrize("how", ["emptied", "older"])
-def test_a_redis_that_knows_less_than_the_disk_refuses_nobody(valkey: Valkey, tmp_path: Path, how: str) -> None:
+def test_a_key_is_confirmed_if_redis_is_behind_the_disk(valkey: Valkey, tmp_path: Path, how: str) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -529,8 +537,8 @@ def test_a_redis_that_knows_less_than_the_disk_refuses_nobody(valkey: Valkey, tm
     run(scenario)
 
 
-def test_a_made_key_that_is_also_given_at_start_is_what_its_document_says(valkey: Valkey, tmp_path: Path) -> None:
-    """As where `LORASERVE_API_KEY` is set for the commands, and a server is started beside them."""
+def test_a_flag_key_that_has_a_document_has_the_rights_of_that_document(valkey: Valkey, tmp_path: Path) -> None:
+    """For example, if `LORASERVE_API_KEY` is set for the commands and a server is started in the same environment."""
     data_dir = tmp_path / "data"
     documents = DocumentStore(data_dir)
     admin = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
@@ -547,7 +555,7 @@ def test_a_made_key_that_is_also_given_at_start_is_what_its_document_says(valkey
     run(scenario)
 
 
-def test_a_key_given_at_start_that_only_redis_knows_of_is_no_password(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_flag_key_whose_document_only_redis_knows_is_refused(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
         async with running_node(data_dir, valkey.url) as node:

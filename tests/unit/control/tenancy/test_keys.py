@@ -65,7 +65,7 @@ def test_an_admin_sees_and_changes_keys_of_its_own_tenant_only(valkey: Valkey, t
     run(scenario)
 
 
-def test_nobody_makes_a_key_that_may_do_more_than_their_own(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_key_cannot_create_a_key_with_more_rights_than_its_own(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -86,7 +86,7 @@ def test_nobody_makes_a_key_that_may_do_more_than_their_own(valkey: Valkey, tmp_
     run(scenario)
 
 
-def test_nobody_changes_or_revokes_a_key_that_may_do_more_than_their_own(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_key_cannot_change_or_revoke_a_key_with_more_rights_than_its_own(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -107,14 +107,14 @@ def test_nobody_changes_or_revokes_a_key_that_may_do_more_than_their_own(valkey:
             as_wide = await node.keys.create(ACME, "r", role=Role.ADMIN, adapters=["sql"])
             await node.keys.patch(listed, "r", as_wide.document.id, KeyPatch(name="the other"))
             assert (await node.keys.revoke(listed, "r", as_wide.document.id)).doc.status is Status.REVOKED
-            # Whoever has a key can end it, even one that may do more since they were asked who they are.
+            # A key can always revoke itself, even if it was given more rights after it was authenticated.
             await node.keys.patch(ACME, "r", own.document.id, KeyPatch(adapters=None))
             assert (await node.keys.revoke(listed, "r", own.document.id)).doc.status is Status.REVOKED
 
     run(scenario)
 
 
-def test_a_tenant_has_so_many_keys_of_which_revoked_and_expired_ones_do_not_count(
+def test_revoked_and_expired_keys_do_not_count_toward_the_key_limit_of_a_tenant(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "MAX_KEYS", 3)
@@ -131,7 +131,7 @@ def test_a_tenant_has_so_many_keys_of_which_revoked_and_expired_ones_do_not_coun
             assert refused.value.code is ErrorCode.INSUFFICIENT_QUOTA
             await node.keys.create(ADMIN, "r", role=Role.INFER, tenant=ANY_TENANT)
             await node.keys.create(GLOBEX_ADMIN, "r", role=Role.INFER)
-            # One that is suspended may be lifted again.
+            # A suspended key counts, because it may be reactivated.
             await node.keys.patch(ACME_ADMIN, "r", made[0].document.id, KeyPatch(status=Status.SUSPENDED))
             with pytest.raises(ServingError):
                 await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
@@ -139,7 +139,7 @@ def test_a_tenant_has_so_many_keys_of_which_revoked_and_expired_ones_do_not_coun
             await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
             node.clock.now += 60
             last = await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
-            # An expired one that is given more time is one more.
+            # Extending an expired key counts as one more.
             (expired,) = [key for key in node.catalog.held_keys("acme") if key.doc.expires_at is not None]
             with pytest.raises(ServingError) as refused:
                 await node.keys.patch(ACME_ADMIN, "r", expired.id, KeyPatch(expires_at=None))
@@ -184,7 +184,9 @@ def test_revoking_is_final_and_can_be_repeated(valkey: Valkey, tmp_path: Path) -
         (KeyPatch(status=Status.REVOKED), "status"),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(valkey: Valkey, tmp_path: Path, patch: KeyPatch, param: str) -> None:
+def test_key_values_out_of_range_are_refused_with_the_name_of_the_field(
+    valkey: Valkey, tmp_path: Path, patch: KeyPatch, param: str
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)

@@ -12,7 +12,7 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from tests.support.clock import Clock
 
 
-def test_an_address_that_fails_too_often_waits_until_its_oldest_failure_is_forgotten() -> None:
+def test_an_address_that_fails_too_often_waits_until_its_oldest_failure_expires() -> None:
     clock = Clock()
     attempts = LoginAttempts(clock=clock)
     for _ in range(MAX_FAILURES):
@@ -27,7 +27,7 @@ def test_an_address_that_fails_too_often_waits_until_its_oldest_failure_is_forgo
     attempts.failed("1.2.3.4")
 
 
-def test_a_key_that_logs_in_too_often_waits_and_no_other_one_does() -> None:
+def test_a_key_that_logs_in_too_often_has_to_wait_but_other_keys_do_not() -> None:
     clock = Clock()
     attempts = LoginAttempts(clock=clock)
     for _ in range(MAX_LOGINS):
@@ -42,7 +42,7 @@ def test_a_key_that_logs_in_too_often_waits_and_no_other_one_does() -> None:
     attempts.logs_in("k1")
 
 
-def test_memory_is_bounded() -> None:
+def test_the_least_recently_seen_addresses_are_forgotten_above_the_limit() -> None:
     attempts = LoginAttempts(clock=Clock())
     for _ in range(MAX_FAILURES):
         attempts.failed("first")

@@ -21,7 +21,7 @@ NOBODY = "$-1\r\n"
 
 
 async def publish(node: Node, name: str, digest: str, principal: Principal = ACME) -> ErrorCode | None:
-    """A version of 100 bytes; why not, if not."""
+    """Publish a version of 100 bytes. Returns the code of the error, None = published."""
     try:
         await node.versions.publish(principal, "r", name, content(digest * 64))
     except ServingError as error:
@@ -33,9 +33,9 @@ def lease_of(valkey: Valkey) -> str:
     return valkey.command("GET", "{ls}:l:p:acme")
 
 
-def test_publishing_on_two_servers_never_shares_the_last_bytes(valkey: Valkey, tmp_path: Path) -> None:
+def test_publishing_on_two_servers_at_once_never_exceeds_the_byte_quota(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        # Neither follows what the other commits.
+        # Neither follows the other's commits.
         async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
             await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapter_bytes=399)))
             await two.catalog.catch_up()
@@ -45,7 +45,7 @@ def test_publishing_on_two_servers_never_shares_the_last_bytes(valkey: Valkey, t
             assert sorted(map(str, ended)) == ["None"] * 3 + [str(ErrorCode.INSUFFICIENT_QUOTA)] * 5
             await one.catalog.catch_up()
             assert one.tenants.holdings("acme").adapter_bytes == 300
-            # What was deleted may not come back into room that another took meanwhile.
+            # A deleted adapter cannot be restored into room that a publish has taken since.
             name = one.catalog.adapters("acme")[0].doc.name
             await one.adapters.delete(ACME, "r", name, drain_s=0)
             await two.catalog.catch_up()
@@ -59,7 +59,7 @@ def test_publishing_on_two_servers_never_shares_the_last_bytes(valkey: Valkey, t
     run(scenario)
 
 
-def test_publishing_waits_for_another_server_of_the_same_tenant_only(valkey: Valkey, tmp_path: Path) -> None:
+def test_publishing_waits_for_another_server_only_for_the_same_tenant(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -72,13 +72,13 @@ def test_publishing_waits_for_another_server_of_the_same_tenant_only(valkey: Val
             assert await leases.release("acme", "other server")
             assert await publishing is None
             assert await leases.try_take("acme", "other server")
-            # A change that uses nothing up waits for nobody.
+            # A change that uses no quota does not wait.
             await node.adapters.patch(ACME, "r", "sql", AdapterPatch(description="SQL"))
 
     run(scenario)
 
 
-def test_whoever_waits_too_long_or_without_redis_is_told_to_come_back(
+def test_publishing_is_refused_as_unavailable_after_a_long_wait_or_without_redis(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.control.tenancy.quota.WAIT_S", 0.05)
@@ -98,7 +98,7 @@ def test_whoever_waits_too_long_or_without_redis_is_told_to_come_back(
     run(scenario)
 
 
-def test_a_publisher_that_is_given_up_on_finishes_with_its_turn(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_cancelled_publish_still_finishes_and_releases_its_lease(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -114,7 +114,7 @@ def test_a_publisher_that_is_given_up_on_finishes_with_its_turn(valkey: Valkey, 
 
 
 def left(digest: str, size_bytes: int, at: float) -> UploadSession:
-    """An upload that was rejected once its content was on the disk."""
+    """An upload that was rejected after its content was written to disk."""
     return UploadSession(
         id="f" * 32,
         tenant="acme",
@@ -129,13 +129,13 @@ def left(digest: str, size_bytes: int, at: float) -> UploadSession:
     )
 
 
-def test_what_uploads_left_on_the_disk_counts_once_until_it_is_swept(valkey: Valkey, tmp_path: Path) -> None:
+def test_content_that_uploads_left_on_disk_counts_once_until_it_is_swept(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
             await node.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapter_bytes=250)))
             assert await publish(node, "sql", "a") is None
-            # "a" is a version's.
+            # "a" already belongs to a version.
             uploads = [left(digest, 100, node.clock.now) for digest in "abb"]
             assert node.quota.room_bytes("acme", unpublished=uploads) == 50
             node.quota.check("acme", "sql", 50, unpublished=uploads)
@@ -146,7 +146,7 @@ def test_what_uploads_left_on_the_disk_counts_once_until_it_is_swept(valkey: Val
             assert refused.value.code is ErrorCode.INSUFFICIENT_QUOTA
             with pytest.raises(ServingError):
                 await node.versions.publish(ACME, "r", "other", content("c" * 64), unpublished=uploads)
-            # What is published itself takes no room besides.
+            # Publishing one of these contents takes no additional room.
             await node.versions.publish(ACME, "r", "other", content("b" * 64), unpublished=uploads)
             assert node.quota.room_bytes("acme", unpublished=uploads) == 50
             uploads = [left("d", 100, node.clock.now)]
@@ -157,7 +157,7 @@ def test_what_uploads_left_on_the_disk_counts_once_until_it_is_swept(valkey: Val
     run(scenario)
 
 
-def test_an_adapter_has_so_many_versions_deleted_ones_counted_while_they_are_on_the_disk(
+def test_the_version_limit_of_an_adapter_counts_deleted_versions_while_they_are_on_disk(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter_edits, "MAX_VERSIONS", 3)
@@ -174,7 +174,7 @@ def test_an_adapter_has_so_many_versions_deleted_ones_counted_while_they_are_on_
             assert full.value.code is ErrorCode.INSUFFICIENT_QUOTA
             with pytest.raises(ServingError):
                 node.quota.check("acme", "sql", 1)  # Before an upload sends anything.
-            # Neither what it has already nor another adapter is one more.
+            # Neither content that it has already nor a version of another adapter counts as one more.
             assert await publish(node, "sql", "a") is None
             assert await publish(node, "other", "d") is None
             await node.versions.delete(ACME, "r", "sql", 2)
@@ -187,7 +187,7 @@ def test_an_adapter_has_so_many_versions_deleted_ones_counted_while_they_are_on_
     run(scenario)
 
 
-def test_a_server_that_deletes_old_versions_goes_on_also_from_more_than_there_can_be(
+def test_a_server_with_keep_versions_publishes_even_if_an_adapter_exceeds_the_version_limit(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:

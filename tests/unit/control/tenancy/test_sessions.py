@@ -23,7 +23,7 @@ def service(node: Node) -> SessionService:
     return SessionService(node.authenticator, node.live, LoginAttempts(clock=node.clock), clock=node.clock)
 
 
-def test_a_session_is_worth_what_its_key_is_worth_now(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_session_has_the_current_rights_of_its_key(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -47,7 +47,7 @@ def test_a_session_is_worth_what_its_key_is_worth_now(valkey: Valkey, tmp_path: 
     run(scenario)
 
 
-def test_a_session_of_a_key_and_tenant_just_made_on_another_server_is_known(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_session_works_for_a_key_and_tenant_just_created_on_another_server(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
             own = await one.keys.create(ACME, "r", role=Role.OPERATOR)
@@ -78,7 +78,7 @@ def test_logging_out_ends_the_session_on_every_server(valkey: Valkey, tmp_path: 
     run(scenario)
 
 
-def test_keys_for_inference_do_not_open_the_console(valkey: Valkey, tmp_path: Path) -> None:
+def test_inference_keys_cannot_log_in_to_the_console(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -94,7 +94,7 @@ def test_keys_for_inference_do_not_open_the_console(valkey: Valkey, tmp_path: Pa
     run(scenario)
 
 
-def test_a_link_logs_in_once(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_login_link_works_only_once(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -117,9 +117,7 @@ def test_a_link_logs_in_once(valkey: Valkey, tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_key_that_logs_in_again_and_again_fills_neither_redis_nor_the_audit_list(
-    valkey: Valkey, tmp_path: Path
-) -> None:
+def test_repeated_logins_with_one_key_fill_neither_redis_nor_the_audit_list(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -136,7 +134,7 @@ def test_a_key_that_logs_in_again_and_again_fills_neither_redis_nor_the_audit_li
                 with pytest.raises(ServingError) as refused:
                     await call
                 assert (refused.value.code, refused.value.retry_after_s) == (ErrorCode.RATE_LIMITED, LOGINS_WINDOW_S)
-            # A link was counted when it was made, and is not lost.
+            # A link was counted when it was made, so it still works.
             assert (await sessions.log_in_with_token(link.token, "r")).principal.key_id == issued.document.id
             assert (await sessions.log_in_with_key(other.text, "r")).principal.key_id == other.document.id
             acts = [*await AuditTrail(node.live, node.documents).export(ADMIN, AuditQuery(kind="session"))]
@@ -148,12 +146,12 @@ def test_a_key_that_logs_in_again_and_again_fills_neither_redis_nor_the_audit_li
     run(scenario)
 
 
-def test_a_link_of_a_key_that_was_revoked_meanwhile_is_worth_nothing(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_login_link_of_a_key_revoked_since_is_refused(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
             issued = await node.keys.create(ACME, "r", role=Role.ADMIN)
-            # Without it the server would be open again.
+            # So that the revoked key is not the server's only one.
             await node.keys.create(ACME, "r", role=Role.ADMIN)
             sessions = service(node)
             link = await sessions.make_link(issued.document.id, "somebody", "r")
@@ -165,7 +163,7 @@ def test_a_link_of_a_key_that_was_revoked_meanwhile_is_worth_nothing(valkey: Val
     run(scenario)
 
 
-def test_a_link_is_not_used_up_by_a_login_that_is_to_be_retried(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_login_that_fails_because_the_disk_lags_does_not_use_up_its_link(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
         async with running_node(data_dir, valkey.url, follow=False) as one:
@@ -192,7 +190,7 @@ def test_a_session_and_a_link_end_with_the_secret_they_were_made_with(
     valkey: Valkey, tmp_path: Path, grace_s: float
 ) -> None:
     async def scenario() -> None:
-        # The other one hears of the rotation only when it looks.
+        # The other server hears of the rotation only when it looks it up.
         async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
             issued = await one.keys.create(ACME, "r", role=Role.ADMIN)
             key_id = issued.document.id
@@ -226,7 +224,7 @@ def test_a_session_and_a_link_end_with_the_secret_they_were_made_with(
     run(scenario)
 
 
-def test_a_session_opened_on_a_server_that_knew_of_a_rotation_first_is_good_on_the_others(
+def test_a_session_opened_after_a_rotation_works_on_servers_that_have_not_heard_of_it(
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -240,8 +238,8 @@ def test_a_session_opened_on_a_server_that_knew_of_a_rotation_first_is_good_on_t
     run(scenario)
 
 
-def test_a_session_and_a_link_that_name_no_secret_have_ended(valkey: Valkey, tmp_path: Path) -> None:
-    """As releases made them that did not keep it."""
+def test_a_session_and_a_link_that_name_no_secret_are_refused(valkey: Valkey, tmp_path: Path) -> None:
+    """Older releases did not store it."""
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -262,7 +260,7 @@ def test_a_session_and_a_link_that_name_no_secret_have_ended(valkey: Valkey, tmp
     run(scenario)
 
 
-def test_people_stay_in_for_a_minute_while_redis_is_gone(valkey: Valkey, tmp_path: Path) -> None:
+def test_recently_seen_users_stay_logged_in_for_a_minute_while_redis_is_gone(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)

@@ -15,7 +15,7 @@ __all__ = ["valkey"]
 ACME_ADMIN = Principal("k", Role.ADMIN, "acme", "acme")
 
 
-def test_every_server_has_the_default_and_the_shared_tenant_once(valkey: Valkey, tmp_path: Path) -> None:
+def test_the_default_and_shared_tenants_are_created_only_once(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await node.tenants.ensure_builtin()
@@ -30,7 +30,7 @@ def test_every_server_has_the_default_and_the_shared_tenant_once(valkey: Valkey,
     run(scenario)
 
 
-def test_only_admins_of_all_tenants_make_and_change_them(valkey: Valkey, tmp_path: Path) -> None:
+def test_only_admins_of_all_tenants_create_and_change_tenants(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -53,7 +53,7 @@ def test_only_admins_of_all_tenants_make_and_change_them(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-def test_names_that_are_taken_or_cannot_be_are_refused(valkey: Valkey, tmp_path: Path) -> None:
+def test_tenant_ids_that_are_taken_or_invalid_are_refused(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -79,7 +79,7 @@ def test_names_that_are_taken_or_cannot_be_are_refused(valkey: Valkey, tmp_path:
         (TenantPatch(limits=Limits(max_adapter_bytes=2**54)), "limits.max_adapter_bytes"),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(
+def test_tenant_values_out_of_range_are_refused_with_the_name_of_the_field(
     valkey: Valkey, tmp_path: Path, patch: TenantPatch, param: str
 ) -> None:
     async def scenario() -> None:
@@ -92,7 +92,7 @@ def test_values_out_of_range_are_refused_by_name(
     run(scenario)
 
 
-def test_holdings_count_what_is_on_the_disk_and_not_revoked(valkey: Valkey, tmp_path: Path) -> None:
+def test_holdings_count_versions_still_on_disk_and_keys_not_revoked(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)

@@ -12,7 +12,7 @@ from loraserve.store.errors import OffsetError, UploadStateError
         (UploadStateError("x", "ready", "take more"), "Upload x is ready: cannot take more."),
     ],
 )
-def test_messages_are_sentences_and_files_keep_their_names(error: Exception, begin: str) -> None:
+def test_messages_are_sentences_but_file_names_are_not_capitalized(error: Exception, begin: str) -> None:
     with pytest.raises(ServingError) as raised, store_errors():
         raise error
     assert raised.value.message.startswith(begin)

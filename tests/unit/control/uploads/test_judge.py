@@ -15,7 +15,7 @@ from tests.support.management import fake_adapter
 
 
 class Parts:
-    """Of uploads that all have the same files, complete."""
+    """Stands in for an `UploadStore` whose uploads all have the same complete files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,10 +44,8 @@ class Accepts:
         return Report(checks=[])
 
 
-def test_of_uploads_that_end_elsewhere_only_the_latest_stay_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is not known any more is looked at once more, as on a server that has only now got a part of it."""
+def test_only_the_most_recently_judged_uploads_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that was forgotten is judged again, as on a server that receives its first part of it."""
     monkeypatch.setattr("loraserve.control.uploads.judge.MAX_PASSED", 2)
     parts = Parts(fake_adapter(tmp_path / "adapter", 1))
     assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {CONFIG_NAME, WEIGHTS_NAME}

@@ -17,7 +17,7 @@ from loraserve.serving.errors import ErrorCode, ServingError
         (FollowLinks.ALWAYS, False, True),
     ],
 )
-def test_links_are_followed_where_they_may_be(
+def test_links_are_followed_only_if_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: FollowLinks, is_ours: bool, is_followed: bool
 ) -> None:
     folder, elsewhere = tmp_path / "snapshot", tmp_path / "blobs"
@@ -41,7 +41,7 @@ def test_links_are_followed_where_they_may_be(
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """With an adapter in `team/adapter`; below `tmp_path / "outside"` there is another one's in `adapter`."""
+    """Contains an adapter in `team/adapter`. Another one, in `tmp_path / "outside" / "adapter"`, is not below it."""
     root = tmp_path / "root"
     for folder in (root / "team" / "adapter", tmp_path / "outside" / "adapter"):
         folder.mkdir(parents=True)
@@ -55,7 +55,7 @@ def opened(path: Path, root: Path) -> int:
         return len(source.files)
 
 
-def test_a_folder_is_a_root_or_below_one_after_links(root: Path, tmp_path: Path) -> None:
+def test_a_folder_must_be_a_root_or_below_one_once_links_are_resolved(root: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(root / "team")
     assert opened(root / "team" / "adapter", root) == 2
     assert opened(root / "team" / "adapter", root / "team" / "adapter") == 2
@@ -68,10 +68,10 @@ def test_a_folder_is_a_root_or_below_one_after_links(root: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("exchanged", "led_to"), [("team", "outside"), ("team/adapter", "outside/adapter")])
-def test_a_folder_exchanged_for_a_link_once_it_was_looked_at_is_not_opened(
+def test_a_folder_replaced_by_a_link_after_the_check_is_not_opened(
     root: Path, tmp_path: Path, exchanged: str, led_to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even one whose name tells nothing: what a link leads to in /proc/PID/root may be called as ours is."""
+    """Even if its name does not reveal it: the target of a link in /proc/PID/root may have the same name as ours."""
     resolve, asked = Path.resolve, root / "team" / "adapter"
 
     def resolve_then_exchange(path: Path, strict: bool = False) -> Path:

@@ -53,7 +53,7 @@ def append(node: Node, *lines: UsageLine) -> None:
         node.usage_log.append(one)
 
 
-def test_every_line_counts_once_whoever_ships_it(valkey: Valkey, tmp_path: Path) -> None:
+def test_every_usage_line_counts_once_even_if_several_servers_ship_it(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -71,7 +71,7 @@ def test_every_line_counts_once_whoever_ships_it(valkey: Valkey, tmp_path: Path)
     run(scenario)
 
 
-def test_an_emptied_redis_gets_everything_back(valkey: Valkey, tmp_path: Path) -> None:
+def test_all_usage_is_shipped_again_after_redis_was_emptied(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -93,7 +93,7 @@ def test_an_emptied_redis_gets_everything_back(valkey: Valkey, tmp_path: Path) -
     run(scenario)
 
 
-def test_a_deleted_tenant_is_billed_for_the_time_in_which_it_was_there(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_deleted_tenant_is_reported_only_for_periods_in_which_it_existed(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -108,7 +108,7 @@ def test_a_deleted_tenant_is_billed_for_the_time_in_which_it_was_there(valkey: V
     run(scenario)
 
 
-def test_a_log_that_another_process_left_behind_is_shipped(valkey: Valkey, tmp_path: Path) -> None:
+def test_the_log_of_a_process_that_died_is_shipped(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -124,7 +124,7 @@ def test_a_log_that_another_process_left_behind_is_shipped(valkey: Valkey, tmp_p
     run(scenario)
 
 
-def test_rows_are_grouped_and_filtered(valkey: Valkey, tmp_path: Path) -> None:
+def test_usage_rows_are_grouped_and_filtered(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -158,7 +158,7 @@ def test_rows_are_grouped_and_filtered(valkey: Valkey, tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_total_that_began_before_hours_are_kept_is_of_days(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_total_that_starts_before_the_kept_hours_is_made_of_days(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -166,7 +166,7 @@ def test_a_total_that_began_before_hours_are_kept_is_of_days(valkey: Valkey, tmp
             usage = reports(node)
 
             async def num_requests(first: int, last: int) -> int:
-                """From so many days ago, to so many."""
+                """From `first` days ago to `last` days ago."""
                 found = await usage.answer(ACME, UsageQuestion(NOW - first * 86_400, NOW - last * 86_400 + 60))
                 return sum(row.count(Metric.REQUESTS) for row in found)
 
@@ -177,7 +177,7 @@ def test_a_total_that_began_before_hours_are_kept_is_of_days(valkey: Valkey, tmp
     run(scenario)
 
 
-def test_a_tenant_is_told_of_its_own_requests_only(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_tenant_sees_usage_of_its_own_requests_only(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -190,7 +190,7 @@ def test_a_tenant_is_told_of_its_own_requests_only(valkey: Valkey, tmp_path: Pat
             ]
             rows = await usage.answer(EVERYBODY, asked)
             assert [(row.tenant, row.count(Metric.REQUESTS)) for row in rows] == [("acme", 2), ("globex", 1)]
-            # Acting for `shared`: who used what is theirs, and nothing else.
+            # Acting for `shared`: only requests for its adapters, whoever sent them.
             rows = await usage.answer(server_principal("shared", "cli"), DAY)
             assert [row.count(Metric.REQUESTS) for row in rows] == [1]
             listed = Principal("k", Role.VIEWER, "acme", "acme", "k", adapters=frozenset({"sql"}))
@@ -217,7 +217,7 @@ def test_a_tenant_is_told_of_its_own_requests_only(valkey: Valkey, tmp_path: Pat
         *("days that are gone", "a total of days that are gone", "too many days"),
     ],
 )
-def test_times_that_cannot_be_answered_are_refused(
+def test_periods_that_cannot_be_answered_are_refused(
     valkey: Valkey, tmp_path: Path, start: float, end: float, interval: Interval, param: str
 ) -> None:
     async def scenario() -> None:
@@ -235,7 +235,7 @@ def test_counters_name_the_owner_of_shared_adapters() -> None:
     assert adapter_of_counter("acme", counter_of(None, None)) == ("acme", "")
 
 
-def test_rows_as_csv_have_a_column_for_each_number() -> None:
+def test_usage_csv_has_a_column_for_each_field() -> None:
     row = UsageTotals(start=3600.0, tenant="acme")
     row.counts[Metric.REQUESTS.value] += 2
     header, cells = (text.split(",") for text in as_csv([row]).splitlines())

@@ -25,7 +25,7 @@ async def traffic(node: Node, *lines, totals: RequestTotals | None = None) -> Us
     return UsageTraffic(node.live, node.catalog, totals or RequestTotals())
 
 
-def test_requests_of_a_day_are_told_by_adapter(valkey: Valkey, tmp_path: Path) -> None:
+def test_traffic_counts_the_requests_of_a_day_by_adapter(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             found = await traffic(
@@ -48,7 +48,7 @@ def test_requests_of_a_day_are_told_by_adapter(valkey: Valkey, tmp_path: Path) -
     run(scenario)
 
 
-def test_operators_of_the_shared_adapters_see_what_all_tenants_asked(valkey: Valkey, tmp_path: Path) -> None:
+def test_operators_of_the_shared_adapters_see_the_requests_of_all_tenants(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             lines = [line(n, tenant=tenant, adapter_tenant="shared") for n, tenant in enumerate(("acme", "globex"))]
@@ -58,7 +58,7 @@ def test_operators_of_the_shared_adapters_see_what_all_tenants_asked(valkey: Val
     run(scenario)
 
 
-def test_the_last_use_is_exact_where_it_was_here(valkey: Valkey, tmp_path: Path) -> None:
+def test_the_last_use_is_exact_if_it_was_on_this_server(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             totals = RequestTotals()

@@ -13,7 +13,7 @@ DAY_S = 86_400.0
 
 
 class Disk:
-    """Takes `num_left` more lines."""
+    """Accepts `num_left` more lines."""
 
     def __init__(self, log: UsageLog) -> None:
         self.num_left = 1 << 30
@@ -65,7 +65,7 @@ def written(data_dir: Path) -> list[int]:
     return [msgspec.json.decode(text, type=UsageLine).prompt_tokens for text in lines]
 
 
-def test_what_a_full_disk_does_not_take_is_written_when_it_does(
+def test_usage_lines_that_a_full_disk_rejects_are_written_once_it_has_room(
     log: UsageLog, disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = UsageWriter(log)
@@ -73,7 +73,7 @@ def test_what_a_full_disk_does_not_take_is_written_when_it_does(
     disk.num_left = 0
     for number in (2, 3):
         writer.write(line(number))
-    # It became midnight.
+    # After midnight.
     writer.write(line(4, AT + DAY_S))
     writer.retry()
     assert written(tmp_path) == [1]
@@ -89,7 +89,7 @@ def test_what_a_full_disk_does_not_take_is_written_when_it_does(
     assert "written again" in caplog.messages[-1]
 
 
-def test_of_more_than_can_be_kept_the_oldest_are_dropped_and_named(
+def test_the_oldest_lines_above_the_limit_are_dropped_and_logged(
     log: UsageLog, disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = UsageWriter(log, max_kept=2)
@@ -107,7 +107,7 @@ def test_of_more_than_can_be_kept_the_oldest_are_dropped_and_named(
     assert written(tmp_path) == [3, 4]
 
 
-def test_a_close_writes_what_it_can_and_names_the_rest(
+def test_close_writes_as_many_lines_as_possible_and_logs_the_rest(
     log: UsageLog, disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = UsageWriter(log)
@@ -120,7 +120,7 @@ def test_a_close_writes_what_it_can_and_names_the_rest(
     assert len([message for message in caplog.messages if "not billed" in message]) == 2
 
 
-def test_what_is_kept_is_written_a_part_at_a_time(log: UsageLog, disk: Disk, tmp_path: Path) -> None:
+def test_each_retry_writes_a_limited_number_of_the_kept_lines(log: UsageLog, disk: Disk, tmp_path: Path) -> None:
     writer = UsageWriter(log)
     disk.num_left = 0
     for number in range(AT_ONCE + 1):
