@@ -59,7 +59,7 @@ def admin(server: ServerProcess, admin_secret: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def tenant_numbers() -> Iterator[int]:
-    """Counts down, so that a new tenant is on the first page of a list by name, however many tests there are."""
+    """Counts down so that a new tenant is on the first page of a list sorted by name, however many tests there are."""
     return iter(range(MAX_TENANTS, 0, -1))
 
 
@@ -75,7 +75,7 @@ def tenant(server: ServerProcess, admin: httpx.Client, tenant_numbers: Iterator[
 def browser() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        # For a developer's machine; `.ci/run` installs one.
+        # On a developer's machine; `.ci/run` installs a browser.
         pytest.skip(f"no Chromium on PATH ({', '.join(BROWSERS)})")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_FLAGS)
@@ -85,7 +85,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def new_console(browser: Browser, server: ServerProcess) -> Iterator[NewConsole]:
-    """Makes consoles, each in a browser profile of its own; a fault in any of them fails the test."""
+    """Creates consoles, each in its own browser profile; a fault in any of them fails the test."""
     with ExitStack() as stack:
 
         def new(url: str = server.url, *, width: int = 1280, height: int = 800, theme: str = "light") -> Console:
@@ -117,7 +117,7 @@ def watched_console(browser: Browser, url: str, width: int, height: int, theme: 
         yield Console(page, url, watch)
         watch.check()
     finally:
-        # Requests that a route is still answering end with the page.
+        # Routes may still be answering requests, which fail when the page closes.
         for page in context.pages:
             page.unroute_all(behavior="ignoreErrors")
         context.close()

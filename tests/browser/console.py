@@ -1,4 +1,4 @@
-"""A console in a browser, and what a person does there again and again."""
+"""A console in a browser, with the actions that many tests perform."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.browser.watch import Watch
 
 START_MS = 60_000
-"""Loading and trying an adapter on a busy machine."""
+"""Time to load and try an adapter on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,13 @@ class Console:
     watch: Watch
 
     def start_session(self, key: str) -> None:
-        """Logged in without the form."""
+        """Logs in without the form."""
         answer = self.page.request.post(f"{self.url}/v1/session", data={"key": key}, headers={"origin": self.url})
         assert answer.ok, answer.text()
 
     def open(self, fragment: str = "#/") -> Page:
-        """The view, once its script and first data are there."""
-        # A change of the fragment alone loads nothing; a test that opens a view means a fresh page.
+        """Opens a view and waits until its script and first data have loaded."""
+        # Changing only the fragment loads nothing; a test that opens a view wants a fresh page.
         self.page.goto("about:blank")
         self.page.goto(f"{self.url}/ui/{fragment}")
         expect(self.page.locator("main")).to_be_visible()
@@ -32,12 +32,13 @@ class Console:
         return self.page
 
     def let_through(self, pattern: str) -> None:
-        """What `page.route` caught until now. With `unroute`, a page's last route would go, and Chromium then loses
-        requests that are under way: a page that never showed, once in a hundred reloads on a busy machine."""
+        """Lets requests that `page.route` has intercepted so far reach the server. `unroute` would remove the page's
+        last route, and Chromium then loses requests in flight: on a busy machine, the page never showed in one of a
+        hundred reloads."""
         self.page.route(pattern, lambda route: route.continue_())
 
     def settle(self) -> None:
-        """No skeleton left."""
+        """Waits until no skeleton is left."""
         expect(self.page.get_by_test_id("loading")).to_have_count(0)
         expect(self.page.locator(".skeleton")).to_have_count(0)
 
@@ -52,7 +53,7 @@ class Console:
         return dialog
 
     def upload(self, name: str, folder: Path, *, activate: bool = True) -> None:
-        """Through the form; to whatever end."""
+        """Starts an upload through the form; does not wait for its end."""
         self.open("#/upload")
         self.page.get_by_test_id("folder-input").set_input_files(folder)
         self.page.get_by_label("Name", exact=True).fill(name)

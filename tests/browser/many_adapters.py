@@ -1,4 +1,4 @@
-"""A tenant with more adapters than any page may hold, written straight to disk."""
+"""A tenant with more adapters than any page may hold, written directly to disk."""
 
 import time
 from pathlib import Path
@@ -19,10 +19,10 @@ def many_name(index: int) -> str:
 
 
 def write_many_adapters(data_dir: Path, count: int) -> None:
-    """Ready as far as documents tell; their content is nowhere."""
+    """Adapters that are ready according to their documents, but whose content does not exist."""
     now = time.time()
     store = DocumentStore(data_dir)
-    # Ten thousand waits for the disk, of which no test needs one.
+    # Avoids ten thousand waits for the disk, none of which a test needs.
     with mock.patch("os.fsync"):
         store.commit(_document(DocumentKind.TENANT, MANY_TENANT, now, TenantDoc(kv_salt="many")))
         for index in range(count):

@@ -1,4 +1,4 @@
-"""A tenant with keys, and what it does over the API to prepare a view."""
+"""A tenant with keys, and the API calls that prepare a view for it."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Tenant:
     name: str
     operator_key: str
     http: httpx.Client
-    """As its operator."""
+    """Authenticated as the tenant's operator."""
     admin: httpx.Client
-    """Of the whole server."""
+    """Authenticated as an admin of the whole server."""
 
     @classmethod
     def create(cls, name: str, url: str, admin: httpx.Client, stack: ExitStack) -> "Tenant":
@@ -30,7 +30,7 @@ class Tenant:
         return key_for(self.admin, self.name, role, **options)
 
     def add(self, name: str, folder: Path, *, activate: bool = True) -> int:
-        """The number of the version that it became."""
+        """Uploads an adapter and returns the number of its new version."""
         files = [{"name": file, "size_bytes": (folder / file).stat().st_size} for file in FILES]
         opened = self.http.post(f"/v1/adapters/{name}/uploads", json={"files": files, "activate": activate})
         assert opened.status_code == 201, opened.text

@@ -1,4 +1,4 @@
-"""Tenants and keys, by an admin of the whole server."""
+"""Tenants and keys, managed by an admin of the whole server."""
 
 import re
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ for (const name of ["toLocaleString", "toLocaleTimeString"]) {
   };
 }
 """
-"""As browsers read `hour12: false` before 2023, in languages of 12 hours."""
+"""Makes `hour12: false` behave as in browsers before 2023, in languages with a 12-hour clock."""
 RENEWED_MS = 10_000
-"""After which the list of keys is asked for again."""
+"""Interval after which the list of keys is requested again."""
 
 
 @pytest.fixture
 def root(new_console: NewConsole, admin_secret: str) -> Console:
-    """As admin of all tenants."""
+    """Logged in as admin of all tenants."""
     console = new_console()
     console.start_session(admin_secret)
     return console
@@ -51,7 +51,7 @@ def open_keys(console: Console, tenant: Tenant) -> None:
 
 
 def make_key(console: Console, name: str, role: str = "infer", *, every_tenant: bool = False) -> str:
-    """Its secret, as it is shown."""
+    """Creates a key through the dialog and returns its secret as shown."""
     page = console.page
     page.get_by_role("button", name="New key").click()
     dialog = page.get_by_role("dialog")
@@ -88,10 +88,10 @@ def test_a_key_is_shown_once_and_works(root: Console, tenant: Tenant):
 
 @contextmanager
 def open_console(browser: Browser, data_dir: Path, *, width: int = 1280, theme: str = "light") -> Iterator[Console]:
-    """Of a server without any key, whose first one ends that everybody may do everything."""
+    """The console of a server without keys, on which everyone may do everything until the first key is created."""
     with serve_fake(data_dir) as server:
         with watched_console(browser, server.url, width, 844, theme) as console:
-            # Of what was asked while the key was made, or after one that may not log in.
+            # For requests sent while the key was being created, or after a key that may not log in.
             console.watch.expect_status(401)
             console.open("#/access/keys?of=all")
             yield console
@@ -101,7 +101,7 @@ def open_console(browser: Browser, data_dir: Path, *, width: int = 1280, theme: 
 
 
 @pytest.mark.parametrize(("role", "every_tenant"), [("admin", True), ("operator", False)])
-def test_the_first_key_stays_on_the_screen_and_its_maker_goes_on_with_it(
+def test_the_first_key_stays_on_screen_and_its_creator_is_logged_in_with_it(
     browser: Browser, tmp_path: Path, role: str, every_tenant: bool
 ):
     with open_console(browser, tmp_path / "data") as console:
@@ -124,7 +124,9 @@ def test_the_first_key_stays_on_the_screen_and_its_maker_goes_on_with_it(
         assert secret not in page.evaluate("JSON.stringify([localStorage, sessionStorage, location.href])")
 
 
-def test_the_first_key_is_one_that_makes_others_unless_its_maker_insists(browser: Browser, tmp_path: Path):
+def test_the_first_key_defaults_to_an_admin_of_all_tenants_and_other_choices_show_a_warning(
+    browser: Browser, tmp_path: Path
+):
     with open_console(browser, tmp_path / "data") as console:
         console.page.get_by_role("button", name="New key").click()
         dialog = console.page.get_by_role("dialog")
@@ -157,7 +159,7 @@ def test_a_first_key_that_may_not_log_in_is_shown_above_the_login(browser: Brows
         assert secret not in page.content()
 
 
-def test_a_refusal_of_what_was_asked_before_the_login_ends_no_session(browser: Browser, tmp_path: Path):
+def test_a_401_for_a_request_sent_before_the_login_does_not_end_the_session(browser: Browser, tmp_path: Path):
     with open_console(browser, tmp_path / "data") as console:
         page = console.page
         held: list[Route] = []
@@ -205,7 +207,7 @@ def test_a_key_may_be_limited_to_adapters_days_and_rates(root: Console, tenant: 
 
 
 def lose_answer(route: Route) -> None:
-    """The server has done it."""
+    """Loses the response to a change that the server has made."""
     if route.request.method == "GET":
         route.continue_()
         return
@@ -213,7 +215,7 @@ def lose_answer(route: Route) -> None:
     route.abort()
 
 
-def test_a_key_whose_answer_was_lost_is_made_once_and_its_secret_is_shown(root: Console, tenant: Tenant):
+def test_a_retry_after_a_lost_response_creates_the_key_once_and_shows_its_secret(root: Console, tenant: Tenant):
     root.watch.expect_no_answer()
     open_keys(root, tenant)
     page = root.page
@@ -230,7 +232,7 @@ def test_a_key_whose_answer_was_lost_is_made_once_and_its_secret_is_shown(root: 
     expect(key_row(root, "unheard")).not_to_contain_text("old secret valid")
 
 
-def test_a_key_that_is_asked_for_otherwise_after_a_lost_answer_is_another(root: Console, tenant: Tenant):
+def test_a_retry_with_other_fields_after_a_lost_response_creates_another_key(root: Console, tenant: Tenant):
     root.watch.expect_no_answer()
     open_keys(root, tenant)
     page = root.page
@@ -248,7 +250,7 @@ def test_a_key_that_is_asked_for_otherwise_after_a_lost_answer_is_another(root: 
     key_row(root, "another")
 
 
-def test_a_second_rotation_within_the_hour_says_whose_secret_it_ends(root: Console, tenant: Tenant):
+def test_a_second_rotation_within_the_hour_warns_which_secret_it_ends(root: Console, tenant: Tenant):
     first = tenant.key("infer", name="rotated twice")
     open_keys(root, tenant)
     page = root.page
@@ -269,7 +271,7 @@ def test_a_second_rotation_within_the_hour_says_whose_secret_it_ends(root: Conso
     assert [status_of(root.url, secret) for secret in (first, second, third)] == [401, 200, 200]
 
 
-def test_rotating_shows_the_new_key_once_and_lets_the_old_one_finish(root: Console, tenant: Tenant):
+def test_rotating_shows_the_new_secret_and_keeps_the_old_one_valid(root: Console, tenant: Tenant):
     open_keys(root, tenant)
     old = make_key(root, "rotating")
     root.page.get_by_role("button", name="Done").click()
@@ -290,7 +292,7 @@ def test_a_double_click_rotates_once_so_that_the_old_secret_still_works(root: Co
     assert (status_of(root.url, old), status_of(root.url, new)) == (200, 200)
 
 
-def test_a_key_that_somebody_else_rotated_meanwhile_is_not_rotated_again(root: Console, tenant: Tenant):
+def test_a_key_that_someone_else_just_rotated_is_not_rotated_again(root: Console, tenant: Tenant):
     old = tenant.key("infer", name="theirs")
     root.watch.expect_status(412)
     open_keys(root, tenant)
@@ -316,7 +318,7 @@ def test_a_new_secret_can_be_copied_on_a_phone_wherever_its_key_is_in_the_list(
     expect(copy).to_be_in_viewport(ratio=1)
 
 
-def test_a_change_is_shown_though_an_older_list_was_on_its_way(root: Console, tenant: Tenant):
+def test_a_change_is_shown_although_an_older_list_arrives_after_it(root: Console, tenant: Tenant):
     open_keys(root, tenant)
     make_key(root, "resting")
     key_row(root, "resting")
@@ -335,7 +337,7 @@ def test_a_change_is_shown_though_an_older_list_was_on_its_way(root: Console, te
     root.toast("Key suspended.")
     ((route, older),) = held
     route.fulfill(response=older)
-    # Long before the list is renewed by itself.
+    # Long before the list refreshes itself.
     expect(key_row(root, "resting")).to_contain_text("suspended")
 
 
@@ -351,7 +353,7 @@ def test_suspending_a_key_refuses_it_until_it_is_resumed(root: Console, tenant: 
     assert status_of(root.url, secret) == 200
 
 
-def test_revoking_a_key_wants_its_name_typed_and_is_for_ever(root: Console, tenant: Tenant):
+def test_revoking_a_key_requires_typing_its_name_and_ends_it(root: Console, tenant: Tenant):
     open_keys(root, tenant)
     secret = make_key(root, "doomed")
     key_row(root, "doomed").get_by_role("button", name="Revoke").click()
@@ -363,7 +365,7 @@ def test_revoking_a_key_wants_its_name_typed_and_is_for_ever(root: Console, tena
     assert status_of(root.url, secret) == 401
 
 
-def test_a_key_whose_name_has_spaces_that_nobody_sees_is_revoked_by_what_they_see(root: Console, tenant: Tenant):
+def test_a_key_whose_name_has_invisible_spaces_is_revoked_by_typing_the_visible_name(root: Console, tenant: Tenant):
     open_keys(root, tenant)
     secret = make_key(root, "on  the phone ")
     root.page.get_by_role("button", name="Done").click()
@@ -375,7 +377,7 @@ def test_a_key_whose_name_has_spaces_that_nobody_sees_is_revoked_by_what_they_se
     assert status_of(root.url, secret) == 401
 
 
-def test_a_keys_limits_are_changed_and_hold(root: Console, tenant: Tenant):
+def test_changed_key_limits_are_enforced(root: Console, tenant: Tenant):
     open_keys(root, tenant)
     secret = make_key(root, "shrinking")
     key_row(root, "shrinking").get_by_role("button", name="Edit").click()
@@ -391,8 +393,8 @@ def test_a_keys_limits_are_changed_and_hold(root: Console, tenant: Tenant):
     assert httpx.post(f"{root.url}/v1/completions", json=body, headers=headers).status_code == 429
 
 
-def test_all_keys_are_shown_with_whose_they_are(root: Console, tenant: Tenant, admin: httpx.Client):
-    # Not the server's first key: with those of many tests there is more than a page of newer ones.
+def test_all_keys_are_listed_with_their_tenants(root: Console, tenant: Tenant, admin: httpx.Client):
+    # Not the server's first key: the keys of other tests are newer and fill more than a page.
     created = admin.post("/v1/keys", json={"role": "viewer", "tenant": "*"}).json()
     tenant.key("infer", name="own")
     open_keys(root, tenant)
@@ -406,7 +408,9 @@ def test_all_keys_are_shown_with_whose_they_are(root: Console, tenant: Tenant, a
     expect(root.page.get_by_role("heading", name="Keys", exact=True)).to_be_visible()
 
 
-def test_the_number_of_another_tenants_key_leads_to_its_usage(root: Console, tenant: Tenant, admin: httpx.Client):
+def test_the_request_count_of_another_tenants_key_links_to_its_usage(
+    root: Console, tenant: Tenant, admin: httpx.Client
+):
     secret = tenant.key("infer", name="counted")
     body = {"model": "uppercase", "prompt": "hello", "max_tokens": 2}
     headers = {"authorization": f"Bearer {secret}"}
@@ -418,7 +422,7 @@ def test_the_number_of_another_tenants_key_leads_to_its_usage(root: Console, ten
     expect(page.get_by_test_id("usage-row")).to_contain_text(tenant.name)
 
 
-def test_a_key_that_has_ended_says_so(root: Console, tenant: Tenant):
+def test_an_expired_key_is_marked_as_expired(root: Console, tenant: Tenant):
     secret = tenant.key("infer", name="brief", expires_in_s=1)
     root.page.clock.install()
     open_keys(root, tenant)
@@ -427,7 +431,7 @@ def test_a_key_that_has_ended_says_so(root: Console, tenant: Tenant):
     expect(key_row(root, "brief")).to_contain_text("expired", timeout=RENEWED_MS)
 
 
-def test_midnight_is_00_also_in_an_older_browser(root: Console, tenant: Tenant):
+def test_midnight_is_shown_as_00_in_older_browsers_too(root: Console, tenant: Tenant):
     root.page.add_init_script(OLDER)
     root.page.goto("about:blank")
     midnight = root.page.evaluate("new Date(2026, 0, 1).getTime() / 1000")
@@ -442,8 +446,8 @@ def test_midnight_is_00_also_in_an_older_browser(root: Console, tenant: Tenant):
     expect(made).to_have_attribute("title", re.compile(r"\b00:00:00\b"))
 
 
-def test_over_plain_http_keys_are_made_and_copied_all_the_same(root: Console, tenant: Tenant):
-    # What a browser leaves out on a page from another machine without https.
+def test_keys_can_be_created_and_copied_over_plain_http(root: Console, tenant: Tenant):
+    # APIs that a browser does not offer to a page from another machine without HTTPS.
     root.page.add_init_script(
         "Object.defineProperty(navigator, 'clipboard', { value: undefined });"
         "Object.defineProperty(crypto, 'randomUUID', { value: undefined });"
@@ -472,7 +476,7 @@ def test_suspending_a_tenant_refuses_its_requests_until_that_is_undone(root: Con
     assert status_of(root.url, tenant.operator_key) == 200
 
 
-def test_a_tenant_is_made_changed_suspended_and_resumed(root: Console, tenant: Tenant):
+def test_a_tenant_is_created_edited_suspended_and_resumed(root: Console, tenant: Tenant):
     page = root.open("#/access")
     page.get_by_role("button", name="New tenant").click()
     dialog = root.dialog("New tenant")
@@ -500,7 +504,7 @@ def test_a_tenant_is_made_changed_suspended_and_resumed(root: Console, tenant: T
     assert found["limits"]["requests_per_min"] == 60
 
 
-def test_a_weight_is_what_is_typed_of_it_also_without_its_zero(root: Console, tenant: Tenant, admin: httpx.Client):
+def test_a_weight_can_be_typed_without_its_leading_zero(root: Console, tenant: Tenant, admin: httpx.Client):
     page = root.open("#/access")
     row = page.get_by_test_id("tenant-row").filter(has_text=tenant.name)
     row.get_by_role("button", name="Edit").click()
@@ -512,7 +516,7 @@ def test_a_weight_is_what_is_typed_of_it_also_without_its_zero(root: Console, te
     assert admin.get(f"/v1/tenants/{tenant.name}").json()["weight"] == 0.5
 
 
-def test_a_tenant_that_somebody_else_changed_meanwhile_is_not_overwritten(root: Console, tenant: Tenant):
+def test_a_tenant_that_someone_else_just_changed_is_not_overwritten(root: Console, tenant: Tenant):
     root.watch.expect_status(412)
     page = root.open("#/access")
     page.get_by_test_id("tenant-row").filter(has_text=re.compile(f"^{tenant.name}active")).get_by_role(
@@ -526,7 +530,7 @@ def test_a_tenant_that_somebody_else_changed_meanwhile_is_not_overwritten(root: 
     assert tenant.admin.get(f"/v1/tenants/{tenant.name}").json()["description"] == "theirs"
 
 
-def test_the_tenant_picker_says_whose_adapters_are_shown(root: Console, tenant: Tenant):
+def test_the_tenant_picker_selects_whose_adapters_are_shown(root: Console, tenant: Tenant):
     tenant.add("of-its-own", ADAPTER_DIR / "uppercase")
     page = root.open("#/adapters")
     own = page.get_by_test_id("adapter-row").filter(has_text="of-its-own")
@@ -552,7 +556,7 @@ def test_the_tenant_picker_offers_a_new_tenant_at_once(root: Console, tenant: Te
     expect(options.filter(has_text=name)).to_have_count(1)
 
 
-def test_the_tenant_picker_names_one_that_its_list_does_not_reach(root: Console, tenant: Tenant):
+def test_the_tenant_picker_shows_a_selected_tenant_that_is_missing_from_its_list(root: Console, tenant: Tenant):
     page = root.open("#/adapters")
     page.get_by_label("Tenant").select_option(tenant.name)
     page.route("**/v1/tenants?limit=500", lambda route: route.fulfill(json={"data": [{"id": "default"}]}))

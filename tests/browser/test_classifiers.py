@@ -1,4 +1,4 @@
-"""Classifiers in the console: what they tell apart, and trying them."""
+"""Classifiers in the console: their labels, and trying them."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.adapter_variants import classifier
 LABELS = ["billing", "login", "<img src=x onerror=alert(1)>"]
 
 
-def test_what_was_uploaded_is_tried_as_what_it_is(console: Console, tenant: Tenant, tmp_path: Path):
+def test_an_uploaded_classifier_is_tried_in_classify_mode(console: Console, tenant: Tenant, tmp_path: Path):
     console.upload("intent", classifier(tmp_path / "intent", "reverse", LABELS))
     end = console.see_upload_end("ready")
     console.page.get_by_text("checks passed").click()
@@ -35,7 +35,7 @@ def test_what_was_uploaded_is_tried_as_what_it_is(console: Console, tenant: Tena
     assert names == {*LABELS}
 
 
-def test_its_page_names_its_labels_and_how_to_ask_it(console: Console, tenant: Tenant, tmp_path: Path):
+def test_a_classifiers_page_shows_its_labels_and_example_requests(console: Console, tenant: Tenant, tmp_path: Path):
     tenant.add("intent", classifier(tmp_path / "intent", "reverse", LABELS))
     page = console.open("#/adapters/intent")
     expect(page.get_by_test_id("labels").locator(".chip")).to_have_text(LABELS)
@@ -46,7 +46,7 @@ def test_its_page_names_its_labels_and_how_to_ask_it(console: Console, tenant: T
     expect(page).to_have_url(re.compile(r"#/playground\?columns=intent&mode=classify$"))
 
 
-def test_text_and_labels_are_told_apart_where_the_other_is_asked(
+def test_a_column_fails_if_its_model_does_not_support_the_chosen_mode(
     new_console: NewConsole, tenant: Tenant, tmp_path: Path
 ):
     tenant.add("intent", classifier(tmp_path / "intent", "reverse", LABELS))

@@ -1,4 +1,4 @@
-"""Tenants deleted and restored, by an admin of the whole server."""
+"""Deleting and restoring tenants, by an admin of the whole server."""
 
 import json
 import time
@@ -29,7 +29,7 @@ def row_of(page: Page, name: str, *, deleted: bool = False) -> Locator:
 
 
 def ask_to_delete(console: Console, name: str) -> Locator:
-    """The dialog, with the name typed."""
+    """Opens the deletion dialog, types the name, and returns the dialog."""
     console.page.get_by_role("button", name=f"Delete {name}", exact=True).click()
     dialog = console.dialog(f"Delete {name}?")
     expect(dialog.get_by_role("button", name="Delete")).to_be_disabled()
@@ -37,7 +37,9 @@ def ask_to_delete(console: Console, name: str) -> Locator:
     return dialog
 
 
-def test_deleting_a_tenant_wants_its_id_typed_and_refuses_it_until_it_is_restored(root: Console, tenant: Tenant):
+def test_deleting_a_tenant_requires_typing_its_id_and_refuses_its_key_until_it_is_restored(
+    root: Console, tenant: Tenant
+):
     tenant.add("uppercase", ADAPTER_DIR / "uppercase")
     page = root.open("#/access")
     dialog = ask_to_delete(root, tenant.name)
@@ -61,7 +63,7 @@ def test_deleting_a_tenant_wants_its_id_typed_and_refuses_it_until_it_is_restore
     assert [adapter["name"] for adapter in tenant.http.get("/v1/adapters").json()["data"] if adapter["live"]]
 
 
-def test_what_every_server_has_cannot_be_deleted(root: Console, tenant: Tenant):
+def test_built_in_tenants_cannot_be_deleted(root: Console, tenant: Tenant):
     page = root.open("#/access")
     expect(row_of(page, "default").get_by_role("button", name="Suspend")).to_be_visible()
     expect(page.get_by_role("button", name=f"Delete {tenant.name}", exact=True)).to_be_visible()
@@ -69,7 +71,7 @@ def test_what_every_server_has_cannot_be_deleted(root: Console, tenant: Tenant):
         expect(page.get_by_role("button", name=f"Delete {name}", exact=True)).to_have_count(0)
 
 
-def test_the_dialog_says_what_it_waits_for_and_what_went_wrong(root: Console, tenant: Tenant):
+def test_the_deletion_dialog_shows_what_it_waits_for_and_why_it_failed(root: Console, tenant: Tenant):
     root.watch.expect_status(503)
     page = root.open("#/access")
     held: list[Route] = []
@@ -88,8 +90,8 @@ def test_the_dialog_says_what_it_waits_for_and_what_went_wrong(root: Console, te
     root.toast(f"Deleted {tenant.name}.")
 
 
-def test_one_that_somebody_deletes_is_not_acted_for_any_longer(root: Console, tenant: Tenant):
-    # Of what this tab asked for it before it heard.
+def test_the_console_stops_acting_for_a_tenant_that_someone_deletes(root: Console, tenant: Tenant):
+    # For requests that this tab sent for the tenant before it noticed the deletion.
     root.watch.expect_status(404)
     page = root.open("#/adapters")
     page.get_by_label("Tenant").select_option(tenant.name)
@@ -101,7 +103,7 @@ def test_one_that_somebody_deletes_is_not_acted_for_any_longer(root: Console, te
     expect(page.get_by_test_id("adapter-row").first).to_be_visible()
 
 
-def test_the_person_whose_tenant_is_deleted_is_logged_out(console: Console, tenant: Tenant):
+def test_a_user_whose_tenant_is_deleted_is_logged_out(console: Console, tenant: Tenant):
     console.watch.expect_status(401)
     page = console.open("#/adapters")
     assert tenant.admin.delete(f"/v1/tenants/{tenant.name}").is_success
@@ -111,7 +113,7 @@ def test_the_person_whose_tenant_is_deleted_is_logged_out(console: Console, tena
 
 @pytest.fixture(scope="module")
 def server_of_deleted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The address of one with a tenant in every state of a deletion, and the key of its admin."""
+    """The URL of a server that has a tenant in every state of a deletion, and the key of its admin."""
     data_dir = tmp_path_factory.mktemp("deleted")
     key, now = admin_key(data_dir), time.time()
     commit(data_dir, "hooli", TenantDoc(kv_salt="", deleted_at=now - 3 * DAY_S, is_erasing=True, erased_at=now - DAY_S))

@@ -1,4 +1,4 @@
-"""Where the focus is after a button that goes when it was pressed: never back at the page's top."""
+"""Where the focus goes after pressing a button that then disappears: never back to the top of the page."""
 
 from pathlib import Path
 
@@ -15,9 +15,7 @@ from tests.support.demo_questions import ADAPTER_DIR
 __all__ = ["root", "versions"]
 
 
-def test_of_a_key_that_is_revoked_it_goes_to_the_next_ones_button_and_of_the_last_one_to_the_heading(
-    root: Console, tenant: Tenant
-):
+def test_revoking_a_key_focuses_the_next_keys_button_or_the_heading_if_none_is_left(root: Console, tenant: Tenant):
     tenant.key("infer", name="first")
     tenant.key("infer", name="second")
     open_keys(root, tenant)
@@ -34,7 +32,7 @@ def test_of_a_key_that_is_revoked_it_goes_to_the_next_ones_button_and_of_the_las
         expect(revoke.first if num_left else root.page.get_by_role("heading", name="Keys of")).to_be_focused()
 
 
-def test_it_stays_with_the_button_that_suspends_a_key_and_lets_it_go_on(root: Console, tenant: Tenant):
+def test_suspending_and_resuming_a_key_keeps_the_focus_on_its_button(root: Console, tenant: Tenant):
     tenant.key("infer", name="paused")
     open_keys(root, tenant)
     row = key_row(root, "paused")
@@ -45,14 +43,14 @@ def test_it_stays_with_the_button_that_suspends_a_key_and_lets_it_go_on(root: Co
     expect(row.get_by_role("button", name="Suspend")).to_be_focused()
 
 
-def test_of_a_new_key_that_was_copied_it_goes_to_the_heading(root: Console, tenant: Tenant):
+def test_dismissing_a_new_keys_secret_focuses_the_heading(root: Console, tenant: Tenant):
     open_keys(root, tenant)
     make_key(root, "copied")
     root.page.get_by_role("button", name="Done").press("Enter")
     expect(root.page.get_by_role("heading", name="Keys of")).to_be_focused()
 
 
-def test_of_a_tenant_that_is_deleted_or_restored_it_goes_to_the_next_ones_button(root: Console, tenant: Tenant):
+def test_deleting_or_restoring_a_tenant_focuses_the_next_tenants_button(root: Console, tenant: Tenant):
     other = f"{tenant.name}-b"
     assert tenant.admin.post("/v1/tenants", json={"id": other}).status_code == 201
     page = root.open("#/access")
@@ -66,7 +64,7 @@ def test_of_a_tenant_that_is_deleted_or_restored_it_goes_to_the_next_ones_button
     expect(page.locator("[data-testid=deleted-tenant-row] button:focus")).to_have_text("Restore")
 
 
-def test_of_a_change_that_is_undone_it_goes_back_to_where_it_was_before(root: Console, tenant: Tenant):
+def test_undoing_a_change_returns_the_focus_to_its_button(root: Console, tenant: Tenant):
     tenant.key("infer", name="undone")
     open_keys(root, tenant)
     row = key_row(root, "undone")
@@ -76,7 +74,7 @@ def test_of_a_change_that_is_undone_it_goes_back_to_where_it_was_before(root: Co
     expect(row.get_by_role("button", name="Suspend")).to_be_focused()
 
 
-def test_it_changes_between_the_button_that_sends_and_the_one_that_stops(console: Console):
+def test_the_focus_moves_between_the_send_and_stop_buttons(console: Console):
     page = console.open("#/playground")
     held: list[Route] = []
     page.route("**/v1/chat/completions", lambda route: held.append(route))
@@ -87,9 +85,7 @@ def test_it_changes_between_the_button_that_sends_and_the_one_that_stops(console
     expect(page.get_by_role("button", name="Send")).to_be_focused()
 
 
-def test_of_an_alias_that_is_removed_it_goes_to_the_next_one_and_then_to_the_heading(
-    console: Console, versions: Tenant
-):
+def test_removing_an_alias_focuses_the_next_alias_and_then_the_heading(console: Console, versions: Tenant):
     for alias in ("staging", "tests"):
         assert versions.http.put(f"/v1/adapters/greeting/aliases/{alias}", json={"version": 1}).is_success
     page = console.open("#/adapters/greeting")
@@ -99,7 +95,7 @@ def test_of_an_alias_that_is_removed_it_goes_to_the_next_one_and_then_to_the_hea
     expect(page.get_by_role("heading", name="greeting@v1")).to_be_focused()
 
 
-def test_of_what_changed_the_whole_page_it_goes_to_its_heading(console: Console, tenant: Tenant):
+def test_an_action_that_changes_the_whole_page_focuses_its_heading(console: Console, tenant: Tenant):
     tenant.add("chosen", ADAPTER_DIR / "uppercase")
     page = console.open("#/adapters")
     page.get_by_role("checkbox", name="Select chosen").check()
@@ -108,7 +104,7 @@ def test_of_what_changed_the_whole_page_it_goes_to_its_heading(console: Console,
     expect(page.get_by_role("heading", name="Adapters", exact=True)).to_be_focused()
     page.get_by_role("link", name="chosen").press("Enter")
     expect(page.get_by_label("More actions")).to_be_visible()
-    # What a view asks for once it knows the adapter; of a deleted one the answer is 404.
+    # The view sends more requests once it knows the adapter; for a deleted one, they would return 404.
     console.settle()
     assert tenant.http.delete("/v1/adapters/chosen").is_success
     page.get_by_role("button", name="Restore").press("Enter")
@@ -116,7 +112,7 @@ def test_of_what_changed_the_whole_page_it_goes_to_its_heading(console: Console,
     expect(page.get_by_role("heading", name="chosen", level=1)).to_be_focused()
 
 
-def test_a_button_that_cannot_be_pressed_while_it_works_has_it_again(console: Console, tenant: Tenant):
+def test_a_button_disabled_while_it_works_gets_the_focus_back(console: Console, tenant: Tenant):
     tenant.add("fetched", ADAPTER_DIR / "uppercase")
     page = console.open("#/adapters/fetched")
     held: list[Route] = []
@@ -130,7 +126,7 @@ def test_a_button_that_cannot_be_pressed_while_it_works_has_it_again(console: Co
     expect(button).to_be_focused()
 
 
-def test_of_an_upload_that_is_tried_again_it_goes_to_what_takes_the_buttons_place(console: Console, tmp_path: Path):
+def test_retrying_an_upload_keeps_the_focus_within_the_view(console: Console, tmp_path: Path):
     console.watch.expect_status(500)
     page = console.page
     page.route("**/v1/uploads/*/commit", lambda route: route.fulfill(status=500))
@@ -142,7 +138,7 @@ def test_of_an_upload_that_is_tried_again_it_goes_to_what_takes_the_buttons_plac
     expect(page.locator("main :focus")).to_have_count(1)
 
 
-def test_it_stays_nowhere_when_the_person_left_it(root: Console, tenant: Tenant):
+def test_the_focus_does_not_move_if_the_user_already_left_the_button(root: Console, tenant: Tenant):
     tenant.key("infer", name="left")
     open_keys(root, tenant)
     page = root.page

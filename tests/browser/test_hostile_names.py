@@ -1,4 +1,4 @@
-"""Names that somebody else chose are text, wherever they are shown."""
+"""Names chosen by someone else are shown as text everywhere."""
 
 import json
 import shlex
@@ -22,13 +22,13 @@ def see_nothing_ran(console: Console) -> None:
     assert console.page.evaluate("document.querySelectorAll('#app img, #app script').length") == 0
 
 
-def test_descriptions_and_tags_are_text(console: Console, tenant: Tenant):
+def test_descriptions_and_tags_are_shown_as_text(console: Console, tenant: Tenant):
     dialogs: list[str] = []
     console.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     tenant.add("innocent", ADAPTER_DIR / "uppercase")
     body = {"description": TRICKS + LONG, "tags": ["<b>bold</b>", "a&amp;b"]}
     answer = tenant.http.patch("/v1/adapters/innocent", json=body)
-    if not answer.is_success:  # where tags have an alphabet, only the description is free text
+    if not answer.is_success:  # if tags have a restricted alphabet, only the description is free text
         answer = tenant.http.patch("/v1/adapters/innocent", json={"description": TRICKS + LONG})
     assert answer.is_success, answer.text
     page = console.open("#/adapters/innocent")
@@ -42,7 +42,7 @@ def test_descriptions_and_tags_are_text(console: Console, tenant: Tenant):
     assert not dialogs
 
 
-def test_the_longest_name_can_be_read_where_it_has_to_be_typed_on_a_phone(console: Console, tenant: Tenant):
+def test_the_longest_name_fits_the_deletion_dialog_on_a_phone(console: Console, tenant: Tenant):
     name = "W" * 64
     tenant.add(name, ADAPTER_DIR / "uppercase")
     console.page.set_viewport_size({"width": 390, "height": 844})
@@ -53,7 +53,7 @@ def test_the_longest_name_can_be_read_where_it_has_to_be_typed_on_a_phone(consol
     assert dialog.evaluate("(dialog) => dialog.scrollWidth <= dialog.clientWidth")
 
 
-def test_file_and_folder_names_are_text(console: Console, tmp_path: Path):
+def test_file_and_folder_names_are_shown_as_text(console: Console, tmp_path: Path):
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     variant(folder, "uppercase")
     (folder / "<script>alert(2)<").write_text("x")
@@ -64,7 +64,7 @@ def test_file_and_folder_names_are_text(console: Console, tmp_path: Path):
     see_nothing_ran(console)
 
 
-def test_what_a_configuration_says_is_text_in_the_report(console: Console, tmp_path: Path):
+def test_configuration_values_are_shown_as_text_in_the_report(console: Console, tmp_path: Path):
     console.watch.expect_status(400)
     hostile = variant(tmp_path / "hostile", "uppercase", lambda config: config.update(peft_type=SCRIPT))
     console.upload("hostile", hostile)
@@ -73,7 +73,7 @@ def test_what_a_configuration_says_is_text_in_the_report(console: Console, tmp_p
     see_nothing_ran(console)
 
 
-def test_a_hostile_address_is_text(console: Console):
+def test_a_hostile_address_is_shown_as_text(console: Console):
     console.watch.expect_status(404)
     page = console.open(f"#/adapters/{'%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E'}?q=%3Cscript%3E")
     expect(page.get_by_role("navigation", name="Breadcrumb")).to_contain_text("<img src=x onerror=alert(1)>")
@@ -82,7 +82,7 @@ def test_a_hostile_address_is_text(console: Console):
     see_nothing_ran(console)
 
 
-def test_what_a_model_writes_is_text(console: Console):
+def test_model_output_is_shown_as_text(console: Console):
     page = console.open("#/playground?columns=")
     page.get_by_test_id("prompt").fill("<img src=x onerror=alert(1)>")
     page.get_by_role("button", name="Send").click()
@@ -91,7 +91,7 @@ def test_what_a_model_writes_is_text(console: Console):
 
 
 @pytest.mark.parametrize("view", ["requests?adapter=", "upload?name="])
-def test_a_command_that_is_offered_for_a_hostile_address_is_one_command(console: Console, view: str):
+def test_a_command_offered_for_a_hostile_address_is_safely_quoted(console: Console, view: str):
     hostile = "x'; touch hacked; echo $(id) '"
     page = console.open(f"#/{view}{quote(hostile)}")
     words = shlex.split(page.locator(".command code").inner_text(), comments=True)

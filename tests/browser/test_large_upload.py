@@ -1,4 +1,4 @@
-"""An adapter of 200 MB, which only a base larger than the demo's can have."""
+"""An adapter of 200 MB, which requires a base model larger than the demo's."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ LAYERS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_SIZE = 12, 768, 2048, 12, 4, 64
 
 
 def write_base(folder: Path) -> Path:
-    """Of about 85 M parameters, without weights: the server makes some up. Its tokenizer is the demo's."""
+    """A base of about 85 M parameters without weights: the server makes up dummy ones. Its tokenizer is the demo's."""
     demo = json.loads((MODEL_DIR / "config.json").read_text())
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -44,7 +44,7 @@ def write_base(folder: Path) -> Path:
 
 
 def write_adapter(folder: Path) -> Path:
-    """On all linears, in float32."""
+    """An adapter on all linear layers, in float32."""
     shapes = {
         "self_attn.q_proj": (HIDDEN, HIDDEN),
         "self_attn.k_proj": (HIDDEN, KV_HEADS * HEAD_SIZE),
@@ -69,7 +69,7 @@ def write_adapter(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_large_adapter_is_sent_in_chunks_with_its_progress(browser: Browser, tmp_path: Path):
+def test_a_large_adapter_is_sent_in_chunks_with_a_progress_bar(browser: Browser, tmp_path: Path):
     base = write_base(tmp_path / "base")
     adapter = write_adapter(tmp_path / "large")
     size_bytes = (adapter / "adapter_model.safetensors").stat().st_size

@@ -18,7 +18,7 @@ MAX_ROWS = 80
 
 @pytest.fixture(scope="module")
 def server_of_many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The address of one with the tenant of many adapters, and the key of its operator."""
+    """The URL of a server that has the tenant with many adapters, and the key of that tenant's operator."""
     data_dir = tmp_path_factory.mktemp("many")
     write_many_adapters(data_dir, NUM_MANY)
     admin_secret = admin_key(data_dir)
@@ -36,7 +36,7 @@ def many(new_console: NewConsole, server_of_many: tuple[str, str]) -> Console:
     return console
 
 
-def test_ten_thousand_adapters_are_a_screenful_of_rows_wherever_one_scrolls(many: Console):
+def test_ten_thousand_adapters_render_only_a_screenful_of_rows_at_any_scroll_position(many: Console):
     page = many.open("#/adapters")
     rows = page.get_by_test_id("adapter-row")
     expect(rows.first).to_contain_text(many_name(0))
@@ -54,12 +54,12 @@ def test_ten_thousand_adapters_are_a_screenful_of_rows_wherever_one_scrolls(many
     assert rows.count() <= MAX_ROWS
 
 
-def test_who_comes_back_from_an_adapter_finds_the_list_where_it_was(many: Console):
-    many.watch.expect_status(500)  # of an adapter whose content is nowhere
+def test_returning_from_an_adapter_restores_the_lists_scroll_position(many: Console):
+    many.watch.expect_status(500)  # for an adapter whose content does not exist
     page = many.open("#/adapters")
     rows = page.get_by_test_id("adapter-row")
     expect(rows.first).to_be_visible()
-    for _ in range(6):  # more rows than are fetched at once when a list is renewed
+    for _ in range(6):  # more rows than a refresh of the list fetches at once
         height = page.evaluate("document.body.scrollHeight")
         page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
         page.wait_for_function("(before) => document.body.scrollHeight > before", arg=height)
@@ -75,7 +75,7 @@ def test_who_comes_back_from_an_adapter_finds_the_list_where_it_was(many: Consol
     expect(page.get_by_text(many_name(699))).to_be_visible()
 
 
-def test_a_list_that_was_scrolled_far_down_keeps_still_while_another_tab_is_looked_at(many: Console):
+def test_a_list_scrolled_far_down_stays_put_when_its_tab_is_shown_again(many: Console):
     page = many.open("#/adapters")
     expect(page.get_by_test_id("adapter-row").first).to_be_visible()
     for _ in range(6):
@@ -87,7 +87,7 @@ def test_a_list_that_was_scrolled_far_down_keeps_still_while_another_tab_is_look
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    # The tab's own bar is asked for again at the same moment.
+    # The page's own bar is requested again at the same moment.
     page.wait_for_timeout(1000)
     expect(page.get_by_text(many_name(650))).to_be_in_viewport()
     assert not any("limit=500" in url for url in asked)
@@ -102,7 +102,7 @@ def test_search_finds_one_of_ten_thousand_on_the_server(many: Console):
     expect(page).to_have_url(f"{many.url}/ui/#/adapters?q={many_name(NUM_MANY - 1)}")
 
 
-def test_sorting_is_by_the_whole_list_and_in_the_address(many: Console):
+def test_sorting_covers_the_whole_list_and_is_kept_in_the_address(many: Console):
     page = many.open("#/adapters")
     page.get_by_role("button", name="Size").click()
     expect(page.get_by_test_id("adapter-row").first).to_contain_text(many_name(NUM_MANY - 1))
@@ -111,7 +111,7 @@ def test_sorting_is_by_the_whole_list_and_in_the_address(many: Console):
     expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "ascending")
 
 
-def test_a_filtered_list_survives_a_reload_and_the_way_back(console: Console, tenant: Tenant):
+def test_a_filter_survives_a_reload_and_back_navigation(console: Console, tenant: Tenant):
     tenant.add("mine", ADAPTER_DIR / "uppercase")
     assert tenant.http.patch("/v1/adapters/mine", json={"enabled": False}).is_success
     page = console.open("#/adapters")
@@ -127,7 +127,7 @@ def test_a_filtered_list_survives_a_reload_and_the_way_back(console: Console, te
     expect(page.get_by_label("Status")).to_have_value("disabled")
 
 
-def test_nothing_found_offers_the_way_back_to_everything(console: Console):
+def test_an_empty_search_result_offers_to_show_all_adapters(console: Console):
     page = console.open("#/adapters?q=there-is-no-such-thing")
     expect(page.get_by_test_id("empty")).to_be_visible()
     page.get_by_role("button", name="Show all adapters").click()
@@ -135,7 +135,7 @@ def test_nothing_found_offers_the_way_back_to_everything(console: Console):
     expect(page.get_by_test_id("adapter-search")).to_have_value("")
 
 
-def test_several_adapters_are_disabled_at_once_and_that_is_undone(console: Console, tenant: Tenant):
+def test_disabling_several_adapters_at_once_can_be_undone(console: Console, tenant: Tenant):
     for name in ("first", "second"):
         tenant.add(name, ADAPTER_DIR / "uppercase")
     page = console.open("#/adapters")
@@ -149,11 +149,11 @@ def test_several_adapters_are_disabled_at_once_and_that_is_undone(console: Conso
     assert tenant.http.get("/v1/adapters/first").json()["enabled"] is True
 
 
-def test_several_adapters_are_deleted_after_their_number_is_typed_and_come_back(console: Console, tenant: Tenant):
+def test_deleting_several_adapters_requires_typing_their_number_and_can_be_undone(console: Console, tenant: Tenant):
     for name in ("first", "second"):
         tenant.add(name, ADAPTER_DIR / "uppercase")
     page = console.open("#/adapters")
-    # Of all that are shown only its own can be changed.
+    # Of all adapters shown, only the tenant's own can be changed.
     page.get_by_label("Select all shown").check()
     bar = page.get_by_role("region", name="Selected adapters")
     expect(bar).to_contain_text("2 selected")
@@ -169,12 +169,12 @@ def test_several_adapters_are_deleted_after_their_number_is_typed_and_come_back(
     assert tenant.http.get("/v1/adapters/first").json()["status"] == "deleted"
     toast.get_by_role("button", name="Undo").click()
     console.toast("Undone.")
-    # Long before the list is renewed by itself.
+    # Long before the list refreshes itself.
     expect(page.get_by_test_id("adapter-row")).to_have_count(len(ADAPTERS) + 2)
     assert [tenant.http.get(f"/v1/adapters/{name}").json()["status"] for name in ("first", "second")] == ["ready"] * 2
 
 
-def test_on_a_phone_a_card_leads_to_its_adapter_wherever_it_is_touched(new_console: NewConsole, tenant: Tenant):
+def test_on_a_phone_touching_a_card_anywhere_opens_its_adapter(new_console: NewConsole, tenant: Tenant):
     tenant.add("mine", ADAPTER_DIR / "uppercase")
     console = new_console(width=390)
     console.start_session(tenant.operator_key)
@@ -202,9 +202,7 @@ def test_several_adapters_are_pinned_and_unpinned_at_once(console: Console, tena
 
 
 @pytest.mark.parametrize("ttl_s", [86_400, None])
-def test_a_pin_that_was_there_before_is_there_again_when_a_new_one_is_undone(
-    console: Console, tenant: Tenant, ttl_s: int | None
-):
+def test_undoing_a_pin_restores_the_previous_pin(console: Console, tenant: Tenant, ttl_s: int | None):
     tenant.add("pinned", ADAPTER_DIR / "uppercase")
     path = "/v1/adapters/pinned"
     assert tenant.http.put(f"{path}/residency", json={"tier": "host", "ttl_s": ttl_s}).is_success
@@ -219,7 +217,7 @@ def test_a_pin_that_was_there_before_is_there_again_when_a_new_one_is_undone(
     assert (pin["tier"], pin["until"] is None) == ("host", ttl_s is None)
 
 
-def test_one_of_several_that_cannot_be_changed_is_named_and_the_others_are_done(console: Console, tenant: Tenant):
+def test_a_bulk_change_names_the_adapter_that_failed_and_changes_the_others(console: Console, tenant: Tenant):
     console.watch.expect_status(404)
     for name in ("first", "second"):
         tenant.add(name, ADAPTER_DIR / "uppercase")
@@ -232,7 +230,7 @@ def test_one_of_several_that_cannot_be_changed_is_named_and_the_others_are_done(
     assert tenant.http.get("/v1/adapters/first").json()["enabled"] is False
 
 
-def test_what_the_arrows_choose_in_the_jump_is_in_sight_on_a_low_screen(console: Console):
+def test_the_option_that_arrow_keys_choose_in_the_jump_dialog_is_visible_on_a_low_screen(console: Console):
     page = console.open()
     page.set_viewport_size({"width": 640, "height": 400})
     page.keyboard.press("Control+k")
@@ -244,7 +242,7 @@ def test_what_the_arrows_choose_in_the_jump_is_in_sight_on_a_low_screen(console:
 
 
 @pytest.mark.parametrize("combination", ["Control+k", "Meta+k"])
-def test_the_jump_goes_to_a_page_or_an_adapter_by_keyboard_alone(console: Console, combination: str):
+def test_the_jump_dialog_opens_a_page_or_an_adapter_by_keyboard_alone(console: Console, combination: str):
     page = console.open()
     page.keyboard.press(combination)
     box = page.get_by_role("combobox", name="Search adapters and pages")
@@ -266,7 +264,7 @@ def test_the_jump_goes_to_a_page_or_an_adapter_by_keyboard_alone(console: Consol
     expect(box).to_have_count(0)
 
 
-def test_enter_goes_nowhere_else_than_to_what_was_typed(console: Console, tenant: Tenant):
+def test_enter_does_not_open_a_result_of_an_earlier_query(console: Console, tenant: Tenant):
     tenant.add("aaa-first", ADAPTER_DIR / "uppercase")
     page = console.open()
     page.keyboard.press("Control+k")
@@ -274,14 +272,14 @@ def test_enter_goes_nowhere_else_than_to_what_was_typed(console: Console, tenant
     page.route("**/v1/adapters?q=zzz*", lambda _: None)
     with page.expect_request("**/v1/adapters?q=zzz*"):
         page.keyboard.type("zzz")
-    # What was found for nothing typed yet is no answer to it.
+    # Results for the empty query do not answer this one.
     page.keyboard.press("Enter")
     expect(page.get_by_role("combobox", name="Search adapters and pages")).to_be_visible()
     expect(page.get_by_role("option", name="aaa-first")).to_have_count(0)
     assert page.url.endswith("/ui/#/")
 
 
-def test_one_of_several_that_cannot_be_taken_back_keeps_none_of_the_others(console: Console, tenant: Tenant):
+def test_undoing_a_bulk_change_continues_after_one_failure(console: Console, tenant: Tenant):
     for name in ("gone", "kept"):
         tenant.add(name, ADAPTER_DIR / "uppercase")
     refused: list[str] = []

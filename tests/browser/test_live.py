@@ -1,4 +1,4 @@
-"""What is in the engines right now, and how it came and went."""
+"""What the engines hold now, and the history of their memory."""
 
 import re
 from pathlib import Path
@@ -14,10 +14,10 @@ from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.server_process import serve_fake, stop
 
 SAMPLE_MS = 40_000
-"""Of a series, which is written every 10 s."""
+"""Time to wait for a sample of a series, which is written every 10 s."""
 
 
-def test_an_adapter_that_was_used_lies_in_the_memory_and_leads_to_itself(console: Console, tenant: Tenant):
+def test_a_used_adapter_is_shown_in_memory_and_links_to_its_page(console: Console, tenant: Tenant):
     tenant.add("resident", ADAPTER_DIR / "uppercase")
     body = {"model": "resident", "prompt": "hello", "max_tokens": 1}
     assert tenant.http.post("/v1/completions", json=body).status_code == 200
@@ -27,7 +27,7 @@ def test_an_adapter_that_was_used_lies_in_the_memory_and_leads_to_itself(console
     expect(page.get_by_test_id("version-1")).to_be_visible()
 
 
-def test_a_long_name_in_the_memory_fits_a_phone(console: Console, tenant: Tenant):
+def test_a_long_adapter_name_in_memory_fits_a_phone(console: Console, tenant: Tenant):
     tenant.add("W" * 64, ADAPTER_DIR / "uppercase")
     body = {"model": "W" * 64, "prompt": "hello", "max_tokens": 1}
     assert tenant.http.post("/v1/completions", json=body).status_code == 200
@@ -37,7 +37,7 @@ def test_a_long_name_in_the_memory_fits_a_phone(console: Console, tenant: Tenant
     console.watch.check()
 
 
-def test_weights_in_fewer_bits_are_said(console: Console):
+def test_quantized_weights_are_shown(console: Console):
     def with_weights(route: Route) -> None:
         live = route.fetch().json()
         live["engines"].append({**live["engines"][0], "id": "small", "weights": "int8"})
@@ -50,7 +50,7 @@ def test_weights_in_fewer_bits_are_said(console: Console):
     expect(other.locator("header")).not_to_contain_text("weights")
 
 
-def test_queues_are_by_tenant_and_adapter_and_lead_to_their_requests(console: Console, tenant: Tenant):
+def test_queues_are_listed_by_tenant_and_adapter_and_link_to_their_requests(console: Console, tenant: Tenant):
     waiting = {"tenant": tenant.name, "adapter": "uppercase", "num_running": 1, "num_queued": 2}
 
     def with_queue(route: Route) -> None:
@@ -66,7 +66,7 @@ def test_queues_are_by_tenant_and_adapter_and_lead_to_their_requests(console: Co
     expect(page).to_have_url(f"{console.url}/ui/#/requests?adapter=uppercase&state=running")
 
 
-def test_the_number_of_what_runs_leads_to_its_request(browser: Browser, tmp_path: Path):
+def test_the_number_of_running_requests_links_to_them(browser: Browser, tmp_path: Path):
     data_dir = tmp_path / "data"
     key = admin_key(data_dir)
     with serve_fake(data_dir) as server:
@@ -83,7 +83,7 @@ def test_the_number_of_what_runs_leads_to_its_request(browser: Browser, tmp_path
         stop(server)
 
 
-def test_loads_and_evictions_are_charted_for_whoever_may_see_all_tenants(
+def test_loads_and_evictions_are_charted_for_an_admin_of_all_tenants(
     new_console: NewConsole, admin_secret: str, tenant: Tenant
 ):
     tenant.add("loaded", ADAPTER_DIR / "uppercase")
@@ -98,7 +98,7 @@ def test_loads_and_evictions_are_charted_for_whoever_may_see_all_tenants(
     expect(page).to_have_url(f"{console.url}/ui/#/live?window=24h")
 
 
-def test_a_tenant_is_told_that_the_memory_is_shared(console: Console, tenant: Tenant):
+def test_a_tenant_sees_a_notice_that_the_memory_is_shared(console: Console, tenant: Tenant):
     body = {"model": "uppercase", "prompt": "hello", "max_tokens": 1}
     assert tenant.http.post("/v1/completions", json=body).status_code == 200
     page = console.open("#/live")

@@ -1,4 +1,4 @@
-"""The same prompt to several models at once."""
+"""The playground: the same prompt to several models at once."""
 
 import json
 import shlex
@@ -52,7 +52,7 @@ def test_base_and_adapter_answer_side_by_side_with_their_figures(console: Consol
     expect(figures.filter(has_text="Output")).not_to_contain_text("–")
 
 
-def test_how_fast_tokens_came_is_what_the_server_counted_also_of_those_that_arrive_together(console: Console):
+def test_tokens_per_second_is_the_servers_metric_even_if_all_tokens_arrive_together(console: Console):
     page = console.open(TWO_COLUMNS)
 
     def answer(route: Route) -> None:
@@ -69,7 +69,7 @@ def test_how_fast_tokens_came_is_what_the_server_counted_also_of_those_that_arri
     expect(page.get_by_test_id("column-0").locator(".figure").filter(has_text="Tokens/s")).to_contain_text("42")
 
 
-def test_what_differs_from_the_first_column_is_marked_by_words(console: Console):
+def test_differences_from_the_first_column_are_marked_by_word(console: Console):
     page = console.open(TWO_COLUMNS)
     ask(console, "hello world")
     see_done(console, 2)
@@ -78,7 +78,7 @@ def test_what_differs_from_the_first_column_is_marked_by_words(console: Console)
     expect(page.get_by_test_id("column-0").locator("mark")).to_have_count(0)
 
 
-def test_an_answer_longer_than_what_is_compared_word_by_word_is_shown_whole(console: Console):
+def test_an_answer_too_long_to_compare_by_word_is_shown_whole(console: Console):
     page = console.open(TWO_COLUMNS)
     ends = iter(("the end", "another end"))
     begin = "word " * 1500
@@ -98,7 +98,7 @@ def test_an_answer_longer_than_what_is_compared_word_by_word_is_shown_whole(cons
     assert column.get_by_test_id("answer").inner_text() == whole
 
 
-def test_an_answer_in_a_script_from_right_to_left_begins_on_the_right(console: Console):
+def test_a_right_to_left_answer_starts_on_the_right(console: Console):
     page = console.open("#/playground")
 
     def answer(route: Route) -> None:
@@ -114,7 +114,7 @@ def test_an_answer_in_a_script_from_right_to_left_begins_on_the_right(console: C
     assert arabic > box["x"] + box["width"] / 2 > english
 
 
-def test_equal_columns_have_nothing_marked(console: Console):
+def test_equal_answers_have_nothing_marked(console: Console):
     page = console.open("#/playground?columns=uppercase,uppercase")
     ask(console, "same seed")
     see_done(console, 2)
@@ -122,7 +122,7 @@ def test_equal_columns_have_nothing_marked(console: Console):
     expect(page.locator("mark")).to_have_count(0)
 
 
-def test_an_empty_answer_is_called_so_also_beside_one_that_is_not(console: Console):
+def test_an_empty_answer_is_reported_as_empty_even_beside_a_non_empty_one(console: Console):
     page = console.open(TWO_COLUMNS)
 
     def answer(route: Route) -> None:
@@ -137,7 +137,7 @@ def test_an_empty_answer_is_called_so_also_beside_one_that_is_not(console: Conso
     expect(page.get_by_test_id("answer")).to_have_text(["hello", "The answer is empty."])
 
 
-def test_columns_are_in_the_address_and_up_to_four(console: Console):
+def test_columns_are_kept_in_the_address_and_limited_to_four(console: Console):
     page = console.open(TWO_COLUMNS)
     add = page.get_by_role("button", name="Add a column")
     add.click()
@@ -152,7 +152,7 @@ def test_columns_are_in_the_address_and_up_to_four(console: Console):
     expect(page.get_by_label("Model of column 2")).to_have_value("reverse")
 
 
-def test_the_numbers_are_in_the_address_and_never_others_than_those_sent(console: Console):
+def test_the_seed_and_mode_are_kept_in_the_address_but_the_prompt_is_not(console: Console):
     page = console.open(TWO_COLUMNS)
     page.get_by_role("button", name="completion").click()
     seed = page.get_by_label("Seed")
@@ -168,7 +168,7 @@ def test_the_numbers_are_in_the_address_and_never_others_than_those_sent(console
     assert "secret" not in page.url
 
 
-def test_what_was_typed_is_there_on_the_way_back_from_another_view(console: Console):
+def test_typed_text_is_restored_when_returning_from_another_view(console: Console):
     page = console.open(f"{TWO_COLUMNS}&format=schema")
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_test_id("prompt").fill("a long question")
@@ -181,7 +181,7 @@ def test_what_was_typed_is_there_on_the_way_back_from_another_view(console: Cons
     expect(page.get_by_label("JSON schema")).to_have_value("{}")
 
 
-def test_another_model_in_a_column_does_not_get_the_answer_of_the_one_before(console: Console):
+def test_changing_the_model_of_a_column_clears_its_answer(console: Console):
     page = console.open(TWO_COLUMNS)
     ask(console, "hello")
     see_done(console, 2)
@@ -201,8 +201,8 @@ STOP_AT_THE_FIRST_WORD = """() => new MutationObserver((_, observer) => {
 }).observe(document.body, { subtree: true, childList: true, characterData: true })"""
 
 
-def test_stopping_keeps_what_came_and_ends_the_request_on_the_server(console: Console, tenant: Tenant):
-    """The button is clicked within the page: the demo model writes all it can in half a second."""
+def test_stopping_keeps_the_partial_answer_and_aborts_the_request_on_the_server(console: Console, tenant: Tenant):
+    """A script in the page clicks the button: the demo model writes the maximum within half a second."""
 
     def go_on_and_on(route: Route) -> None:
         route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True, "n": 8}))
@@ -231,7 +231,7 @@ def test_a_double_click_on_send_sends_and_does_not_stop(console: Console):
     see_done(console, 1)
 
 
-def test_an_unknown_model_fails_its_column_alone(console: Console):
+def test_an_unknown_model_fails_only_its_own_column(console: Console):
     console.watch.expect_status(404)
     page = console.open("#/playground?columns=nothing-here,uppercase")
     ask(console, "hello")
@@ -239,7 +239,7 @@ def test_an_unknown_model_fails_its_column_alone(console: Console):
     expect(page.get_by_test_id("answer").nth(1)).to_have_text("HELLO", timeout=START_MS)
 
 
-def test_a_stream_that_breaks_off_says_so_below_what_came(console: Console):
+def test_a_broken_stream_shows_an_error_below_the_partial_answer(console: Console):
     def cut(route: Route) -> None:
         chunk = {"choices": [{"index": 0, "delta": {"content": "half an"}, "finish_reason": None}]}
         route.fulfill(body=f"data: {json.dumps(chunk)}\n\n", content_type="text/event-stream")
@@ -251,7 +251,7 @@ def test_a_stream_that_breaks_off_says_so_below_what_came(console: Console):
     expect(page.get_by_test_id("answer")).to_contain_text("half an")
 
 
-def test_a_server_that_does_not_answer_is_not_asked_again_by_itself(console: Console):
+def test_an_unreachable_server_is_reported_with_advice_to_try_again(console: Console):
     console.watch.expect_no_answer()
     page = console.open("#/playground?columns=uppercase")
     page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
@@ -259,7 +259,7 @@ def test_a_server_that_does_not_answer_is_not_asked_again_by_itself(console: Con
     expect(page.get_by_test_id("column-0").get_by_role("alert")).to_contain_text("try again once it is back")
 
 
-def test_as_curl_does_the_same_in_a_terminal(console: Console, tenant: Tenant):
+def test_copy_as_curl_gives_a_command_that_works_in_a_shell(console: Console, tenant: Tenant):
     page = console.open("#/playground?columns=uppercase")
     prompt = 'it\'s "quoted" $HOME'
     page.get_by_test_id("prompt").fill(prompt)
@@ -287,7 +287,7 @@ SCHEMA = {
 }
 
 
-def test_every_column_answers_by_a_schema_and_so_does_its_curl(console: Console):
+def test_every_column_and_its_curl_command_use_the_json_schema(console: Console):
     page = console.open(TWO_COLUMNS)
     page.get_by_role("combobox", name="Answer format").select_option("schema")
     schema = page.get_by_role("textbox", name="JSON schema")
@@ -302,13 +302,13 @@ def test_every_column_answers_by_a_schema_and_so_does_its_curl(console: Console)
     words = shlex.split(page.evaluate("navigator.clipboard.readText()").replace("\\\n", ""))
     held_to = json.loads(words[words.index("-d") + 1])["response_format"]
     assert held_to == {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
-    # What was chosen is in the address, what was typed is not.
+    # The chosen format is in the address, the typed schema is not.
     page.reload()
     expect(schema).to_have_value("")
     assert "billing" not in page.url
 
 
-def test_what_is_no_schema_is_not_sent_and_what_cannot_be_followed_is_the_servers_to_say(console: Console):
+def test_an_invalid_schema_is_not_sent_and_the_server_refuses_an_unsupported_one(console: Console):
     console.watch.expect_status(400)
     page = console.open("#/playground?columns=uppercase&format=schema")
     page.get_by_test_id("prompt").fill("hello")
@@ -324,14 +324,16 @@ def test_what_is_no_schema_is_not_sent_and_what_cannot_be_followed_is_the_server
     expect(page.get_by_test_id("column-0").get_by_role("alert")).to_contain_text("not")
 
 
-def test_any_json_object(console: Console):
+def test_the_json_format_answers_with_a_json_object(console: Console):
     page = console.open("#/playground?columns=json&format=json")
     ask(console, "color red")
     see_done(console, 1)
     assert isinstance(json.loads(page.get_by_test_id("answer").inner_text()), dict)
 
 
-def test_another_tenants_adapter_is_tried_for_that_tenant(new_console: NewConsole, tenant: Tenant, admin_secret: str):
+def test_another_tenants_adapter_is_tried_on_behalf_of_that_tenant(
+    new_console: NewConsole, tenant: Tenant, admin_secret: str
+):
     tenant.add("theirs", ADAPTER_DIR / "uppercase")
     root = new_console()
     root.start_session(admin_secret)

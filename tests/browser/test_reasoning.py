@@ -1,4 +1,4 @@
-"""What a model thinks, apart from its answer, in the playground; the streams' events come when a test says so."""
+"""Reasoning, shown separately from the answer in the playground; tests decide when the streams' events arrive."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ UNBROKEN = "x" * 400
 
 
 class Playground:
-    """One column, whose streams a test writes."""
+    """A playground with one column, whose streams the test writes."""
 
     def __init__(self, console: Console) -> None:
         console.page.add_init_script(HELD_STREAMS)
@@ -52,7 +52,7 @@ class Playground:
         self.send({"role": "assistant"})
 
     def send(self, delta: dict[str, Any]) -> None:
-        """As the server does, which says what was thought by both names."""
+        """Sends a delta as the server does, which reports reasoning under both names."""
         if thought := delta.get("reasoning_content"):
             delta = {**delta, "reasoning": thought}
         self._write({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
@@ -76,7 +76,7 @@ def playground(console: Console) -> Playground:
     return Playground(console)
 
 
-def test_thoughts_are_open_until_the_answer_begins_and_can_be_opened_again(playground: Playground) -> None:
+def test_reasoning_is_open_until_the_answer_starts_and_can_be_reopened(playground: Playground) -> None:
     playground.ask()
     expect(playground.column).to_have_attribute("data-state", "waiting")
     playground.send({"reasoning_content": "Two and two "})
@@ -95,7 +95,7 @@ def test_thoughts_are_open_until_the_answer_begins_and_can_be_opened_again(playg
     expect(playground.thoughts).to_be_visible()
 
 
-def test_what_the_person_folds_or_opens_stays_so_until_the_next_answer(playground: Playground) -> None:
+def test_reasoning_stays_as_the_user_folded_it_until_the_next_answer(playground: Playground) -> None:
     summary = playground.reasoning.locator("summary")
     playground.ask()
     playground.send({"reasoning_content": "Hm"})
@@ -117,7 +117,7 @@ def test_what_the_person_folds_or_opens_stays_so_until_the_next_answer(playgroun
     expect(playground.thoughts).to_be_hidden()
 
 
-def test_the_first_thought_is_the_first_token_and_thoughts_are_output(playground: Playground) -> None:
+def test_reasoning_counts_for_ttft_and_as_output(playground: Playground) -> None:
     playground.ask()
     expect(playground.figure("TTFT")).to_contain_text("–")
     playground.send({"reasoning_content": "Hm"})
@@ -130,7 +130,7 @@ def test_the_first_thought_is_the_first_token_and_thoughts_are_output(playground
     assert playground.figure("TTFT").inner_text() == first
 
 
-def test_a_stopped_answer_keeps_what_was_thought(playground: Playground) -> None:
+def test_a_stopped_answer_keeps_its_reasoning(playground: Playground) -> None:
     playground.ask()
     playground.send({"reasoning_content": "Two and"})
     expect(playground.thoughts).to_have_text("Two and")
@@ -145,7 +145,7 @@ def test_a_stopped_answer_keeps_what_was_thought(playground: Playground) -> None
     ("reason", "said"),
     [("stop", "The model stopped before it answered."), ("length", "Reasoning used up all allowed tokens.")],
 )
-def test_an_end_before_the_answer_says_so(playground: Playground, reason: str, said: str) -> None:
+def test_an_end_before_the_answer_is_reported_with_its_reason(playground: Playground, reason: str, said: str) -> None:
     playground.ask()
     playground.send({"reasoning_content": "Two and"})
     playground.end(reason, thought=2)
@@ -155,7 +155,7 @@ def test_an_end_before_the_answer_says_so(playground: Playground, reason: str, s
     expect(playground.page.get_by_role("button", name="Copy the answer")).to_have_count(0)
 
 
-def test_the_copied_answer_is_the_answer_alone(playground: Playground) -> None:
+def test_copying_the_answer_leaves_out_the_reasoning(playground: Playground) -> None:
     playground.ask()
     playground.send({"reasoning_content": "Two and two"})
     playground.send({"content": "It is "})
@@ -167,7 +167,7 @@ def test_the_copied_answer_is_the_answer_alone(playground: Playground) -> None:
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
-def test_long_thoughts_leave_the_answer_in_sight_and_show_their_end_as_they_come(
+def test_long_reasoning_shows_its_end_as_it_arrives_and_keeps_the_answer_visible(
     new_console: NewConsole, tenant: Tenant, width: int, theme: str
 ) -> None:
     console = new_console(width=width, theme=theme)

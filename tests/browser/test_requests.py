@@ -1,4 +1,4 @@
-"""What was asked of a server, ending what runs, who changed what, and taking all of it away as files."""
+"""The request log, aborting running requests, the audit log, and exporting both logs as files."""
 
 import csv
 import json
@@ -25,11 +25,11 @@ RENEWED_MS = 20_000
 
 @contextmanager
 def endless_request(server: ServerProcess, key: str) -> Iterator[str]:
-    """Its id; it runs until somebody ends it."""
+    """Yields the id of a request that runs until it is aborted."""
     body = {"model": "fake", "prompt": [1, 2], "max_tokens": ENDLESS, "stream": True, "ignore_eos": True}
     with client(server.url, key) as http, http.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200, response.read()
-        # Kept: its end would close the connection.
+        # Kept in a variable: its deletion would close the connection.
         chunks = response.iter_raw()
         next(chunks)
         yield response.headers["x-request-id"]
@@ -42,7 +42,7 @@ def saved(console: Console, button: str) -> str:
 
 
 def ask(tenant: Tenant, model: str, count: int = 1) -> None:
-    """For exactly two tokens: they are drawn, and the end of the text could be among them."""
+    """Requests exactly two tokens: they are sampled, so without `ignore_eos` the answer could end early."""
     for _ in range(count):
         body = {"model": model, "prompt": "hello", "max_tokens": 2, "ignore_eos": True}
         assert tenant.http.post("/v1/completions", json=body).status_code == 200
@@ -78,7 +78,7 @@ def state_of(http: httpx.Client, request_id: str) -> str:
     return http.get(f"/v1/requests/{request_id}").json()["state"]
 
 
-def test_a_row_leads_to_its_request_and_that_to_its_adapter(console: Console, tenant: Tenant):
+def test_a_row_links_to_its_request_and_the_request_to_its_adapter(console: Console, tenant: Tenant):
     tenant.add("asked", ADAPTER_DIR / "uppercase")
     ask(tenant, "asked")
     page = console.open("#/requests?adapter=asked")
@@ -86,13 +86,13 @@ def test_a_row_leads_to_its_request_and_that_to_its_adapter(console: Console, te
     expect(page.get_by_role("heading", level=1)).to_contain_text("length")
     expect(page.get_by_text("Time breakdown")).to_be_visible()
     expect(page.locator("dl")).to_contain_text("2 tokens")
-    # In 24 hours, as the charts are.
+    # With a 24-hour clock, as in the charts.
     expect(page.locator("dd").nth(1)).to_have_text(re.compile(r", \d\d:\d\d:\d\d$"))
     page.locator("dl").get_by_role("link", name="asked v1").click()
     expect(page.get_by_test_id("version-1")).to_be_visible()
 
 
-def test_a_request_that_is_not_known_says_so_and_leads_back(console: Console):
+def test_an_unknown_request_is_reported_with_a_link_to_all_requests(console: Console):
     console.watch.expect_status(404)
     page = console.open("#/requests/there-was-no-such-request")
     expect(page.get_by_test_id("failure")).to_contain_text("not known")
@@ -100,7 +100,7 @@ def test_a_request_that_is_not_known_says_so_and_leads_back(console: Console):
     expect(page.get_by_role("heading", name="Requests", exact=True)).to_be_visible()
 
 
-def test_filters_are_in_the_address_and_an_empty_answer_has_a_command_that_works(console: Console, tenant: Tenant):
+def test_filters_are_kept_in_the_address_and_an_empty_result_shows_an_example_command(console: Console, tenant: Tenant):
     ask(tenant, "uppercase")
     page = console.open("#/requests")
     expect(page.get_by_test_id("request-row")).to_have_count(1)
@@ -113,7 +113,7 @@ def test_filters_are_in_the_address_and_an_empty_answer_has_a_command_that_works
     expect(page.get_by_test_id("request-row")).to_have_count(1)
 
 
-def test_an_admin_of_all_tenants_may_look_at_all_of_them_at_once(
+def test_an_admin_of_all_tenants_can_see_the_requests_of_all_at_once(
     new_console: NewConsole, admin_secret: str, tenant: Tenant
 ):
     ask(tenant, "uppercase")
@@ -126,7 +126,7 @@ def test_an_admin_of_all_tenants_may_look_at_all_of_them_at_once(
     expect(page.locator("dl")).to_contain_text(f"tenant {tenant.name}")
 
 
-def test_a_key_in_the_log_of_all_tenants_leads_to_its_requests(
+def test_a_key_in_the_log_of_all_tenants_links_to_its_requests(
     new_console: NewConsole, admin_secret: str, tenant: Tenant
 ):
     ask(tenant, "uppercase")
@@ -139,7 +139,7 @@ def test_a_key_in_the_log_of_all_tenants_leads_to_its_requests(
     expect(page.get_by_test_id("request-row")).to_have_count(1)
 
 
-def test_the_export_has_every_request_that_matches_not_only_those_shown(console: Console, tenant: Tenant):
+def test_the_export_has_all_matching_requests_not_only_those_shown(console: Console, tenant: Tenant):
     ask(tenant, "uppercase", 3)
     ask(tenant, "reverse", 101)
     page = console.open("#/requests?adapter=reverse")
@@ -149,7 +149,7 @@ def test_the_export_has_every_request_that_matches_not_only_those_shown(console:
     assert len({row["id"] for row in rows}) == 101
 
 
-def test_the_audit_shows_what_an_act_changed_before_and_after(new_console: NewConsole, tenant: Tenant, tmp_path: Path):
+def test_the_audit_shows_values_before_and_after_a_change(new_console: NewConsole, tenant: Tenant, tmp_path: Path):
     tenant.add("moved", ADAPTER_DIR / "uppercase")
     tenant.add("moved", twin(tmp_path / "twin", "uppercase"), activate=False)
     assert tenant.http.put("/v1/adapters/moved/aliases/live", json={"version": 2}).is_success
@@ -168,7 +168,7 @@ def test_the_audit_shows_what_an_act_changed_before_and_after(new_console: NewCo
     expect(page.get_by_test_id("version-2")).to_be_visible()
 
 
-def test_the_audit_is_filtered_by_who_and_exported_as_it_is_filtered(new_console: NewConsole, tenant: Tenant):
+def test_the_audit_is_filtered_by_actor_and_exported_as_filtered(new_console: NewConsole, tenant: Tenant):
     admin_secret = tenant.key("admin")
     for number in range(3):
         body = {"role": "infer", "name": f"number {number}"}
@@ -193,7 +193,7 @@ def test_the_audit_is_filtered_by_who_and_exported_as_it_is_filtered(new_console
     ("view", "path", "label"),
     [("requests", "/v1/requests?", "Adapter"), ("requests/audit", "/v1/audit?", "Action, such as")],
 )
-def test_what_is_being_typed_outlasts_that_the_log_is_renewed(
+def test_text_being_typed_in_a_filter_survives_a_refresh_of_the_log(
     new_console: NewConsole, tenant: Tenant, view: str, path: str, label: str
 ):
     console = new_console()
@@ -211,7 +211,7 @@ def test_what_is_being_typed_outlasts_that_the_log_is_renewed(
     expect(field).to_have_value("upper")
 
 
-def test_what_was_typed_and_taken_back_hides_no_filter_that_is_set_otherwise(new_console: NewConsole, tenant: Tenant):
+def test_erased_filter_text_does_not_hide_a_filter_set_by_a_click(new_console: NewConsole, tenant: Tenant):
     admin_secret = tenant.key("admin")
     with client(str(tenant.http.base_url), admin_secret) as http:
         assert http.post("/v1/keys", json={"role": "infer", "name": "x"}).status_code == 201
@@ -227,7 +227,7 @@ def test_what_was_typed_and_taken_back_hides_no_filter_that_is_set_otherwise(new
     expect(field).to_have_value(actor)
 
 
-def test_a_refusal_is_in_the_audit(new_console: NewConsole, tenant: Tenant):
+def test_a_refused_action_is_in_the_audit(new_console: NewConsole, tenant: Tenant):
     viewer = tenant.key("viewer")
     with client(str(tenant.http.base_url), viewer) as http:
         assert http.delete("/v1/adapters/uppercase").status_code == 403

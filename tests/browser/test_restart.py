@@ -1,4 +1,4 @@
-"""A server that goes away and comes back under an open page."""
+"""A server that stops and restarts while a page is open."""
 
 import socket
 from pathlib import Path
@@ -18,7 +18,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def test_a_lost_server_shows_and_the_page_heals_by_itself(browser: Browser, tmp_path: Path):
+def test_a_lost_server_is_shown_and_the_page_recovers_by_itself(browser: Browser, tmp_path: Path):
     data_dir, port = tmp_path / "data", str(free_port())
     key = admin_key(data_dir)
     with (
@@ -26,7 +26,7 @@ def test_a_lost_server_shows_and_the_page_heals_by_itself(browser: Browser, tmp_
         watched_console(browser, first.url, 1280, 800, "light") as console,
     ):
         console.watch.expect_no_answer()
-        # What the new process says until its Redis and engine are there.
+        # The new process answers this until its Redis and engine are ready.
         console.watch.expect_status(503)
         console.start_session(key)
         page = console.open("#/access")
@@ -36,7 +36,7 @@ def test_a_lost_server_shows_and_the_page_heals_by_itself(browser: Browser, tmp_
         expect(lost).to_have_count(0)
         stop(first)
         expect(lost).to_be_visible(timeout=RESTART_MS)
-        # What was there stays readable.
+        # The data shown before stays readable.
         expect(page.get_by_role("heading", name="Live")).to_be_visible()
         with serve_fake(data_dir, "--port", port) as second:
             expect(lost).to_have_count(0, timeout=RESTART_MS)
@@ -48,12 +48,12 @@ def test_a_lost_server_shows_and_the_page_heals_by_itself(browser: Browser, tmp_
 
 
 def is_held(page: Page, held: list[Route]) -> bool:
-    """Playwright tells of it only while it is asked for something."""
+    """Playwright runs route handlers only during calls to it, hence the wait."""
     page.wait_for_timeout(20)
     return bool(held)
 
 
-def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(browser: Browser, tmp_path: Path):
+def test_an_upload_continues_by_itself_after_a_server_restart(browser: Browser, tmp_path: Path):
     data_dir, port = tmp_path / "data", str(free_port())
     key = admin_key(data_dir)
     held: list[Route] = []
@@ -72,7 +72,7 @@ def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(browser: Brow
         console.start_session(key)
         page = console.page
         page.on("request", note)
-        # The weights are on their way when the server goes.
+        # The weights are in transit when the server stops.
         page.route("**/files/adapter_model.safetensors", lambda route: held.append(route))
         with page.expect_request("**/files/adapter_model.safetensors"):
             console.upload("lasting", fake_adapter(tmp_path / "lasting", 1))
@@ -89,7 +89,7 @@ def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(browser: Brow
             page.goto("about:blank")
 
 
-def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(browser: Browser, tmp_path: Path):
+def test_an_unfinished_upload_can_be_resumed_from_its_address_after_a_restart(browser: Browser, tmp_path: Path):
     data_dir, port = tmp_path / "data", str(free_port())
     key = admin_key(data_dir)
     folder = fake_adapter(tmp_path / "left", 1)
@@ -118,7 +118,7 @@ def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(browser
             page.goto("about:blank")
 
 
-def test_settings_that_got_no_answer_are_asked_for_again(new_console: NewConsole, admin_secret: str):
+def test_settings_are_requested_again_after_no_response(new_console: NewConsole, admin_secret: str):
     console = new_console()
     console.watch.expect_no_answer()
     console.start_session(admin_secret)
@@ -130,7 +130,7 @@ def test_settings_that_got_no_answer_are_asked_for_again(new_console: NewConsole
     expect(page.get_by_test_id("setting").first).to_be_visible()
 
 
-def test_a_server_that_cannot_tell_who_we_are_is_asked_again(console: Console):
+def test_the_session_is_requested_again_after_a_503(console: Console):
     console.watch.expect_status(503)
     page = console.open("#/adapters")
     body = {"error": {"message": "Not yet.", "type": "service_unavailable", "code": "service_unavailable"}}

@@ -1,4 +1,4 @@
-"""Who gets in, as what, and how they leave."""
+"""Logging in, what each role may see, and logging out."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.browser.tenant import Tenant
 from tests.support.demo_questions import ADAPTER_DIR
 
 
-def test_a_key_opens_the_console_and_stays_nowhere_in_the_browser(new_console: NewConsole, tenant: Tenant):
+def test_logging_in_with_a_key_leaves_no_trace_of_it_in_the_browser(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.watch.expect_status(401)
     page = console.open()
@@ -28,7 +28,7 @@ def test_a_key_opens_the_console_and_stays_nowhere_in_the_browser(new_console: N
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
-def test_a_deep_link_asks_for_a_key_without_blaming_anybody_and_leads_on(new_console: NewConsole, tenant: Tenant):
+def test_a_deep_link_asks_for_a_key_without_an_error_and_then_opens(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.watch.expect_status(401)
     page = console.open("#/adapters/uppercase")
@@ -39,7 +39,7 @@ def test_a_deep_link_asks_for_a_key_without_blaming_anybody_and_leads_on(new_con
     expect(page.get_by_role("heading", name="uppercase", level=1)).to_be_visible()
 
 
-def test_a_wrong_key_is_refused_in_words_and_forgotten(new_console: NewConsole):
+def test_a_wrong_key_shows_an_error_and_is_cleared(new_console: NewConsole):
     console = new_console()
     console.watch.expect_status(401)
     page = console.open()
@@ -49,14 +49,14 @@ def test_a_wrong_key_is_refused_in_words_and_forgotten(new_console: NewConsole):
     expect(page.get_by_label("API key")).to_have_value("")
 
 
-def test_the_command_that_makes_a_link_names_this_server(new_console: NewConsole):
+def test_the_login_link_command_names_this_server(new_console: NewConsole):
     console = new_console()
     console.watch.expect_status(401)
     console.page.goto(f"{console.url}/ui/")
     expect(console.page.locator(".login .command code")).to_have_text(f"loraserve ui login --url {console.url}")
 
 
-def test_a_key_for_inference_only_is_told_which_roles_may_log_in(new_console: NewConsole, tenant: Tenant):
+def test_an_inference_key_is_refused_with_the_roles_that_may_log_in(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.watch.expect_status(401)
     console.watch.expect_status(403)
@@ -66,7 +66,7 @@ def test_a_key_for_inference_only_is_told_which_roles_may_log_in(new_console: Ne
     expect(page.get_by_role("alert")).to_contain_text("role viewer, operator or admin")
 
 
-def test_a_link_opens_the_console_once_and_leaves_the_address_bar_and_history(
+def test_a_login_link_works_once_and_disappears_from_the_address_bar_and_history(
     new_console: NewConsole, admin: httpx.Client, tenant: Tenant
 ):
     key_id = tenant.operator_key.removeprefix("ls-").split("_", 1)[0]
@@ -86,7 +86,7 @@ def test_a_link_opens_the_console_once_and_leaves_the_address_bar_and_history(
     expect(page.get_by_role("alert")).to_contain_text("already used")
 
 
-def test_a_link_that_is_opened_in_the_tab_that_asks_for_a_key_opens_the_console(
+def test_a_login_link_works_in_a_tab_that_shows_the_login_form(
     new_console: NewConsole, admin: httpx.Client, tenant: Tenant
 ):
     key_id = tenant.operator_key.removeprefix("ls-").split("_", 1)[0]
@@ -102,7 +102,7 @@ def test_a_link_that_is_opened_in_the_tab_that_asks_for_a_key_opens_the_console(
 
 
 @pytest.mark.parametrize(("is_of_all", "status"), [(True, 404), (False, 403)])
-def test_a_remembered_tenant_that_is_gone_or_of_others_is_forgotten(
+def test_a_remembered_tenant_that_is_missing_or_forbidden_is_forgotten(
     new_console: NewConsole, tenant: Tenant, admin_secret: str, is_of_all: bool, status: int
 ):
     console = new_console()
@@ -117,7 +117,7 @@ def test_a_remembered_tenant_that_is_gone_or_of_others_is_forgotten(
     assert page.evaluate("sessionStorage.getItem('tenant')") is None
 
 
-def test_a_remembered_tenant_that_is_gone_locks_nobody_out_who_logs_in(new_console: NewConsole, admin_secret: str):
+def test_a_remembered_tenant_that_is_missing_does_not_block_the_login(new_console: NewConsole, admin_secret: str):
     console = new_console()
     console.watch.expect_status(401)
     console.watch.expect_status(404)
@@ -143,7 +143,7 @@ def test_logging_out_ends_the_session_on_the_server(new_console: NewConsole, ten
     assert httpx.get(f"{console.url}/v1/session", cookies=stolen).status_code == 401
 
 
-def test_a_session_that_did_not_end_says_so(new_console: NewConsole, tenant: Tenant):
+def test_a_failed_logout_says_that_the_user_is_still_logged_in(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.start_session(tenant.operator_key)
     console.watch.expect_no_answer()
@@ -153,7 +153,7 @@ def test_a_session_that_did_not_end_says_so(new_console: NewConsole, tenant: Ten
     console.toast("You are still logged in.")
 
 
-def test_logging_out_of_one_tab_shows_the_login_in_the_others(new_console: NewConsole, tenant: Tenant):
+def test_logging_out_in_one_tab_shows_the_login_in_the_others(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.start_session(tenant.operator_key)
     console.watch.expect_status(401)
@@ -165,7 +165,7 @@ def test_logging_out_of_one_tab_shows_the_login_in_the_others(new_console: NewCo
     expect(page.get_by_label("API key")).to_be_visible()
 
 
-def test_a_tab_tells_of_whom_it_shows_after_another_logged_in_as_somebody_else(
+def test_a_tab_switches_tenant_after_another_tab_logs_in_with_a_different_key(
     new_console: NewConsole, admin: httpx.Client, tenant: Tenant, admin_secret: str
 ):
     tenant.add("mine", ADAPTER_DIR / "uppercase")
@@ -180,14 +180,14 @@ def test_a_tab_tells_of_whom_it_shows_after_another_logged_in_as_somebody_else(
     expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
     expect(page.get_by_label("Tenant")).to_have_value("default")
     expect(page.get_by_role("link", name="mine")).to_have_count(0)
-    # With this session's token, so that it is not refused.
+    # Sent with the new session's token, so the server does not refuse it.
     page.get_by_label("Tenant").select_option(tenant.name)
     page.get_by_role("checkbox", name="Select mine").check()
     page.get_by_role("button", name="Disable").click()
     console.toast("Disabled mine.")
 
 
-def test_a_tab_keeps_what_is_typed_where_the_same_key_logs_in_with_another(new_console: NewConsole, tenant: Tenant):
+def test_a_tab_keeps_typed_text_if_the_same_key_logs_in_in_another_tab(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.start_session(tenant.operator_key)
     # The other tab shows its login first.
@@ -207,7 +207,7 @@ def test_a_tab_keeps_what_is_typed_where_the_same_key_logs_in_with_another(new_c
 
 
 def end_session(page: Page, url: str) -> None:
-    """On the server alone, as when its time is over."""
+    """Ends the session on the server only, as if it had expired."""
     (cookie,) = page.context.cookies()
     cookies = {cookie.get("name", ""): cookie.get("value", "")}
     csrf = httpx.get(f"{url}/v1/session", cookies=cookies).json()["csrf"]
@@ -220,7 +220,7 @@ def log_in(page: Page, key: str) -> None:
     page.get_by_role("button", name="Log in").click()
 
 
-def test_what_was_typed_when_a_session_ended_is_there_after_the_same_key_logs_in(
+def test_typed_text_survives_the_end_of_a_session_if_the_same_key_logs_in_again(
     new_console: NewConsole, tenant: Tenant
 ):
     key = tenant.key("admin")
@@ -244,7 +244,9 @@ def test_what_was_typed_when_a_session_ended_is_there_after_the_same_key_logs_in
     expect(page.get_by_test_id("key-row").filter(has_text="long and well considered")).to_be_visible()
 
 
-def test_what_was_typed_when_a_session_ended_is_not_there_for_another_key(new_console: NewConsole, tenant: Tenant):
+def test_typed_text_is_discarded_after_the_end_of_a_session_if_another_key_logs_in(
+    new_console: NewConsole, tenant: Tenant
+):
     console = new_console()
     console.start_session(tenant.operator_key)
     console.watch.expect_status(401)
@@ -257,7 +259,7 @@ def test_what_was_typed_when_a_session_ended_is_not_there_for_another_key(new_co
     expect(page.get_by_test_id("prompt")).to_have_value("")
 
 
-def test_nothing_is_left_of_what_was_typed_when_somebody_logged_out(new_console: NewConsole, tenant: Tenant):
+def test_typed_text_is_discarded_on_logout(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.start_session(tenant.operator_key)
     console.watch.expect_status(401)
@@ -272,7 +274,7 @@ def test_nothing_is_left_of_what_was_typed_when_somebody_logged_out(new_console:
     expect(page.get_by_test_id("prompt")).to_have_value("")
 
 
-def test_a_revoked_key_ends_its_sessions(new_console: NewConsole, admin: httpx.Client, tenant: Tenant):
+def test_revoking_a_key_ends_its_sessions(new_console: NewConsole, admin: httpx.Client, tenant: Tenant):
     key = tenant.key("viewer")
     console = new_console()
     console.start_session(key)
@@ -295,7 +297,9 @@ def test_a_revoked_key_ends_its_sessions(new_console: NewConsole, admin: httpx.C
         ),
     ],
 )
-def test_the_rail_shows_what_the_role_may_see(new_console: NewConsole, tenant: Tenant, role: str, shown: list[str]):
+def test_the_navigation_shows_only_what_the_role_may_see(
+    new_console: NewConsole, tenant: Tenant, role: str, shown: list[str]
+):
     console = new_console()
     console.start_session(tenant.key(role))
     page = console.open("#/adapters")
@@ -303,7 +307,7 @@ def test_the_rail_shows_what_the_role_may_see(new_console: NewConsole, tenant: T
     expect(items).to_have_text([re.compile("loraserve"), *shown])
 
 
-def test_a_viewer_sees_an_adapter_without_anything_that_changes_it(new_console: NewConsole, tenant: Tenant):
+def test_a_viewer_sees_an_adapter_without_controls_that_change_it(new_console: NewConsole, tenant: Tenant):
     tenant.add("watched", ADAPTER_DIR / "uppercase")
     console = new_console()
     console.start_session(tenant.key("viewer"))
@@ -317,7 +321,7 @@ def test_a_viewer_sees_an_adapter_without_anything_that_changes_it(new_console: 
     expect(page.get_by_role("link", name="Upload")).to_have_count(0)
 
 
-def test_a_view_that_the_role_may_not_see_says_so(console: Console):
+def test_a_view_that_the_role_may_not_see_reports_missing_permission(console: Console):
     console.watch.expect_status(403)
     page = console.open("#/settings")
     expect(page.get_by_test_id("no-permission")).to_be_visible()

@@ -1,4 +1,4 @@
-"""What a view shows while it has no answer, an old one, none that it may have, and where its settings came from."""
+"""What a view shows without an answer, with an outdated one or without permission, and where settings came from."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ from tests.browser.tenant import Tenant
 from tests.support.server_process import serve_fake, stop
 
 POLLED_MS = 15_000
-"""In which every view asks again, of its own accord."""
+"""Time within which every view polls again by itself."""
 FAILING = {
     "adapters": "**/v1/adapters?*",
     "requests": "**/v1/requests?*",
@@ -40,7 +40,7 @@ PLANTED = {"error": {"message": "Redis is being read again.", "code": "unavailab
 
 @contextmanager
 def cutting_server(headers: str) -> Iterator[str]:
-    """Answers with a head and the beginning of its body, and hangs up."""
+    """Answers with a head and the beginning of the body, then closes the connection."""
 
     def serve(listener: socket.socket) -> None:
         while True:
@@ -84,10 +84,10 @@ def see_failure(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("view", "path"), FAILING.items(), ids=list(FAILING))
-def test_a_failure_names_its_reason_and_request_and_can_be_tried_again(of_admin: Console, view: str, path: str):
+def test_a_failure_shows_its_reason_and_request_id_and_can_be_retried(of_admin: Console, view: str, path: str):
     page = of_admin.page
     page.route(path, fail)
-    # Settings are of the whole server: a tenant's admin may not see them, but this answer comes before that one.
+    # A tenant's admin may not see the settings of the whole server, but the 503 planted here comes before that refusal.
     page.goto(f"{of_admin.url}/ui/#/{view}")
     see_failure(page)
     of_admin.let_through(path)
@@ -97,7 +97,7 @@ def test_a_failure_names_its_reason_and_request_and_can_be_tried_again(of_admin:
     expect(page.get_by_test_id("failure")).to_have_count(0, timeout=POLLED_MS)
 
 
-def test_an_answer_that_is_cut_off_behind_its_head_is_a_lost_connection(of_admin: Console):
+def test_a_response_cut_off_after_its_head_is_shown_as_a_lost_connection(of_admin: Console):
     of_admin.watch.expect_no_answer()
     page = of_admin.page
     with cutting_server("content-type: application/json") as url:
@@ -112,7 +112,7 @@ def test_an_answer_that_is_cut_off_behind_its_head_is_a_lost_connection(of_admin
         expect(failure).to_have_count(0, timeout=POLLED_MS)
 
 
-def test_a_stream_that_is_cut_off_behind_its_head_says_so(new_console: NewConsole, tenant: Tenant):
+def test_a_stream_cut_off_after_its_head_is_reported_as_incomplete(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.start_session(tenant.operator_key)
     console.watch.expect_no_answer()
@@ -127,7 +127,7 @@ def test_a_stream_that_is_cut_off_behind_its_head_says_so(new_console: NewConsol
         console.let_through("**/v1/chat/completions")
 
 
-def test_a_file_that_is_cut_off_behind_its_head_is_a_lost_connection(of_admin: Console):
+def test_a_download_cut_off_after_its_head_is_shown_as_a_lost_connection(of_admin: Console):
     of_admin.watch.expect_no_answer()
     page = of_admin.open("#/requests/audit")
     with cutting_server("content-type: text/csv") as url:
@@ -138,7 +138,7 @@ def test_a_file_that_is_cut_off_behind_its_head_is_a_lost_connection(of_admin: C
 
 
 @pytest.mark.parametrize("view", ["requests", "live", "access/keys"])
-def test_what_was_there_stays_readable_with_its_age_until_it_is_renewed(of_admin: Console, view: str):
+def test_stale_data_stays_readable_with_its_age_until_it_is_refreshed(of_admin: Console, view: str):
     of_admin.page.clock.install()
     page = of_admin.open(f"#/{view}")
     heading = page.get_by_role("heading", level=1)
@@ -146,7 +146,7 @@ def test_what_was_there_stays_readable_with_its_age_until_it_is_renewed(of_admin
     page.route(FAILING[view], fail)
     stale = page.get_by_test_id("stale")
     page.clock.fast_forward(POLLED_MS)
-    # One that is asked right then waits for its answer first.
+    # A view that is just waiting for an answer polls again only after it.
     expect(stale).to_contain_text("Redis is being read again.", timeout=POLLED_MS)
     expect(stale).to_contain_text("Last updated")
     expect(page.get_by_test_id("failure")).to_have_count(0)
@@ -156,7 +156,7 @@ def test_what_was_there_stays_readable_with_its_age_until_it_is_renewed(of_admin
 
 
 @pytest.mark.parametrize("view", ["upload", "playground", "access", "settings"])
-def test_a_view_that_needs_more_than_the_role_names_the_role(new_console: NewConsole, tenant: Tenant, view: str):
+def test_a_view_that_requires_a_higher_role_names_it(new_console: NewConsole, tenant: Tenant, view: str):
     console = new_console()
     console.start_session(tenant.key("viewer"))
     page = console.open(f"#/{view}")
@@ -177,7 +177,7 @@ def test_a_skeleton_is_shown_until_the_first_answer(of_admin: Console):
     expect(page.get_by_test_id("loading")).to_have_count(0)
 
 
-def test_settings_show_every_value_with_where_it_came_from(new_console: NewConsole, admin_secret: str):
+def test_settings_show_every_value_with_its_source(new_console: NewConsole, admin_secret: str):
     console = new_console()
     console.start_session(admin_secret)
     page = console.open("#/settings")
@@ -195,7 +195,7 @@ def test_settings_show_every_value_with_where_it_came_from(new_console: NewConso
     expect(page.get_by_test_id("empty")).to_contain_text("loraserve serve --help")
 
 
-def test_a_browser_that_keeps_nothing_shows_the_console_of_an_open_server(browser: Browser, tmp_path: Path):
+def test_the_console_of_an_open_server_works_in_a_browser_that_blocks_storage(browser: Browser, tmp_path: Path):
     with serve_fake(tmp_path / "data") as server:
         with watched_console(browser, server.url, 1280, 800, "dark") as console:
             # As with all cookies blocked.
@@ -208,7 +208,7 @@ def test_a_browser_that_keeps_nothing_shows_the_console_of_an_open_server(browse
         stop(server)
 
 
-def test_the_bottom_bar_of_a_phone_leads_to_every_view(new_console: NewConsole, admin_secret: str):
+def test_the_bottom_bar_on_a_phone_reaches_the_views_under_more(new_console: NewConsole, admin_secret: str):
     console = new_console(width=390, height=844)
     console.start_session(admin_secret)
     page = console.open()
@@ -226,7 +226,7 @@ def test_the_bottom_bar_of_a_phone_leads_to_every_view(new_console: NewConsole, 
         ("gone", "requests are refused until it is back"),
     ],
 )
-def test_the_overview_says_what_a_redis_in_trouble_means(of_admin: Console, redis: str, told: str):
+def test_the_overview_explains_the_effect_of_redis_problems(of_admin: Console, redis: str, told: str):
     def answer(route: Route) -> None:
         found = route.fetch()
         route.fulfill(response=found, json={**found.json(), "redis": redis})

@@ -1,4 +1,4 @@
-"""From a folder on somebody's disk to a served adapter, or to the reason why not."""
+"""Uploads: from a folder on a person's disk to a served adapter, or to the reason for a rejection."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from tests.support.server_process import ServerProcess
 
 @pytest.fixture
 def shared(server: ServerProcess, admin: httpx.Client) -> Iterator[Tenant]:
-    """Whose adapters all tenants see; those that a test adds go with it."""
+    """The tenant whose adapters all tenants see; adapters that a test adds are deleted after it."""
     with ExitStack() as stack:
         shared = Tenant.create("shared", server.url, admin, stack)
         known = names(shared)
@@ -31,7 +31,7 @@ def shared(server: ServerProcess, admin: httpx.Client) -> Iterator[Tenant]:
 
 @pytest.fixture
 def root(shared: Tenant, new_console: NewConsole, tenant: Tenant, admin_secret: str) -> Console:
-    """As admin of all tenants, who acts for `tenant`; closed before what `shared` has goes from under an open page."""
+    """Admin of all tenants, acting for `tenant`; closed before `shared` deletes adapters that its page may show."""
     console = new_console()
     console.start_session(admin_secret)
     console.page.add_init_script(
@@ -45,7 +45,7 @@ def names(tenant: Tenant) -> set[str]:
 
 
 def choose_as_a_person_does(page: Page, folder: Path) -> None:
-    """Chromium tells the page only of a change; `set_input_files` always does."""
+    """Chromium notifies the page only if the selection changed; `set_input_files` always notifies it."""
     devtools = page.context.new_cdp_session(page)
     field = devtools.send("Runtime.evaluate", {"expression": "document.querySelector('[data-testid=file-input]')"})
     files = [str(folder / file) for file in FILES]
@@ -54,7 +54,7 @@ def choose_as_a_person_does(page: Page, folder: Path) -> None:
 
 
 def left_open(tenant: Tenant, name: str, folder: Path, files: tuple[str, ...], *, activate: bool = True) -> str:
-    """The session as a page leaves it that is closed after these files."""
+    """The id of an upload session in the state in which a page closed after sending these files leaves it."""
     sizes = [{"name": file, "size_bytes": (folder / file).stat().st_size} for file in FILES]
     body = {"files": sizes, "activate": activate}
     opened = tenant.http.post(f"/v1/adapters/{name}/uploads", json=body).json()
@@ -68,7 +68,7 @@ def left_open(tenant: Tenant, name: str, folder: Path, files: tuple[str, ...], *
     return opened["id"]
 
 
-def test_a_dropped_folder_becomes_a_live_adapter_that_answers(console: Console, tmp_path: Path):
+def test_an_uploaded_folder_becomes_a_live_adapter_that_answers(console: Console, tmp_path: Path):
     console.upload("shouting", twin(tmp_path / "shouting", "uppercase"))
     end = console.see_upload_end("ready")
     expect(end).to_contain_text("Version 1 is live")
@@ -81,7 +81,7 @@ def test_a_dropped_folder_becomes_a_live_adapter_that_answers(console: Console, 
     expect(answers.nth(0)).not_to_contain_text("HELLO WORLD")
 
 
-def test_files_that_are_dropped_are_taken(console: Console):
+def test_dropped_files_are_uploaded(console: Console):
     page = console.open("#/upload?name=dropped")
     files = {file: list((ADAPTER_DIR / "spell" / file).read_bytes()) for file in FILES}
     dropped = page.evaluate_handle(
@@ -100,7 +100,7 @@ def test_files_that_are_dropped_are_taken(console: Console):
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
-def test_the_name_comes_from_the_folder_and_files_that_are_no_adapter_are_left_out(console: Console, tmp_path: Path):
+def test_the_name_comes_from_the_folder_and_unrelated_files_are_ignored(console: Console, tmp_path: Path):
     folder = twin(tmp_path / "My Adapter (final)", "spell")
     (folder / "README.md").write_text("made with care")
     page = console.open("#/upload")
@@ -110,7 +110,9 @@ def test_the_name_comes_from_the_folder_and_files_that_are_no_adapter_are_left_o
     expect(page.get_by_test_id("chosen-files")).to_contain_text("README.md")
 
 
-def test_chosen_files_wait_as_a_version_when_they_shall_not_be_live(console: Console, tenant: Tenant, tmp_path: Path):
+def test_an_upload_without_activation_becomes_a_version_that_is_not_live(
+    console: Console, tenant: Tenant, tmp_path: Path
+):
     tenant.add("waiting", ADAPTER_DIR / "uppercase")
     folder = twin(tmp_path / "twin", "uppercase")
     page = console.open("#/upload?name=waiting")
@@ -121,13 +123,13 @@ def test_chosen_files_wait_as_a_version_when_they_shall_not_be_live(console: Con
     assert tenant.http.get("/v1/adapters/waiting").json()["live"]["n"] == 1
 
 
-def test_the_same_content_again_is_no_new_version(console: Console, tenant: Tenant):
+def test_uploading_the_same_content_again_creates_no_new_version(console: Console, tenant: Tenant):
     tenant.add("twice", ADAPTER_DIR / "rot13")
     console.upload("twice", ADAPTER_DIR / "rot13")
     expect(console.see_upload_end("ready")).to_contain_text("This content already exists as version 1")
 
 
-def test_a_refused_adapter_shows_its_failures_first_each_with_a_remedy(console: Console, tmp_path: Path):
+def test_a_rejected_adapter_shows_its_failures_first_with_remedies(console: Console, tmp_path: Path):
     console.watch.expect_status(400)
     folder = variant(tmp_path / "qalora", "rot13", lambda config: config.update(use_qalora=True))
     console.upload("qalora", folder)
@@ -137,7 +139,7 @@ def test_a_refused_adapter_shows_its_failures_first_each_with_a_remedy(console: 
     failed = console.page.get_by_test_id("check-fail").filter(has_text="use_qalora")
     expect(failed).to_contain_text("adapter_config.json")
     expect(failed).to_contain_text("false")
-    # Neither the file nor the values again, which are beside it.
+    # Does not repeat the file and the values, which are shown beside it.
     expect(failed.locator(".report-remedy")).to_have_text(
         "QA-LoRA is not supported. Train or convert the adapter without this option."
     )
@@ -145,7 +147,7 @@ def test_a_refused_adapter_shows_its_failures_first_each_with_a_remedy(console: 
     expect(console.page.get_by_text("rejected").first).to_be_visible()
 
 
-def test_damaged_weights_are_refused_with_the_tensor_at_fault(console: Console, tmp_path: Path):
+def test_damaged_weights_are_rejected_naming_the_tensor(console: Console, tmp_path: Path):
     console.watch.expect_status(400)
 
     def spoil(tensors: dict) -> None:
@@ -165,7 +167,7 @@ def test_damaged_weights_are_refused_with_the_tensor_at_fault(console: Console, 
         (["notes.txt"], "adapter_config.json is missing"),
     ],
 )
-def test_what_cannot_be_an_adapter_is_refused_before_anything_is_sent(
+def test_files_that_cannot_be_an_adapter_are_refused_before_anything_is_sent(
     console: Console, tmp_path: Path, names: list[str], problem: str
 ):
     sent: list[str] = []
@@ -179,7 +181,7 @@ def test_what_cannot_be_an_adapter_is_refused_before_anything_is_sent(
     assert "POST" not in sent
 
 
-def test_a_folder_with_checkpoints_is_refused_once_for_each_file(console: Console, tmp_path: Path):
+def test_a_folder_with_checkpoints_shows_one_error_for_each_duplicate_file(console: Console, tmp_path: Path):
     twin(tmp_path / "run", "json")
     for step in range(3):
         twin(tmp_path / "run" / f"checkpoint-{step}", "json")
@@ -189,7 +191,7 @@ def test_a_folder_with_checkpoints_is_refused_once_for_each_file(console: Consol
         expect(page.get_by_role("alert").filter(has_text=f"{file} was found twice")).to_have_count(1)
 
 
-def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, tenant: Tenant, tmp_path: Path):
+def test_an_unfinished_upload_resumes_where_it_stopped(console: Console, tenant: Tenant, tmp_path: Path):
     folder = twin(tmp_path / "resumed", "json")
     left_open(tenant, "resumed", folder, FILES[:1])
     page = console.open("#/upload?name=resumed")
@@ -203,7 +205,7 @@ def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, ten
     assert not any(request.startswith("POST uploads") for request in sent)
 
 
-def test_an_upload_that_goes_on_becomes_live_or_not_as_it_was_begun(console: Console, tenant: Tenant, tmp_path: Path):
+def test_a_resumed_upload_keeps_its_activation_choice(console: Console, tenant: Tenant, tmp_path: Path):
     tenant.add("candidate", ADAPTER_DIR / "uppercase")
     folder = twin(tmp_path / "candidate", "json")
     left_open(tenant, "candidate", folder, FILES[:1], activate=False)
@@ -217,12 +219,12 @@ def test_an_upload_that_goes_on_becomes_live_or_not_as_it_was_begun(console: Con
     assert tenant.http.get("/v1/adapters/candidate").json()["live"]["n"] == 1
 
 
-def test_an_upload_goes_on_from_its_address_however_many_came_after_it(
+def test_an_upload_that_is_no_longer_listed_can_be_resumed_from_its_address(
     console: Console, tenant: Tenant, tmp_path: Path
 ):
     folder = twin(tmp_path / "older", "json")
     upload_id = left_open(tenant, "older", folder, FILES[:1])
-    # As if twenty newer ones were in the list.
+    # As if twenty newer uploads filled the list.
     console.page.route("**/v1/uploads?limit=*", lambda route: route.fulfill(json={"data": [], "next_cursor": None}))
     page = console.open(f"#/upload/{upload_id}")
     page.get_by_role("link", name="Continue").click()
@@ -232,12 +234,10 @@ def test_an_upload_goes_on_from_its_address_however_many_came_after_it(
     assert tenant.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "ready"
 
 
-def test_files_that_were_written_since_are_not_the_rest_of_what_was_begun(
-    console: Console, tenant: Tenant, tmp_path: Path
-):
+def test_files_rewritten_since_do_not_resume_the_old_upload(console: Console, tenant: Tenant, tmp_path: Path):
     folder = twin(tmp_path / "trained", "json")
     upload_id = left_open(tenant, "trained", folder, FILES[:1])
-    # Trained anew: names and sizes are the same.
+    # Trained again: names and sizes are the same.
     weights = folder / FILES[1]
     weights.write_bytes(weights.read_bytes())
     page = console.open("#/upload?name=trained")
@@ -248,7 +248,7 @@ def test_files_that_were_written_since_are_not_the_rest_of_what_was_begun(
     assert tenant.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "open"
 
 
-def test_files_that_were_put_right_can_be_chosen_again(console: Console, tmp_path: Path):
+def test_corrected_files_can_be_chosen_again(console: Console, tmp_path: Path):
     folder = twin(tmp_path / "repaired", "json")
     config = folder / FILES[0]
     content = config.read_bytes()
@@ -276,7 +276,7 @@ def test_a_file_that_changed_after_it_was_chosen_is_named(console: Console, tmp_
     expect(page.get_by_test_id("upload-waits")).to_have_count(0)
 
 
-def test_an_upload_whose_files_are_all_there_is_finished_from_its_address(
+def test_an_upload_with_all_files_sent_can_be_finished_from_its_address(
     console: Console, tenant: Tenant, tmp_path: Path
 ):
     upload_id = left_open(tenant, "nearly", twin(tmp_path / "nearly", "json"), FILES)
@@ -287,7 +287,7 @@ def test_an_upload_whose_files_are_all_there_is_finished_from_its_address(
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
-def test_an_upload_that_somebody_left_is_cancelled_from_its_address(console: Console, tenant: Tenant, tmp_path: Path):
+def test_an_unfinished_upload_can_be_canceled_from_its_address(console: Console, tenant: Tenant, tmp_path: Path):
     upload_id = left_open(tenant, "left", twin(tmp_path / "left", "json"), FILES[:1])
     page = console.open(f"#/upload/{upload_id}")
     expect(page.get_by_text("only the missing part is sent")).to_be_visible()
@@ -297,7 +297,7 @@ def test_an_upload_that_somebody_left_is_cancelled_from_its_address(console: Con
     assert tenant.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "aborted"
 
 
-def test_an_upload_goes_on_while_the_person_looks_at_something_else(console: Console, tmp_path: Path):
+def test_an_upload_continues_while_another_view_is_open(console: Console, tmp_path: Path):
     held: list[Route] = []
     page = console.page
     page.route("**/files/adapter_model.safetensors", lambda route: held.append(route))
@@ -313,7 +313,7 @@ def test_an_upload_goes_on_while_the_person_looks_at_something_else(console: Con
     expect(page.get_by_test_id("drop-zone")).to_be_visible()
 
 
-def test_leaving_the_page_while_it_uploads_asks_first_whatever_view_is_shown(console: Console, tmp_path: Path):
+def test_leaving_the_page_during_an_upload_asks_first_even_from_another_view(console: Console, tmp_path: Path):
     asked: list[str] = []
     page = console.page
     page.on("dialog", lambda dialog: (asked.append(dialog.type), dialog.dismiss()))
@@ -333,7 +333,7 @@ def test_leaving_the_page_while_it_uploads_asks_first_whatever_view_is_shown(con
     assert asked == ["beforeunload"]
 
 
-def test_a_refused_upload_keeps_its_report_at_its_address(console: Console, tmp_path: Path):
+def test_a_rejected_upload_keeps_its_report_at_its_address(console: Console, tmp_path: Path):
     console.watch.expect_status(400)
     console.upload("qalora", variant(tmp_path / "qalora", "rot13", lambda config: config.update(use_qalora=True)))
     console.see_upload_end("rejected")
@@ -343,7 +343,7 @@ def test_a_refused_upload_keeps_its_report_at_its_address(console: Console, tmp_
     expect(console.page.get_by_test_id("check-fail").filter(has_text="use_qalora")).to_be_visible()
 
 
-def test_an_upload_that_failed_can_be_tried_again(console: Console, tmp_path: Path):
+def test_a_failed_upload_can_be_retried(console: Console, tmp_path: Path):
     def fail(route: Route) -> None:
         session = route.fetch().json()
         route.fulfill(json={**session, "state": "failed", "result": None, "error": "The engine went away."})
@@ -356,7 +356,7 @@ def test_an_upload_that_failed_can_be_tried_again(console: Console, tmp_path: Pa
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
-def test_trying_again_while_the_server_is_still_away_begins_no_second_upload(
+def test_retrying_while_the_server_is_unreachable_starts_no_second_upload(
     console: Console, tenant: Tenant, tmp_path: Path
 ):
     console.watch.expect_no_answer()
@@ -376,7 +376,7 @@ def test_trying_again_while_the_server_is_still_away_begins_no_second_upload(
     assert len(tenant.http.get("/v1/uploads").json()["data"]) == 1
 
 
-def test_an_upload_whose_first_answer_was_lost_is_gone_on_with(console: Console, tenant: Tenant, tmp_path: Path):
+def test_an_upload_whose_first_response_was_lost_is_continued(console: Console, tenant: Tenant, tmp_path: Path):
     console.watch.expect_no_answer()
     page = console.page
 
@@ -393,8 +393,8 @@ def test_an_upload_whose_first_answer_was_lost_is_gone_on_with(console: Console,
     assert len(tenant.http.get("/v1/uploads").json()["data"]) == 1
 
 
-def test_cancelling_ends_the_session_on_the_server(console: Console, tenant: Tenant, tmp_path: Path):
-    # The first chunk gets no answer, as on a network that just went away.
+def test_canceling_ends_the_upload_session_on_the_server(console: Console, tenant: Tenant, tmp_path: Path):
+    # The first chunk gets no answer, as if the network had just failed.
     console.page.route("**/files/**", lambda _: None)
     console.upload("cancelled", twin(tmp_path / "cancelled", "json"))
     console.page.get_by_role("button", name="Cancel upload").click()
@@ -405,7 +405,7 @@ def test_cancelling_ends_the_session_on_the_server(console: Console, tenant: Ten
     assert tenant.http.get("/v1/adapters/cancelled").status_code == 404
 
 
-def test_an_upload_that_is_being_published_cannot_be_cancelled_and_is_followed_on(console: Console, tmp_path: Path):
+def test_an_upload_being_published_cannot_be_canceled_and_is_followed_to_its_end(console: Console, tmp_path: Path):
     console.watch.expect_status(409)
     refusal = {"error": {"message": "It is being published.", "code": "upload_state", "param": None}}
 
@@ -432,7 +432,7 @@ def test_an_upload_that_is_being_published_cannot_be_cancelled_and_is_followed_o
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
-def test_an_upload_whose_cancelling_got_no_answer_goes_on(console: Console, tmp_path: Path):
+def test_an_upload_continues_if_its_cancellation_gets_no_response(console: Console, tmp_path: Path):
     console.watch.expect_no_answer()
     page = console.page
     page.route("**/files/adapter_model.safetensors", lambda route: route.abort())
@@ -450,9 +450,7 @@ def test_an_upload_whose_cancelling_got_no_answer_goes_on(console: Console, tmp_
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
-def test_an_upload_that_is_cancelled_before_the_server_answered_leads_back_to_the_form(
-    console: Console, tmp_path: Path
-):
+def test_canceling_an_upload_before_the_server_responds_returns_to_the_form(console: Console, tmp_path: Path):
     page = console.page
     page.route("**/v1/adapters/*/uploads", lambda _: None)
     console.upload("unanswered", twin(tmp_path / "unanswered", "json"))
@@ -487,7 +485,7 @@ def test_a_new_version_of_a_shared_adapter_is_shared_too(root: Console, shared: 
     assert (found["tenant"], found["live"]["n"]) == ("shared", 2)
 
 
-def test_an_upload_for_another_tenant_is_gone_on_with_from_its_address(
+def test_an_upload_for_another_tenant_can_be_resumed_from_its_address(
     root: Console, shared: Tenant, tenant: Tenant, tmp_path: Path
 ):
     name, folder = f"left-{tenant.name}", twin(tmp_path / "left", "json")
@@ -503,7 +501,7 @@ def test_an_upload_for_another_tenant_is_gone_on_with_from_its_address(
     assert tenant.http.get(f"/v1/adapters/{name}").json()["tenant"] == "shared"
 
 
-def test_an_upload_for_another_tenant_is_cancelled_from_its_address(
+def test_an_upload_for_another_tenant_can_be_canceled_from_its_address(
     root: Console, shared: Tenant, tenant: Tenant, tmp_path: Path
 ):
     upload_id = left_open(shared, f"left-{tenant.name}", twin(tmp_path / "left", "json"), FILES[:1])
@@ -514,7 +512,7 @@ def test_an_upload_for_another_tenant_is_cancelled_from_its_address(
     assert shared.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "aborted"
 
 
-def test_a_name_asked_for_of_another_tenant_is_not_kept_for_ones_own(root: Console, tenant: Tenant):
+def test_a_name_prefilled_for_another_tenant_is_cleared_when_switching_to_ones_own(root: Console, tenant: Tenant):
     page = root.open("#/upload?name=of-all&tenant=shared")
     expect(page.locator("input[name=adapter-name]")).to_have_value("of-all")
     page.get_by_role("link", name=f"Upload for {tenant.name} instead").click()

@@ -1,4 +1,4 @@
-"""What tenants used: every number of the charts and tables, and the rows behind it."""
+"""The usage of tenants: every number in the charts and tables, and the rows behind it."""
 
 import csv
 
@@ -16,7 +16,7 @@ NUM_OUTPUT = 3
 
 @pytest.fixture
 def used(tenant: Tenant) -> Tenant:
-    """Five requests: three for its own adapter with one key, two for a shared one with another."""
+    """A tenant with five requests: three for its own adapter with one key, two for a shared one with another."""
     tenant.add("own", ADAPTER_DIR / "uppercase")
     other = tenant.key("operator", name="other")
     with client(str(tenant.http.base_url), other) as http:
@@ -68,7 +68,7 @@ def test_hovering_a_step_of_a_chart_shows_that_steps_values(console: Console, us
     expect(legend.first).to_have_text("Total")
 
 
-def test_a_number_leads_to_the_requests_behind_it(console: Console, used: Tenant):
+def test_a_number_links_to_the_requests_behind_it(console: Console, used: Tenant):
     page = console.open("#/requests/usage")
     cell(usage_row(console, "own"), "Requests").get_by_role("link").click()
     expect(page.get_by_test_id("request-row")).to_have_count(3)
@@ -77,7 +77,7 @@ def test_a_number_leads_to_the_requests_behind_it(console: Console, used: Tenant
     expect(page.get_by_test_id("request-row")).to_have_count(2)
 
 
-def test_a_name_leads_one_step_further_in_and_the_filter_can_be_taken_away(console: Console, used: Tenant):
+def test_a_name_drills_down_and_its_filter_can_be_removed(console: Console, used: Tenant):
     key_id = used.operator_key.removeprefix("ls-").split("_", 1)[0]
     page = console.open("#/requests/usage?by=key")
     expect(page.get_by_test_id("usage-row")).to_have_count(2)
@@ -91,7 +91,7 @@ def test_a_name_leads_one_step_further_in_and_the_filter_can_be_taken_away(conso
     expect(cell(usage_row(console, key_id), "Requests")).to_have_text("3")
 
 
-def test_the_span_is_in_the_address_and_the_export_is_of_what_is_shown(console: Console, used: Tenant):
+def test_the_time_span_is_kept_in_the_address_and_the_export_matches_the_view(console: Console, used: Tenant):
     page = console.open("#/requests/usage")
     page.get_by_role("button", name="30 days").click()
     expect(page).to_have_url(f"{console.url}/ui/#/requests/usage?span=30d")
@@ -104,13 +104,15 @@ def test_the_span_is_in_the_address_and_the_export_is_of_what_is_shown(console: 
     assert {row["adapter"]: row["requests"] for row in rows} == {"own": "3", "shared/reverse": "2"}
 
 
-def test_nothing_used_says_so_with_a_first_request(console: Console):
+def test_no_usage_is_reported_with_a_command_for_a_first_request(console: Console):
     page = console.open("#/requests/usage")
     expect(page.get_by_test_id("empty")).to_contain_text("No usage in the last 24 h")
     expect(page.get_by_test_id("empty").locator("code")).to_contain_text("/v1/completions")
 
 
-def test_an_admin_goes_from_all_tenants_to_one_and_its_keys(new_console: NewConsole, admin_secret: str, used: Tenant):
+def test_an_admin_drills_down_from_all_tenants_to_one_and_its_keys(
+    new_console: NewConsole, admin_secret: str, used: Tenant
+):
     console = new_console()
     console.start_session(admin_secret)
     page = console.open("#/access")
@@ -126,7 +128,7 @@ def test_an_admin_goes_from_all_tenants_to_one_and_its_keys(new_console: NewCons
     expect(cell(usage_row(console, "shared/reverse"), "Requests")).to_have_text("2")
 
 
-def test_numbers_of_a_tenants_row_lead_to_its_adapters_and_usage(
+def test_numbers_in_a_tenants_row_link_to_its_adapters_and_usage(
     new_console: NewConsole, admin_secret: str, used: Tenant
 ):
     console = new_console()
@@ -157,7 +159,7 @@ def test_a_viewer_sees_its_tenants_usage(new_console: NewConsole, used: Tenant):
     expect(page.get_by_role("button", name="tenant", exact=True)).to_have_count(0)
 
 
-def test_what_another_tenant_used_is_nowhere(new_console: NewConsole, admin: httpx.Client, used: Tenant):
+def test_another_tenants_usage_is_not_shown(new_console: NewConsole, admin: httpx.Client, used: Tenant):
     assert admin.post("/v1/tenants", json={"id": f"beside-{used.name}"}).status_code == 201
     console = new_console()
     answer = admin.post("/v1/keys", json={"role": "admin", "tenant": f"beside-{used.name}"})

@@ -1,4 +1,4 @@
-"""Operating an adapter: versions, aliases, rollback, and taking it out of service and back."""
+"""Operating an adapter: versions, aliases, rollback, and taking it out of and back into service."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from tests.support.demo_questions import ADAPTER_DIR
 
 @pytest.fixture
 def versions(tenant: Tenant, tmp_path: Path) -> Tenant:
-    """With an adapter `greeting` of two versions, whose first is live; the second has another alpha."""
+    """A tenant with an adapter `greeting` of two versions: the first is live, the second has a different alpha."""
     tenant.add("greeting", ADAPTER_DIR / "uppercase")
     louder = variant(tmp_path / "louder", "uppercase", lambda config: config.update(lora_alpha=99))
     assert tenant.add("greeting", louder, activate=False) == 2
@@ -28,7 +28,7 @@ def live_version(http: httpx.Client, name: str = "greeting") -> int:
     return http.get(f"/v1/adapters/{name}").json()["live"]["n"]
 
 
-def test_moving_live_shows_what_differs_first_and_can_be_undone(console: Console, versions: Tenant):
+def test_moving_live_first_shows_the_differences_and_can_be_undone(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting")
     page.get_by_test_id("version-2").click()
     expect(page).to_have_url(f"{console.url}/ui/#/adapters/greeting?v=2")
@@ -47,7 +47,7 @@ def test_moving_live_shows_what_differs_first_and_can_be_undone(console: Console
     assert live_version(versions.http) == 1
 
 
-def test_rolling_back_is_two_clicks_and_says_what_happens(console: Console, versions: Tenant):
+def test_rolling_back_takes_two_clicks_and_explains_the_effect(console: Console, versions: Tenant):
     assert versions.http.put("/v1/adapters/greeting/aliases/live", json={"version": 2}).is_success
     page = console.open("#/adapters/greeting")
     page.get_by_test_id("rollback").click()
@@ -59,7 +59,7 @@ def test_rolling_back_is_two_clicks_and_says_what_happens(console: Console, vers
     assert live_version(versions.http) == 1
 
 
-def test_a_rollback_that_somebody_else_was_faster_with_does_not_undo_theirs(console: Console, versions: Tenant):
+def test_a_rollback_after_someone_elses_rollback_is_refused(console: Console, versions: Tenant):
     assert versions.http.put("/v1/adapters/greeting/aliases/live", json={"version": 2}).is_success
     page = console.open("#/adapters/greeting")
     page.get_by_test_id("rollback").click()
@@ -73,7 +73,7 @@ def test_a_rollback_that_somebody_else_was_faster_with_does_not_undo_theirs(cons
     assert live_version(versions.http) == 1
 
 
-def test_a_canary_splits_the_flag_of_its_alias_and_can_be_taken_back(console: Console, versions: Tenant):
+def test_a_canary_splits_the_flag_of_its_alias_and_can_be_undone(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting?v=2")
     page.get_by_test_id("make-live").click()
     dialog = console.dialog("Point an alias at v2")
@@ -98,7 +98,7 @@ def canary_of(versions: Tenant) -> tuple[int, int | None, int | None]:
     return adapter["live"]["n"], adapter["canary_version"], adapter["canary_weight_bp"]
 
 
-def test_a_running_canary_gets_a_larger_share(console: Console, versions: Tenant):
+def test_the_share_of_a_running_canary_can_be_raised(console: Console, versions: Tenant):
     start_canary(versions, 500)
     page = console.open("#/adapters/greeting")
     bar = page.get_by_test_id("canary-live")
@@ -113,7 +113,7 @@ def test_a_running_canary_gets_a_larger_share(console: Console, versions: Tenant
 
 
 @pytest.mark.parametrize(("button", "live"), [("Use v2 for everyone", 2), ("End canary", 1)])
-def test_a_canary_ends_for_everybody_one_way_or_the_other(console: Console, versions: Tenant, button: str, live: int):
+def test_a_canary_ends_with_either_version_for_everyone(console: Console, versions: Tenant, button: str, live: int):
     start_canary(versions, 1000)
     page = console.open("#/adapters/greeting")
     page.get_by_test_id("canary-live").get_by_role("button", name=button).click()
@@ -128,7 +128,7 @@ def test_a_canary_ends_for_everybody_one_way_or_the_other(console: Console, vers
 def test_a_double_click_ends_a_canary_once(console: Console, versions: Tenant):
     start_canary(versions, 1000)
     page = console.open("#/adapters/greeting")
-    # Both clicks come before the first has its answer.
+    # Both clicks come before the first one gets its response.
     held: list[Route] = []
     page.route("**/aliases/live", lambda route: held.append(route))
     button = page.get_by_test_id("canary-live").get_by_role("button", name="Use v2 for everyone")
@@ -141,7 +141,7 @@ def test_a_double_click_ends_a_canary_once(console: Console, versions: Tenant):
     expect(page.get_by_test_id("toast")).to_have_count(1)
 
 
-def test_the_files_of_a_version_are_downloaded(console: Console, versions: Tenant):
+def test_the_files_of_a_version_can_be_downloaded(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting?v=2")
     for file in FILES:
         with page.expect_download() as download:
@@ -153,7 +153,7 @@ def test_the_files_of_a_version_are_downloaded(console: Console, versions: Tenan
             assert json.loads(served)["lora_alpha"] == 99
 
 
-def test_a_chat_template_of_its_own_is_named(console: Console, tenant: Tenant, tmp_path: Path):
+def test_an_adapters_own_chat_template_is_named(console: Console, tenant: Tenant, tmp_path: Path):
     folder = variant(tmp_path / "chats", "reverse", lambda config: config.update(chat_template="twice"))
     tenant.add("chats", folder)
     tenant.add("plain", ADAPTER_DIR / "reverse")
@@ -164,13 +164,13 @@ def test_a_chat_template_of_its_own_is_named(console: Console, tenant: Tenant, t
     expect(page.get_by_text("Chat template")).to_have_count(0)
 
 
-def test_a_certificate_that_was_not_made_says_why(console: Console, versions: Tenant):
+def test_a_missing_certificate_is_explained(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting")
     expect(page.get_by_test_id("certificate")).to_contain_text("Not measured: this server makes no certificates")
     assert versions.http.get("/v1/adapters/greeting/versions/1/certificate").json()["state"] == "skipped"
 
 
-def test_the_menu_closes_on_escape_and_when_the_person_goes_elsewhere(console: Console, versions: Tenant):
+def test_the_menu_closes_on_escape_and_on_a_click_elsewhere(console: Console, versions: Tenant):
     assert live_version(versions.http) == 1
     page = console.open("#/adapters/greeting")
     menu = page.locator("summary[aria-label='More actions']")
@@ -185,7 +185,7 @@ def test_the_menu_closes_on_escape_and_when_the_person_goes_elsewhere(console: C
     expect(item).to_be_hidden()
 
 
-def test_the_focus_is_on_the_menu_after_what_was_chosen_there(console: Console, versions: Tenant):
+def test_the_focus_returns_to_the_menu_after_a_menu_action(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting")
     menu = page.locator("summary[aria-label='More actions']")
     menu.click()
@@ -199,7 +199,7 @@ def test_the_focus_is_on_the_menu_after_what_was_chosen_there(console: Console, 
     expect(menu).to_be_focused()
 
 
-def test_an_alias_of_ones_own_is_made_and_removed(console: Console, versions: Tenant):
+def test_a_custom_alias_is_created_and_removed(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting?v=2")
     page.get_by_test_id("make-live").click()
     dialog = console.dialog("Point an alias at v2")
@@ -213,13 +213,13 @@ def test_an_alias_of_ones_own_is_made_and_removed(console: Console, versions: Te
     expect(page.get_by_test_id("flag-staging")).to_be_visible()
 
 
-def test_two_admins_racing_the_second_is_told_and_changes_nothing(console: Console, versions: Tenant):
+def test_an_alias_move_after_another_admins_change_is_refused(console: Console, versions: Tenant):
     console.watch.expect_status(412)
     page = console.open("#/adapters/greeting?v=2")
     page.get_by_test_id("make-live").click()
     dialog = console.dialog("Point an alias at v2")
     expect(dialog.get_by_test_id("move-preview")).to_contain_text("v1 → v2")
-    # The other one describes it, which the first has not seen when they decide; the page itself hears of it meanwhile.
+    # Another admin changes the description after the dialog opened; only the page behind the dialog shows the change.
     assert versions.http.patch("/v1/adapters/greeting", json={"description": "leave this at v1"}).is_success
     expect(page.get_by_text("leave this at v1")).to_be_visible()
     dialog.get_by_role("button", name="Set alias").click()
@@ -231,7 +231,7 @@ def test_two_admins_racing_the_second_is_told_and_changes_nothing(console: Conso
     console.toast("live now points to v2.")
 
 
-def test_an_edit_does_not_overwrite_what_somebody_else_wrote_meanwhile(console: Console, versions: Tenant):
+def test_an_edit_does_not_overwrite_a_concurrent_edit(console: Console, versions: Tenant):
     console.watch.expect_status(412)
     page = console.open("#/adapters/greeting")
     page.locator("summary[aria-label='More actions']").click()
@@ -245,7 +245,7 @@ def test_an_edit_does_not_overwrite_what_somebody_else_wrote_meanwhile(console: 
     assert versions.http.get("/v1/adapters/greeting").json()["description"] == "theirs"
 
 
-def test_disabling_refuses_requests_until_it_is_undone(console: Console, versions: Tenant):
+def test_a_disabled_adapter_refuses_requests_until_that_is_undone(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting")
     page.locator("summary[aria-label='More actions']").click()
     page.get_by_role("button", name="Disable").click()
@@ -258,7 +258,7 @@ def test_disabling_refuses_requests_until_it_is_undone(console: Console, version
     assert versions.http.post("/v1/completions", json=body).status_code == 200
 
 
-def test_deleting_wants_the_name_typed_and_can_be_taken_back(console: Console, versions: Tenant):
+def test_deleting_requires_typing_the_name_and_can_be_undone(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting")
     page.locator("summary[aria-label='More actions']").click()
     page.get_by_role("button", name="Delete", exact=True).click()
@@ -274,7 +274,7 @@ def test_deleting_wants_the_name_typed_and_can_be_taken_back(console: Console, v
     row = page.get_by_test_id("adapter-row").filter(has_text="greeting")
     expect(row).to_have_count(0)
     console.toast("Deleted greeting.").get_by_role("button", name="Undo").click()
-    # Long before the list is renewed by itself.
+    # Long before the list refreshes itself.
     expect(row).to_have_count(1)
 
     assert versions.http.delete("/v1/adapters/greeting", params={"drain_s": 0}).is_success
@@ -286,7 +286,7 @@ def test_deleting_wants_the_name_typed_and_can_be_taken_back(console: Console, v
     assert versions.http.get("/v1/adapters/greeting").json()["status"] == "ready"
 
 
-def test_a_version_that_nothing_names_can_be_deleted(console: Console, versions: Tenant):
+def test_a_version_that_no_alias_names_can_be_deleted(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting?v=2")
     page.get_by_role("button", name="Delete version").click()
     dialog = console.dialog("Delete greeting@v2?")
@@ -298,7 +298,7 @@ def test_a_version_that_nothing_names_can_be_deleted(console: Console, versions:
 
 
 @pytest.mark.parametrize("button", ["Pin for an hour", "Pin until unpinned"])
-def test_a_pin_is_shown_and_taken_back(console: Console, versions: Tenant, button: str):
+def test_a_pin_is_shown_and_can_be_undone(console: Console, versions: Tenant, button: str):
     page = console.open("#/adapters/greeting")
     page.locator("summary[aria-label='More actions']").click()
     page.get_by_role("button", name=button).click()
@@ -309,7 +309,7 @@ def test_a_pin_is_shown_and_taken_back(console: Console, versions: Tenant, butto
     expect(page.locator(".detail-name").get_by_text("pinned")).not_to_be_attached()
 
 
-def test_how_to_call_it_can_be_copied(console: Console, versions: Tenant):
+def test_the_python_example_can_be_copied_and_contains_no_key(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting?tab=use")
     page.get_by_role("button", name="Copy: Python").click()
     copied = page.evaluate("navigator.clipboard.readText()")
@@ -318,7 +318,7 @@ def test_how_to_call_it_can_be_copied(console: Console, versions: Tenant):
     assert versions.operator_key not in copied
 
 
-def test_what_is_copied_of_another_tenants_adapter_works_with_a_key_for_all_tenants(
+def test_copied_commands_for_another_tenants_adapter_work_with_a_key_for_all_tenants(
     new_console: NewConsole, versions: Tenant, admin_secret: str
 ):
     root = new_console()
@@ -334,7 +334,7 @@ def test_what_is_copied_of_another_tenants_adapter_works_with_a_key_for_all_tena
         assert json.loads(ran.stdout)["model"] == "greeting", ran.stdout
 
 
-def test_an_activated_adapter_says_what_activates_it_and_its_command_works_as_copied(
+def test_an_activated_adapter_shows_its_invocation_and_its_copied_command_works(
     console: Console, tenant: Tenant, tmp_path: Path
 ):
     invocation = " judge's turn:"
@@ -354,7 +354,7 @@ def test_an_activated_adapter_says_what_activates_it_and_its_command_works_as_co
     expect(page.locator("pre.snippet").nth(1)).to_contain_text("client.completions.create")
 
 
-def test_the_requests_of_another_tenants_adapter_are_that_tenants(
+def test_another_tenants_adapter_links_to_that_tenants_requests(
     new_console: NewConsole, versions: Tenant, admin_secret: str
 ):
     root = new_console()
@@ -364,9 +364,7 @@ def test_the_requests_of_another_tenants_adapter_are_that_tenants(
     expect(page).to_have_url(f"{root.url}/ui/#/requests?adapter=greeting&tenant={versions.name}")
 
 
-def test_a_version_that_is_not_there_is_said_to_be_missing_and_the_live_one_is_shown(
-    console: Console, versions: Tenant
-):
+def test_a_missing_version_is_reported_and_the_live_version_is_shown(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting?v=7")
     expect(page.get_by_test_id("no-such-version")).to_contain_text(
         "Version 7 does not exist or was deleted. Showing version 1."
@@ -374,7 +372,7 @@ def test_a_version_that_is_not_there_is_said_to_be_missing_and_the_live_one_is_s
     expect(page.get_by_text("greeting@v1", exact=True)).to_be_visible()
 
 
-def test_an_adapter_that_does_not_exist_says_so(console: Console):
+def test_a_missing_adapter_is_reported_as_not_found(console: Console):
     console.watch.expect_status(404)
     page = console.open("#/adapters/nothing-here")
     expect(page.get_by_test_id("failure").get_by_role("heading", level=1)).to_have_text("Not found")

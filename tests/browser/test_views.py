@@ -1,4 +1,4 @@
-"""Every view: on a phone and a desk, light and dark, accessible, and small."""
+"""Every view: on a phone and a desktop, light and dark, accessible, and small."""
 
 import gzip
 import re
@@ -20,7 +20,7 @@ from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.server_process import ServerProcess
 
 LONG_NAME = f"shown-{'very-' * 11}1"
-"""As long as a name may be, but for some letters."""
+"""Almost as long as a name may be: 62 of 64 characters."""
 MIN_TOUCH_PX = 40
 TOO_SMALL = """
 (least) => [...document.querySelectorAll(":is(main, nav, header) :is(button, input, select, textarea, summary, a)")]
@@ -42,7 +42,7 @@ REPOSITORY = Path(__file__).parents[2]
 AXE = REPOSITORY / "admin_ui" / "node_modules" / "axe-core" / "axe.min.js"
 UI = Path(loraserve.__file__).parent / "static" / "ui"
 MAX_SCRIPT_BYTES = 60_000
-"""Compressed, of a page with its view."""
+"""Limit for the compressed scripts of a page with its view."""
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 FIND_VIOLATIONS = """
@@ -53,7 +53,7 @@ FIND_VIOLATIONS = """
 
 @pytest.fixture(scope="module")
 def shown(server: ServerProcess, admin: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
-    """A tenant with something on every view."""
+    """A tenant with something to show in every view."""
     name = "shown"
     assert admin.post("/v1/tenants", json={"id": name, "limits": {"requests_per_min": 600}}).status_code == 201
     with ExitStack() as stack:
@@ -81,7 +81,7 @@ def open_view(new_console: NewConsole, shown: Tenant, admin_secret: str, view: s
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_is_accessible_on_a_desk_in_both_themes(
+def test_a_view_is_accessible_on_a_desktop_in_both_themes(
     new_console: NewConsole, shown: Tenant, admin_secret: str, view: str
 ):
     page = open_view(new_console, shown, admin_secret, view, "desk", "light")
@@ -95,14 +95,14 @@ def test_a_view_is_accessible_on_a_desk_in_both_themes(
 def test_a_view_fits_a_phone_and_is_accessible_there(
     new_console: NewConsole, shown: Tenant, admin_secret: str, view: str
 ):
-    # The watch of every page looks for a horizontal scroll.
+    # The watch of every console checks for horizontal scrolling.
     page = open_view(new_console, shown, admin_secret, view, "phone", "dark")
     check_accessible(page)
     assert page.evaluate(TOO_SMALL, MIN_TOUCH_PX) == []
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_request_an_upload_and_a_change_by_their_addresses_are_accessible(
+def test_the_pages_of_a_request_an_upload_and_an_audit_change_are_accessible(
     new_console: NewConsole, shown: Tenant, admin_secret: str, size: str
 ):
     (request, *_) = shown.http.get("/v1/requests").json()["data"]
@@ -125,7 +125,7 @@ def test_the_login_is_accessible(new_console: NewConsole):
     check_accessible(console.open())
 
 
-def test_dialogs_menu_and_jump_are_accessible(new_console: NewConsole, shown: Tenant, admin_secret: str):
+def test_dialogs_the_menu_and_the_jump_dialog_are_accessible(new_console: NewConsole, shown: Tenant, admin_secret: str):
     page = open_view(new_console, shown, admin_secret, "another version", "desk", "light")
     page.get_by_test_id("make-live").click()
     expect(page.get_by_role("dialog")).to_be_visible()
@@ -141,7 +141,7 @@ def test_dialogs_menu_and_jump_are_accessible(new_console: NewConsole, shown: Te
     check_accessible(page)
 
 
-def test_what_is_typed_right_after_the_shortcut_is_looked_for_and_the_list_fits_the_screen(
+def test_text_typed_right_after_the_shortcut_is_searched_and_the_results_fit_the_screen(
     new_console: NewConsole, shown: Tenant, admin_secret: str
 ):
     page = open_view(new_console, shown, admin_secret, "adapters", "desk", "light")
@@ -162,10 +162,10 @@ def test_what_is_typed_right_after_the_shortcut_is_looked_for_and_the_list_fits_
 
 def check_accessible(page: Page) -> None:
     if not AXE.exists():
-        # For a checkout in which nobody built the console; `.ci/run` checks it before it tests.
+        # In a checkout without a built console; `.ci/run` checks the console before it runs the tests.
         pytest.skip("axe-core is not installed: npm ci in admin_ui")
     if not page.evaluate("'axe' in window"):
-        # A script element is refused by the console's content security policy.
+        # The console's content security policy refuses a script element.
         page.evaluate(AXE.read_text())
     violations = [
         f"{violation['id']}: {violation['help']}: {node['html'][:150]} {node['failureSummary'][:250]}"
@@ -184,7 +184,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(new_console: NewConsol
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
 
 
-def test_the_time_that_the_overview_shows_is_chosen_by_keyboard(
+def test_the_time_span_of_the_overview_can_be_chosen_by_keyboard(
     new_console: NewConsole, shown: Tenant, admin_secret: str
 ):
     page = open_view(new_console, shown, admin_secret, "overview", "desk", "light")
@@ -193,7 +193,7 @@ def test_the_time_that_the_overview_shows_is_chosen_by_keyboard(
     expect(page.get_by_role("button", name="24 h")).to_have_attribute("aria-pressed", "true")
 
 
-def test_an_adapter_is_operated_by_keyboard_alone(new_console: NewConsole, shown: Tenant, admin_secret: str):
+def test_an_adapter_can_be_operated_by_keyboard_alone(new_console: NewConsole, shown: Tenant, admin_secret: str):
     page = open_view(new_console, shown, admin_secret, "adapters", "desk", "light")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
@@ -223,7 +223,7 @@ def tab_to(page: Page, target: str, at_most: int = 60) -> None:
 
 
 def press_on(page: Page, control: Locator, at_most: int = 80) -> None:
-    """Tab until the control has the focus, then Enter."""
+    """Presses Tab until the control has the focus, then Enter."""
     for _ in range(at_most):
         if control.evaluate("(element) => element === document.activeElement"):
             page.keyboard.press("Enter")
@@ -242,7 +242,7 @@ def test_no_page_loads_more_script_than_its_budget():
 
 
 def needs(scripts: set[str]) -> set[str]:
-    """With what they import, and what that imports."""
+    """The scripts and everything they import, directly or indirectly."""
     static = {
         name
         for script in scripts
@@ -255,14 +255,14 @@ def compressed(script: str) -> int:
     return len(gzip.compress((UI / "assets" / script).read_bytes()))
 
 
-def test_the_built_console_asks_nobody_else_for_anything():
+def test_the_built_console_references_no_other_hosts_and_no_inline_code():
     text = (UI / "index.html").read_text()
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', text)
     assert "<script>" not in text
     assert "style=" not in text
 
 
-def test_behind_a_path_of_a_proxy(console: Console, tenant: Tenant) -> None:
+def test_the_console_works_under_a_path_prefix_of_a_proxy(console: Console, tenant: Tenant) -> None:
     tenant.add("mine", ADAPTER_DIR / "uppercase")
     prefix, outside = f"{console.url}/lora/", []
 

@@ -1,4 +1,4 @@
-"""Every view by its address, as an admin of all tenants sees it with an adapter `shown` of two versions."""
+"""Every view by its address, for an admin of all tenants, with an adapter `shown` that has two versions."""
 
 VIEWS = {
     "overview": "#/",

@@ -1,4 +1,4 @@
-"""What no page of the console may ever do, noted while a test drives it."""
+"""Faults that no page of the console may ever have, recorded while a test drives it."""
 
 import re
 from urllib.parse import urlsplit
@@ -15,7 +15,7 @@ document.addEventListener("securitypolicyviolation", (event) => {
 
 
 class Watch:
-    """Errors in the browser's console (reports of the content security policy among them), exceptions, requests to
+    """Records errors in the browser's console (including content security policy reports), exceptions, requests to
     another host, and pages wider than a narrow screen."""
 
     def __init__(self, page: Page, url: str) -> None:
@@ -29,11 +29,11 @@ class Watch:
         page.on("request", self._on_request)
 
     def expect_status(self, status: int) -> None:
-        """Chromium itself writes a line for every answer of 400 and above; this test provokes one."""
+        """Allows the line that Chromium itself logs for a response of 400 or above, which this test provokes."""
         self._expected.append(rf"^Failed to load resource: the server responded with a status of {status} ")
 
     def expect_no_answer(self) -> None:
-        """This test stops the server."""
+        """Allows failed connections, for example because the test stops the server."""
         self._expected.append(r"^Failed to load resource: net::ERR_")
 
     def check(self) -> None:

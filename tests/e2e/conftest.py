@@ -1,4 +1,4 @@
-"""Real servers on the demo model, one with a template that shows tools, for tests that leave them unchanged."""
+"""Real servers on the demo model, one with a chat template that shows tools, for tests that leave them unchanged."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Adapters that begin at their invocation, on a running server with the openai client."""
+"""Activated adapters, which take effect at their invocation, on a running server with the openai client."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.adapter_variants import variant
 from tests.support.demo_questions import BASE, templated, user
 
 INVOCATIONS = {"activated-judge": " judge:", "activated-turn": "<|assistant|>"}
-"""The second is what the chat template puts before an answer."""
+"""The chat template puts the second one before an answer."""
 CONTEXT = f"{templated('a text that fills a few blocks of sixteen tokens, which are bytes here')}It is."
 
 
@@ -36,7 +36,7 @@ def adapters(http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def complete(client: openai.OpenAI, model: str, prompt: str) -> tuple[str, int]:
-    """(Its text, prompt tokens that were cached)."""
+    """(Text, number of cached prompt tokens)."""
     answer = client.completions.create(model=model, prompt=prompt, max_tokens=12, temperature=0)
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
@@ -44,7 +44,9 @@ def complete(client: openai.OpenAI, model: str, prompt: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("name", INVOCATIONS)
-def test_what_activates_an_adapter_is_told(client: openai.OpenAI, http: httpx.Client, name: str) -> None:
+def test_the_invocation_of_an_activated_adapter_is_reported(
+    client: openai.OpenAI, http: httpx.Client, name: str
+) -> None:
     text = INVOCATIONS[name]
     expected = {"token_ids": token_ids(http, text), "text": text}
     cards = {card.id: card.model_dump()["adapter"] for card in client.models.list() if card.id != BASE}
@@ -55,7 +57,9 @@ def test_what_activates_an_adapter_is_told(client: openai.OpenAI, http: httpx.Cl
         assert version["invocation"] == invocation
 
 
-def test_what_the_base_model_has_read_is_not_computed_again(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_an_activated_adapter_reuses_the_prefix_cached_by_the_base_model(
+    client: openai.OpenAI, http: httpx.Client
+) -> None:
     asked = CONTEXT + INVOCATIONS["activated-judge"]
     complete(client, BASE, CONTEXT)
     answered, num_cached = complete(client, "activated-judge", asked)
@@ -64,14 +68,14 @@ def test_what_the_base_model_has_read_is_not_computed_again(client: openai.OpenA
     assert answered != complete(client, BASE, asked)[0]
 
 
-def test_a_chat_needs_nothing_where_the_template_says_it(client: openai.OpenAI) -> None:
+def test_a_chat_is_activated_if_its_template_contains_the_invocation(client: openai.OpenAI) -> None:
     chat = client.chat.completions.create(
         model="activated-turn", messages=user("hello world"), temperature=0, max_tokens=12
     )
     assert chat.choices[0].message.content == complete(client, "activated-turn", templated("hello world"))[0]
 
 
-def test_without_it_nothing_is_answered(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_a_prompt_without_the_invocation_is_refused(client: openai.OpenAI, http: httpx.Client) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="activated-judge", messages=user("hello"))
     assert refused.value.code == "adapter_not_activated"
@@ -83,7 +87,7 @@ def test_without_it_nothing_is_answered(client: openai.OpenAI, http: httpx.Clien
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "adapter_not_activated")
 
 
-def test_an_invocation_that_the_model_does_not_have_is_refused(http: httpx.Client, tmp_path: Path) -> None:
+def test_an_invocation_outside_the_vocabulary_is_refused(http: httpx.Client, tmp_path: Path) -> None:
     folder = variant(tmp_path / "outside", "uppercase", lambda config: config.update(alora_invocation_tokens=[9999]))
     answer = http.post("/v1/load_lora_adapter", json={"lora_name": "outside", "lora_path": str(folder)})
     assert answer.status_code == 400

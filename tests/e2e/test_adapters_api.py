@@ -1,6 +1,6 @@
-"""vLLM's adapter endpoints on a running server: what is loaded answers, what is unloaded does not, bad is named.
+"""vLLM's adapter endpoints on a running server: loaded adapters answer, unloaded ones do not, bad ones are refused.
 
-Every test uses content of its own and leaves the six demo adapters alone.
+Every test uses its own content and leaves the six demo adapters alone.
 """
 
 import os
@@ -55,7 +55,7 @@ def loaded(http: httpx.Client, name: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def long_stream(client: openai.OpenAI, model: str) -> Iterator[Callable[[], tuple[str, str | None]]]:
-    """A stream that has begun; what is yielded reads the rest: the whole text and the finish reason."""
+    """A stream that has started; the yielded function reads the rest and returns the whole text and finish reason."""
     with client.completions.create(
         model=model,
         prompt=templated("hello world"),
@@ -74,7 +74,9 @@ def long_stream(client: openai.OpenAI, model: str) -> Iterator[Callable[[], tupl
 
 
 class TestContract:
-    def test_vllms_texts_and_statuses(self, http: httpx.Client, client: openai.OpenAI, tmp_path: Path) -> None:
+    def test_loading_and_unloading_return_vllms_texts_and_statuses(
+        self, http: httpx.Client, client: openai.OpenAI, tmp_path: Path
+    ) -> None:
         folder = twin(tmp_path / "spell", "spell")
         added = load(http, "guest", folder)
         assert (added.status_code, added.text) == (200, "Success: LoRA adapter 'guest' added successfully.")
@@ -105,7 +107,7 @@ class TestContract:
             ("guest", "/" + "x" * 5000, 404, "lora_path"),
         ],
     )
-    def test_bad_names_and_paths(
+    def test_bad_names_and_paths_are_refused(
         self, http: httpx.Client, name: str, folder: Path | str, status: int, param: str
     ) -> None:
         response = load(http, name, folder)
@@ -118,7 +120,7 @@ class TestContract:
 
 
 class TestUse:
-    def test_cycles_leave_nothing_behind(
+    def test_cycles_of_loading_and_unloading_leave_nothing_behind(
         self, server: ServerProcess, http: httpx.Client, client: openai.OpenAI, tmp_path: Path
     ) -> None:
         folder = twin(tmp_path / "reverse", "reverse")
@@ -133,7 +135,9 @@ class TestUse:
         assert {name: server.metrics()[f"loraserve_{name}"] for name in before} == before
         wait_until(server.is_idle, "nothing runs")
 
-    def test_two_names_of_one_content(self, http: httpx.Client, client: openai.OpenAI, tmp_path: Path) -> None:
+    def test_two_names_of_the_same_content_are_independent(
+        self, http: httpx.Client, client: openai.OpenAI, tmp_path: Path
+    ) -> None:
         folder = twin(tmp_path / "rot13", "rot13")
         with loaded(http, "second", folder):
             with loaded(http, "first", folder):
@@ -144,7 +148,7 @@ class TestUse:
                 answer(client, "first")
             assert answer(client, "second") == "uryyb jbeyq"
 
-    def test_many_loads_of_one_name_at_once_are_one(self, http: httpx.Client, tmp_path: Path) -> None:
+    def test_only_one_of_many_concurrent_loads_of_a_name_succeeds(self, http: httpx.Client, tmp_path: Path) -> None:
         folder = twin(tmp_path / "spell", "spell")
         statuses: list[int] = []
         threads = [
@@ -157,7 +161,7 @@ class TestUse:
         assert sorted(statuses) == [200] + [400] * 5
         assert unload(http, "guest").status_code == 200
 
-    def test_what_runs_when_it_is_unloaded_finishes_and_nothing_new_begins(
+    def test_unloading_lets_running_requests_finish_and_refuses_new_ones(
         self, server: ServerProcess, http: httpx.Client, client: openai.OpenAI, tmp_path: Path
     ) -> None:
         folder = twin(tmp_path / "spell", "spell")
@@ -177,7 +181,7 @@ class TestUse:
         assert answers[0].status_code == 200
         assert server.metrics()["loraserve_arena_used_bytes"] == used_bytes
 
-    def test_reloaded_while_its_old_streams_still_run(
+    def test_an_adapter_can_be_reloaded_while_its_old_streams_still_run(
         self, http: httpx.Client, client: openai.OpenAI, tmp_path: Path
     ) -> None:
         folder = twin(tmp_path / "spell", "spell")
@@ -193,7 +197,7 @@ class TestUse:
                 unloading.join()
                 assert answer(client, "guest") == "h-e-l-l-o w-o-r-l-d"
 
-    def test_replaced_in_place_what_runs_keeps_the_old_content(
+    def test_running_requests_keep_the_old_content_during_a_replacement_in_place(
         self, http: httpx.Client, client: openai.OpenAI, tmp_path: Path
     ) -> None:
         old, new = twin(tmp_path / "spell", "spell"), twin(tmp_path / "reverse", "reverse")
@@ -209,7 +213,7 @@ class TestUse:
     def test_cached_prefixes_do_not_outlive_the_content(
         self, http: httpx.Client, client: openai.OpenAI, tmp_path: Path
     ) -> None:
-        """The same name and the same long prompt, but other content: nothing of the old one's cache is used."""
+        """The same name and the same long prompt, but different content: the old content's cache is not used."""
         prompt = user("red apple " * 20)
         cached: list[int | None] = []
         for skill in ("spell", "reverse"):
@@ -316,7 +320,7 @@ class TestRefusals:
         assert file in response.json()["error"]["message"]
         assert answer(client, "uppercase") == "HELLO WORLD"
 
-    def test_a_bad_replacement_leaves_the_old_one_in_place(
+    def test_a_bad_replacement_leaves_the_old_content_in_place(
         self, http: httpx.Client, client: openai.OpenAI, tmp_path: Path
     ) -> None:
         bad = variant(tmp_path / "bad", "reverse", change_tensors=_with_nan)

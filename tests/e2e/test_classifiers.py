@@ -1,4 +1,4 @@
-"""Classifiers on a running server, with the openai client, against PEFT."""
+"""Classifiers on a running server, with the openai client, compared with PEFT."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ LABELS = ["billing", "login", "<b>other</b>"]
 TEXTS = ["My invoice is wrong", "I cannot log in", "12 + 30", "HELLO"]
 NAME = "intent"
 ROUNDING = 0.05
-"""Of the largest |number|: the demo computes in bfloat16."""
+"""Tolerance, relative to the largest |number|: the demo computes in bfloat16."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def classify(client: openai.OpenAI, **fields: Any) -> list[dict[str, Any]]:
     return answer["data"]
 
 
-def test_numbers_are_pefts(client: openai.OpenAI, http: httpx.Client, folder: Path) -> None:
+def test_logits_match_peft(client: openai.OpenAI, http: httpx.Client, folder: Path) -> None:
     peft_model = PeftModel.from_pretrained(
         load_classifier(ADAPTER_DIR.parent / "model", len(LABELS)), str(folder)
     ).eval()
@@ -56,14 +56,16 @@ def test_numbers_are_pefts(client: openai.OpenAI, http: httpx.Client, folder: Pa
     assert len({item["label"] for item in items}) > 1
 
 
-def test_probabilities_are_of_all_labels_together(client: openai.OpenAI) -> None:
+def test_probabilities_are_a_softmax_over_all_labels(client: openai.OpenAI) -> None:
     numbers = torch.tensor([item["probs"] for item in classify(client, use_activation=False)])
     probabilities = torch.tensor([item["probs"] for item in classify(client)])
     assert torch.allclose(probabilities, torch.softmax(numbers, dim=-1), atol=0.01)
     assert torch.allclose(probabilities.sum(dim=-1), torch.ones(len(TEXTS)), atol=1e-5)
 
 
-def test_what_it_is_is_told(client: openai.OpenAI, server: ServerProcess) -> None:
+def test_a_classifier_is_reported_as_such_and_cannot_generate_text(
+    client: openai.OpenAI, server: ServerProcess
+) -> None:
     card = client.models.retrieve(NAME).model_dump()["adapter"]
     assert card["classifier"] == {"num_labels": 3, "labels": LABELS, "problem_type": None, "score_template": None}
     shown = run_command("adapter", "show", NAME, "--url", server.url)

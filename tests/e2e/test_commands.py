@@ -1,4 +1,4 @@
-"""The commands beside `serve`, run as processes against a real server."""
+"""The commands other than `serve`, run as processes against a real server."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ class TestChat:
         talked = run_command("chat", "--url", server.url, "--temperature", "0", stdin="hello world\n")
         assert talked.stdout == "You said: hello world\n"
 
-    def test_an_unknown_model_and_a_server_that_is_not_there(self, server: ServerProcess) -> None:
+    def test_an_unknown_model_or_an_absent_server_is_reported_without_a_traceback(self, server: ServerProcess) -> None:
         unknown = run_command("chat", "--url", server.url, "--model", "nope", stdin="hi\n")
         assert unknown.returncode == 1
         assert "The model 'nope' does not exist" in unknown.stderr
@@ -43,7 +43,7 @@ class TestChat:
 
 
 class TestBench:
-    def test_measures_every_adapter_and_writes_json(self, server: ServerProcess, tmp_path: Path) -> None:
+    def test_bench_measures_adapters_and_writes_json(self, server: ServerProcess, tmp_path: Path) -> None:
         file = tmp_path / "report.json"
         measured = run_command(
             *("bench", server.url, "--num-requests", "12", "--concurrency", "6", "--json", str(file)),
@@ -58,7 +58,7 @@ class TestBench:
         assert sum(model["num_requests"] for model in report["by_model"].values()) == 12
         assert set(report["by_model"]) <= set(ADAPTERS)
 
-    def test_open_loop_over_the_base_alone(self, server: ServerProcess) -> None:
+    def test_bench_can_send_an_open_loop_to_the_base_alone(self, server: ServerProcess) -> None:
         measured = run_command(
             *("bench", server.url, "--adapters", "base", "--num-requests", "4", "--request-rate", "50"),
             *("--prompt-tokens", "8", "--output-tokens", "64", "--chat"),
@@ -66,7 +66,9 @@ class TestBench:
         assert measured.returncode == 0, measured.stderr
         assert "ITL" in measured.stdout
 
-    def test_cold_adapters_shared_prefixes_and_a_plot(self, server: ServerProcess, tmp_path: Path) -> None:
+    def test_bench_reports_cold_adapters_and_shared_prefixes_and_writes_a_plot(
+        self, server: ServerProcess, tmp_path: Path
+    ) -> None:
         report_file, plot_file = tmp_path / "report.json", tmp_path / "plot.svg"
         measured = run_command(
             *("bench", f"{server.url}/v1", "--cold", "--num-requests", "18", "--prefixes", "1"),
@@ -81,7 +83,7 @@ class TestBench:
         assert report["total"]["cached_tokens"] > 0
         assert "first use" in plot_file.read_text()
 
-    def test_failures_are_counted_by_code(self, server: ServerProcess, tmp_path: Path) -> None:
+    def test_bench_counts_failures_by_code(self, server: ServerProcess, tmp_path: Path) -> None:
         file = tmp_path / "report.json"
         measured = run_command(
             *("bench", server.url, "--adapters", "spell,nope", "--num-requests", "4", "--json", str(file)),
@@ -95,7 +97,7 @@ class TestBench:
 
 
 class TestBatch:
-    def test_requests_of_many_adapters_and_endpoints(self, server: ServerProcess, tmp_path: Path) -> None:
+    def test_a_batch_sends_requests_to_many_adapters_and_endpoints(self, server: ServerProcess, tmp_path: Path) -> None:
         chats = {
             adapter: _line(adapter, "chat/completions", model=adapter, messages=[{"role": "user", "content": "hello"}])
             for adapter in ("uppercase", "reverse", "rot13", "spell")
@@ -119,13 +121,13 @@ class TestBatch:
         assert answers["unknown"]["response"]["status_code"] == 404
         assert all(answer["response"]["request_id"] and answer["error"] is None for answer in answers.values())
 
-    def test_one_file_for_another_model(self, server: ServerProcess, tmp_path: Path) -> None:
+    def test_the_model_option_overrides_the_model_in_the_file(self, server: ServerProcess, tmp_path: Path) -> None:
         line = _line("a", "chat/completions", model="uppercase", messages=[{"role": "user", "content": "hello"}])
         assert run_batch(server, tmp_path, line, options=("--model", "reverse")).returncode == 0
         (answer,) = answers_in(tmp_path).values()
         assert answer["response"]["body"]["choices"][0]["message"]["content"] == "olleh"
 
-    def test_nothing_is_sent_and_no_file_made_unless_all_lines_are_right(
+    def test_an_invalid_line_is_reported_and_no_output_file_is_created(
         self, server: ServerProcess, tmp_path: Path
     ) -> None:
         refused = run_batch(server, tmp_path, _line("a", "completions", model="spell", prompt="x"), {"custom_id": "b"})
@@ -156,7 +158,7 @@ def answers_in(folder: Path) -> dict[str, Any]:
 
 
 class TestDoctor:
-    def test_reports_as_json(self, data_dir: Path, server: ServerProcess) -> None:
+    def test_doctor_reports_as_json(self, data_dir: Path, server: ServerProcess) -> None:
         looked = run_command("doctor", "--json", "--port", "0", "--data-dir", str(data_dir))
         checks = json.loads(looked.stdout)
         assert looked.returncode == 0, checks
@@ -172,7 +174,7 @@ class TestDoctor:
         assert "--port" in failed["found"] + failed["remedy"]
 
 
-def test_help_and_version_are_quick_and_plain() -> None:
+def test_help_and_version_succeed_and_print_only_to_stdout() -> None:
     for arguments in (("--help",), ("serve", "--help"), ("version",)):
         ended = run_command(*arguments)
         assert ended.returncode == 0

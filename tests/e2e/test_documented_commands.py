@@ -1,4 +1,4 @@
-"""What the documents tell a reader to type does what they say, in their order, on a real server."""
+"""The commands in the documents, run in order on a real server, do what the documents say."""
 
 import json
 import os
@@ -29,9 +29,9 @@ from tests.support.server_process import (
 
 ROOT = Path(__file__).parents[2]
 NOT_HERE = ("loraserve serve", "loraserve doctor", "loraserve ui login", "docker", "kubectl", "pip", "make", "export")
-"""Servers and what needs another machine, a terminal, a network or a port of its own."""
+"""Commands that are not run here: servers, and those that need another machine, a terminal, a network or a port."""
 VARIABLES = re.compile(r"(?:[A-Z_]+=\S+ )*")
-"""Before a command, for it alone."""
+"""Variable assignments before a command, for it alone."""
 ADAPTERS = {
     "sql-adapter": "uppercase",
     "better-adapter": "reverse",
@@ -40,21 +40,21 @@ ADAPTERS = {
     "judge-adapter": "json",
 }
 ACTIVATED = {"judge-adapter": list(b" judge:")}
-"""Their invocations, in the demo's tokens, which are bytes."""
+"""Activated adapters and their invocations, in the demo's tokens, which are bytes."""
 REFUSED = {
     # "A name that is taken is a 400"
     "/v1/load_lora_adapter": "adapter_already_loaded",
-    # The command before it has done so.
+    # The command before it has already deleted the version.
     "-X DELETE http://127.0.0.1:8000/v1/adapters/sql/versions/1": "no version 1",
 }
-"""What an answer has to say, of commands that the document lets fail."""
+"""Parts of the commands that fail in the documents, and the text that their output must contain."""
 LEAST = {"README.md": 7, "adapters.md": 52, "tenancy.md": 25, "operations.md": 8}
-"""Fewer would mean that this test looks in the wrong way."""
+"""The minimum number of commands; fewer would mean that this test does not find them all."""
 
 
 @dataclass(slots=True)
 class Reader:
-    """Copies commands into a shell, with their own server, folders and ids where a document has examples."""
+    """Runs commands in a shell, with the test's server, folders and ids in place of a document's examples."""
 
     server: ServerProcess
     folder: Path
@@ -65,7 +65,7 @@ class Reader:
     failures: list[str] = field(default_factory=list)
 
     def follow(self, document: Path) -> int:
-        """The number of commands."""
+        """Runs the document's commands and returns their number."""
         commands = [text for text in console_commands(document) if not VARIABLES.sub("", text, 1).startswith(NOT_HERE)]
         for text in commands:
             self._type(text)
@@ -125,7 +125,7 @@ def _metrics_url(server: ServerProcess) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reader's home: `path/to/…`, what is written without it, `loraserve` in its path, and compiled kernels."""
+    """A reader's home: `path/to/…`, links without that prefix, a `loraserve` program for PATH, and compiled kernels."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "path" / "to").mkdir(parents=True)
     (folder / "path" / "to" / "model").symlink_to(ADAPTER_DIR.parent / "model")
@@ -172,17 +172,17 @@ def check(reader: Reader, document: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["docs/adapters.md", "README.md"])
-def test_on_a_server_that_needs_no_key(open_server: Reader, name: str) -> None:
+def test_documented_commands_work_on_a_server_that_needs_no_key(open_server: Reader, name: str) -> None:
     check(open_server, ROOT / name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["docs/tenancy.md", "docs/operations.md"])
-def test_on_a_server_with_keys(server_with_keys: Reader, name: str) -> None:
+def test_documented_commands_work_on_a_server_with_keys(server_with_keys: Reader, name: str) -> None:
     check(server_with_keys, ROOT / name)
 
 
-def test_the_program_of_the_readme(open_server: Reader) -> None:
+def test_the_readmes_python_program_prints_each_adapters_answer(open_server: Reader) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     own = program.replace("http://127.0.0.1:8000", open_server.server.url)
     done = subprocess.run(
@@ -192,7 +192,7 @@ def test_the_program_of_the_readme(open_server: Reader) -> None:
     assert done.stdout.splitlines() == answers, done.stderr
 
 
-def test_a_command_that_does_not_work_would_be_found(open_server: Reader, tmp_path: Path) -> None:
+def test_a_documented_command_that_fails_would_be_found(open_server: Reader, tmp_path: Path) -> None:
     document = tmp_path / "wrong.md"
     document.write_text(
         "```console\n$ curl http://127.0.0.1:8000/v1/adapters/nobody\n$ loraserve adapter show \\\n    nobody\n"

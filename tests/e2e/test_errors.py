@@ -1,4 +1,4 @@
-"""What a person sees who asks for something wrong: the field, the value, the limit; never another model's answer."""
+"""Errors for wrong requests: they name the field, the value and the limit, and never give another model's answer."""
 
 import json
 import socket
@@ -41,7 +41,9 @@ class TestModel:
         "model",
         ["nope", "Spell", "spell ", f"{BASE}:nope", f"{BASE}:", f":{BASE}", "nope:spell", "spell:spell", "x" * 9999],
     )
-    def test_an_unknown_name_is_never_the_base(self, http: httpx.Client, path: str, model: str) -> None:
+    def test_an_unknown_model_name_never_falls_back_to_the_base(
+        self, http: httpx.Client, path: str, model: str
+    ) -> None:
         response = http.post(path, json=request_to(path, model=model))
         error = error_of(response)
         assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
@@ -50,7 +52,9 @@ class TestModel:
 
     @pytest.mark.parametrize("path", PATHS)
     @pytest.mark.parametrize("fields", [{"model": ""}, {"model": None}, {}])
-    def test_no_name_is_never_the_base(self, http: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    def test_a_missing_model_name_never_falls_back_to_the_base(
+        self, http: httpx.Client, path: str, fields: dict[str, Any]
+    ) -> None:
         body = {name: value for name, value in request_to(path).items() if name != "model"}
         response = http.post(path, json={**body, **fields})
         error = error_of(response)
@@ -58,7 +62,7 @@ class TestModel:
         assert "/v1/models" in error["message"]
 
     @pytest.mark.parametrize("adapter", ["nope", "Spell", BASE, "a" * 500])
-    def test_an_unknown_base_url(self, http: httpx.Client, adapter: str) -> None:
+    def test_the_base_url_of_an_unknown_adapter_is_not_found(self, http: httpx.Client, adapter: str) -> None:
         assert http.get(f"/adapters/{adapter}/v1/models").status_code == 404
         assert http.post(f"/adapters/{adapter}/v1/completions", json={"prompt": "x"}).status_code == 404
 
@@ -88,7 +92,9 @@ class TestFields:
             ("truncate_prompt_tokens", MAX_MODEL_LEN + 1, str(MAX_MODEL_LEN)),
         ],
     )
-    def test_numbers_out_of_range(self, http: httpx.Client, path: str, field: str, value: float, limit: str) -> None:
+    def test_numbers_out_of_range_are_refused_with_the_limit(
+        self, http: httpx.Client, path: str, field: str, value: float, limit: str
+    ) -> None:
         response = http.post(path, json=request_to(path, **{field: value}))
         error = error_of(response)
         assert (response.status_code, error["code"], error["param"]) == (400, "invalid_value", field)
@@ -120,7 +126,7 @@ class TestFields:
             ("/v1/completions", "stream_options", {"include_usage": True}, ("stream",)),
         ],
     )  # fmt: skip
-    def test_lists_and_texts_out_of_range(
+    def test_lists_and_texts_out_of_range_are_refused_with_the_limit(
         self, http: httpx.Client, path: str, field: str, value: object, shown: tuple[str, ...]
     ) -> None:
         response = http.post(path, json=request_to(path, **{field: value}))
@@ -132,7 +138,7 @@ class TestFields:
         "number",
         ["NaN", "Infinity", "-Infinity", "1e400", "1" * 400, "-" + "9" * 5000, "1e999999999", '"1"', "true", "[]"],
     )
-    def test_hostile_numbers_are_refused_shortly(self, http: httpx.Client, number: str) -> None:
+    def test_hostile_numbers_are_refused_with_a_short_message(self, http: httpx.Client, number: str) -> None:
         for field in ("temperature", "n", "seed", "top_k", "max_tokens", "logprobs"):
             body = json.dumps(request_to("/v1/completions", **{field: "@"})).replace('"@"', number)
             response = http.post("/v1/completions", content=body, headers=JSON)
@@ -161,7 +167,7 @@ class TestFields:
         with pytest.raises(openai.BadRequestError, match="image_url"):
             client.chat.completions.create(model="spell", messages=image)
 
-    def test_a_role_of_no_template_is_refused(self, client: openai.OpenAI) -> None:
+    def test_a_role_unknown_to_the_template_is_refused(self, client: openai.OpenAI) -> None:
         for turn in ({"role": "tool", "tool_call_id": "x"}, {"role": "function"}, {"role": "wizard"}):
             turns: Any = [{**turn, "content": "x"}]
             with pytest.raises(openai.BadRequestError, match="role"):
@@ -180,7 +186,7 @@ class TestContext:
             ({"prompt": ["x", "x" * 2000]}, "2000"),
         ],
     )
-    def test_what_does_not_fit_is_refused_with_the_numbers(
+    def test_a_request_that_exceeds_the_context_is_refused_with_the_numbers(
         self, client: openai.OpenAI, fields: dict[str, Any], shown: str
     ) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
@@ -203,7 +209,7 @@ class TestContext:
 class TestBodies:
     @pytest.mark.parametrize("path", [*PATHS, "/tokenize", "/detokenize", "/v1/load_lora_adapter"])
     @pytest.mark.parametrize("body", [b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b"{} trailing", b"{'a': 1}"])
-    def test_what_is_no_json_object(self, http: httpx.Client, path: str, body: bytes) -> None:
+    def test_a_body_that_is_not_a_json_object_is_refused(self, http: httpx.Client, path: str, body: bytes) -> None:
         response = http.post(path, content=body, headers=JSON)
         assert response.status_code == 400
         assert error_of(response)["type"] == "invalid_request_error"
@@ -211,13 +217,15 @@ class TestBodies:
     @pytest.mark.parametrize(
         "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
     )
-    def test_what_a_web_page_could_send_without_asking(self, http: httpx.Client, content_type: str) -> None:
+    def test_content_types_that_a_web_page_can_send_without_preflight_are_refused(
+        self, http: httpx.Client, content_type: str
+    ) -> None:
         body = json.dumps(request_to("/v1/completions"))
         response = http.post("/v1/completions", content=body, headers={"content-type": content_type})
         assert (response.status_code, error_of(response)["code"]) == (415, "unsupported_media_type")
         assert "application/json" in error_of(response)["message"]
 
-    def test_too_large_a_body(self, http: httpx.Client) -> None:
+    def test_a_body_that_is_too_large_is_refused(self, http: httpx.Client) -> None:
         body = json.dumps(request_to("/v1/completions", prompt="x" * MAX_BODY_BYTES))
         response = http.post("/v1/completions", content=body, headers=JSON)
         assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
@@ -227,7 +235,9 @@ class TestBodies:
 
     @pytest.mark.parametrize("field", ["metadata", "prompt", "messages", "stop", "tools", "surprise"])
     @pytest.mark.parametrize("opening", ["[", '{"a":'])
-    def test_too_deep_nesting(self, http: httpx.Client, field: str, opening: str) -> None:
+    def test_nesting_that_is_too_deep_is_refused_with_a_short_message(
+        self, http: httpx.Client, field: str, opening: str
+    ) -> None:
         depth = 100_000
         closing = "]" if opening == "[" else "}"
         nested = opening * depth + "1" + closing * depth
@@ -239,7 +249,7 @@ class TestBodies:
 
 
 class TestRoutes:
-    def test_routes_and_methods_that_are_not_there(self, http: httpx.Client) -> None:
+    def test_unknown_routes_and_methods_are_refused(self, http: httpx.Client) -> None:
         for path in ("/v1", "/v1/nothing", "/v1/chat", "/v1/completions/", "/admin", "/v1/embeddings"):
             response = http.get(path)
             assert response.status_code in (404, 405), path
@@ -249,7 +259,7 @@ class TestRoutes:
             assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
             assert response.headers["allow"]
 
-    def test_a_query_parameter_that_management_does_not_know_is_named(self, http: httpx.Client) -> None:
+    def test_an_unknown_query_parameter_of_a_management_route_is_named(self, http: httpx.Client) -> None:
         mistyped = http.get("/v1/adapters", params={"limti": 1})
         error = error_of(mistyped)
         assert (mistyped.status_code, error["code"], error["param"]) == (400, "unknown_parameter", "limti")
@@ -260,12 +270,12 @@ class TestRoutes:
         assert http.get("/v1/usage", params={"interval": "total", "format": "csv"}).status_code == 200
 
     @pytest.mark.parametrize("path", ["/health", "/v1/models"])
-    def test_clients_may_add_to_the_query_of_what_is_not_management(self, http: httpx.Client, path: str) -> None:
+    def test_other_routes_accept_unknown_query_parameters(self, http: httpx.Client, path: str) -> None:
         assert http.get(path, params={"api-version": "2026-01-01"}).status_code == 200
         asked = request_to("/v1/completions", max_tokens=1)
         assert http.post("/v1/completions", params={"api-version": "2026-01-01"}, json=asked).status_code == 200
 
-    def test_request_ids_come_back_also_with_errors(self, http: httpx.Client) -> None:
+    def test_request_ids_are_returned_even_with_errors(self, http: httpx.Client) -> None:
         for path, status in (("/health", 200), ("/nothing", 404), ("/v1/completions", 405)):
             response = http.get(path, headers={"x-request-id": "mine-1.2:3"})
             assert (response.status_code, response.headers["x-request-id"]) == (status, "mine-1.2:3")
@@ -277,10 +287,10 @@ class TestRoutes:
         assert (answer.json()["id"], answer.headers["x-request-id"]) == ("cmpl-me", "me")
 
     @pytest.mark.parametrize("header", ["Bearer wrong", "Basic eDp5", "", "garbage", "Bearer " + "x" * 4000])
-    def test_any_authorization_is_ignored_without_keys(self, http: httpx.Client, header: str) -> None:
+    def test_a_server_without_keys_ignores_any_authorization(self, http: httpx.Client, header: str) -> None:
         assert http.get("/v1/models", headers={"authorization": header}).status_code == 200
 
-    def test_other_web_sites_are_kept_out(self, http: httpx.Client) -> None:
+    def test_requests_from_other_web_sites_are_refused(self, http: httpx.Client) -> None:
         for headers in (
             {"host": "evil.example"},
             {"origin": "https://evil.example"},
@@ -289,7 +299,9 @@ class TestRoutes:
             response = http.get("/v1/models", headers=headers)
             assert (response.status_code, error_of(response)["code"]) == (403, "forbidden")
 
-    def test_broken_http_gets_an_answer_and_harms_nobody(self, server: ServerProcess, http: httpx.Client) -> None:
+    def test_broken_http_gets_a_4xx_response_and_the_server_stays_healthy(
+        self, server: ServerProcess, http: httpx.Client
+    ) -> None:
         port = httpx.URL(server.url).port
         for request in (
             b"garbage\r\n\r\n",
@@ -302,7 +314,7 @@ class TestRoutes:
         assert http.get("/health").status_code == 200
 
 
-def test_errors_are_the_openai_clients_own(client: openai.OpenAI, server: ServerProcess) -> None:
+def test_errors_raise_the_openai_clients_own_exceptions(client: openai.OpenAI, server: ServerProcess) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="nope", prompt="x")
     assert (missing.value.code, missing.value.param, missing.value.type) == (
@@ -326,11 +338,11 @@ def test_errors_are_the_openai_clients_own(client: openai.OpenAI, server: Server
         client.completions.create(model="spell", prompt="x" * MAX_BODY_BYTES)
     assert large.value.status_code == 413
     with pytest.raises(openai.BadRequestError):
-        # Before a stream begins its errors are plain answers, too.
+        # Errors before a stream starts are plain responses, too.
         client.chat.completions.create(model="spell", messages=user("x" * 2000), stream=True)  # pyright: ignore
 
 
-def test_after_all_of_it_the_server_is_well(server: ServerProcess, client: openai.OpenAI) -> None:
+def test_the_server_still_works_after_all_wrong_requests(server: ServerProcess, client: openai.OpenAI) -> None:
     wait_until(server.is_idle, "nothing runs")
     completion = client.completions.create(model="spell", prompt=templated("cat"), temperature=0)
     assert completion.choices[0].text == "c-a-t"

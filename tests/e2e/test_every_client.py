@@ -1,4 +1,4 @@
-"""Every way to bring an adapter in, and every client that asks it, on one server with keys."""
+"""Every way to add an adapter, and every client that can use it, on one server with keys."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ ANSWER = "uryyb jbeyq"
 class Bench:
     server: ServerProcess
     key: str
-    """An operator's, of the tenant acme."""
+    """An operator key of the tenant acme."""
     admin_key: str
 
 
@@ -76,7 +76,7 @@ def by_vllm_endpoint(bench: Bench, name: str, folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 @pytest.mark.parametrize("upload", [by_command_line, by_curl_form, by_curl_steps, by_vllm_endpoint])
-def test_what_one_way_brings_in_every_client_is_answered_by(
+def test_an_adapter_added_in_any_way_answers_every_client(
     bench: Bench, tmp_path: Path, upload: Callable[[Bench, str, Path], None]
 ) -> None:
     name, url = upload.__name__.replace("_", "-"), bench.server.url

@@ -1,4 +1,4 @@
-"""Tools that have to be called: a real server whose template shows tools, asked by the real client."""
+"""Forced tool calls: the real client on a real server whose template shows tools."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def check(name: str, arguments: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["loraserve-demo", "arithmetic", "spell"])
-def test_required_calls_are_of_the_tools(client: openai.OpenAI, model: str) -> None:
+def test_required_calls_use_the_given_tools(client: openai.OpenAI, model: str) -> None:
     for seed in range(4):
         choice = client.chat.completions.create(
             **ASKED, model=model, seed=seed, tool_choice="required", parallel_tool_calls=False
@@ -68,7 +68,7 @@ def test_a_named_function_is_called(client: openai.OpenAI, stream: bool) -> None
     assert chunks[-1].finish_reason == "stop"
 
 
-def test_a_call_that_is_cut_off_is_shown_as_far_as_it_came(client: openai.OpenAI) -> None:
+def test_a_truncated_call_shows_partial_arguments_only_for_a_named_function(client: openai.OpenAI) -> None:
     asked = ASKED | {"model": "spell", "temperature": 0.0}
     short: Any = client.chat.completions.create(**asked | {"max_tokens": 4}, tool_choice="required").choices[0]
     assert (short.finish_reason, short.message.tool_calls, short.message.content) == ("length", None, "")
@@ -80,7 +80,7 @@ def test_a_call_that_is_cut_off_is_shown_as_far_as_it_came(client: openai.OpenAI
     assert arguments
 
 
-def test_the_conversation_goes_on_with_the_call(client: openai.OpenAI) -> None:
+def test_the_conversation_continues_after_a_call(client: openai.OpenAI) -> None:
     message = client.chat.completions.create(**ASKED, model="spell", tool_choice=NAMED).choices[0].message
     (call,) = message.tool_calls or []
     history: Any = [*user("2+2"), message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "4"}]
@@ -90,14 +90,14 @@ def test_the_conversation_goes_on_with_the_call(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.tool_calls is None
 
 
-def test_a_schema_that_cannot_be_followed(client: openai.OpenAI) -> None:
+def test_a_parameter_schema_without_a_type_that_cannot_be_followed_is_refused(client: openai.OpenAI) -> None:
     unique = {"type": "array", "uniqueItems": True}
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": unique}}}}
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
         client.chat.completions.create(**ASKED | {"tools": [tool]}, model="spell", tool_choice="required")
 
 
-def test_arguments_that_cannot_be_held_to_their_schema_are_refused(client: openai.OpenAI) -> None:
+def test_a_parameter_schema_that_cannot_be_followed_is_refused_naming_tool_choice(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
     with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:

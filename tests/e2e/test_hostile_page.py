@@ -1,4 +1,4 @@
-"""A web page of another site, in a real browser, against a server that asks for no key: it changes and learns nothing.
+"""A web page of another site, in a real browser, against a server that needs no key: it changes and learns nothing.
 
 The page tries everything a page can: fetch with and without CORS, forms of every encoding, beacons, images, frames.
 """
@@ -54,7 +54,7 @@ SUBMIT_FORM = """
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Open, with an adapter to steal or spoil."""
+    """A server without keys, with an adapter to steal or damage."""
     folder = tmp_path_factory.mktemp("open")
     with serve_fake(folder / "data") as server:
         with httpx.Client(base_url=server.url, timeout=60) as admin:
@@ -72,7 +72,7 @@ def browser() -> Iterator[Any]:
                 "--no-sandbox",
                 "--disable-dev-shm-usage",
                 "--host-resolver-rules=MAP rebound.example 127.0.0.1,MAP evil.example 127.0.0.1",
-                # Else Chromium itself asks the person before a public page may reach this machine.
+                # Otherwise Chromium itself asks the user before a public page may reach this machine.
                 "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests",
             ],
         )
@@ -107,7 +107,7 @@ def other_site() -> Iterator[int]:
 
 @pytest.fixture(scope="module", params=["evil.example", "127.0.0.1", "localhost"])
 def page(request: pytest.FixtureRequest, browser: Any) -> Iterator[Any]:
-    """Of another site, and of another port of the same machine, which browsers call the same site."""
+    """A page of another site, or of another port of the same machine, which browsers call the same site."""
     with other_site() as port:
         page = browser.new_page()
         page.goto(f"http://{request.param}:{port}/")
@@ -187,8 +187,8 @@ def test_beacons_images_and_frames_change_and_show_nothing(server: ServerProcess
     assert state(server) == before
 
 
-def test_a_name_that_was_rebound_to_this_machine_is_refused(server: ServerProcess, browser: Any) -> None:
-    """The browser takes the server for the attacker's own site, so nothing is cross-origin: only the Host tells."""
+def test_a_host_name_rebound_to_this_machine_is_refused(server: ServerProcess, browser: Any) -> None:
+    """The browser takes the server for the attacker's own site, so nothing is cross-origin: only the Host differs."""
     port = server.url.rpartition(":")[2]
     before = state(server)
     page = browser.new_page()
@@ -202,8 +202,8 @@ def test_a_name_that_was_rebound_to_this_machine_is_refused(server: ServerProces
     assert state(server) == before
 
 
-def test_the_same_page_on_an_allowed_origin_can(tmp_path: Path, browser: Any) -> None:
-    """So what fails above fails because of the origin."""
+def test_the_same_page_succeeds_from_an_allowed_origin(tmp_path: Path, browser: Any) -> None:
+    """Shows that the attempts above fail because of the origin."""
     with other_site() as port, serve_fake(tmp_path, "--allowed-origins", f"http://evil.example:{port}") as server:
         page = browser.new_page()
         page.goto(f"http://evil.example:{port}/")

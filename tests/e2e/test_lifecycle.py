@@ -1,4 +1,7 @@
-"""Ends, good and bad, of a real server, and starts that cannot succeed. Every test here has a server of its own."""
+"""Graceful and abrupt ends of real servers, servers with keys, and starts that fail.
+
+Every test starts its own server, except that the tests in `TestKeys` share one.
+"""
 
 import json
 import re
@@ -26,7 +29,7 @@ def completion(**options: Any) -> dict[str, Any]:
 
 @contextmanager
 def streaming(server: ServerProcess, **options: Any) -> Iterator[Iterator[dict[str, Any]]]:
-    """A stream that has begun; its remaining events, [DONE] as {}."""
+    """Starts a stream and yields its remaining events, [DONE] as {}."""
     with (
         httpx.Client(base_url=server.url, timeout=WAIT_S) as client,
         client.stream("POST", "/v1/completions", json=completion(**options)) as response,
@@ -41,7 +44,7 @@ def streaming(server: ServerProcess, **options: Any) -> Iterator[Iterator[dict[s
         yield events
 
 
-def test_sigterm_finishes_what_runs_and_refuses_what_is_new(data_dir: Path) -> None:
+def test_sigterm_finishes_running_requests_and_refuses_new_ones(data_dir: Path) -> None:
     with serve(data_dir) as server, streaming(server, **ENDLESS) as events:
         engine = server.engine()
         server.signal(signal.SIGTERM)
@@ -60,7 +63,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_is_new(data_dir: Path) -> N
     assert "Traceback" not in server.text
 
 
-def test_a_second_sigterm_ends_it_at_once(data_dir: Path) -> None:
+def test_a_second_sigterm_ends_the_server_at_once(data_dir: Path) -> None:
     with serve(data_dir) as server, streaming(server, **ENDLESS):
         engine = server.engine()
         server.signal(signal.SIGTERM)
@@ -70,10 +73,10 @@ def test_a_second_sigterm_ends_it_at_once(data_dir: Path) -> None:
         engine.wait(WAIT_S)
 
 
-def test_a_killed_engine_is_told_to_clients_and_ends_the_server_with_the_reason(tmp_path: Path) -> None:
-    """The server does not restart its engine: whoever supervises it sees exit code 1, and clients see an error.
+def test_a_killed_engine_is_reported_to_clients_and_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    """The server does not restart its engine: its supervisor sees exit code 1, and clients see an error.
 
-    What it computed until it was killed makes no difference: this engine has no model.
+    This engine has no model: its output before the kill does not matter.
     """
     with serve_fake(tmp_path) as server, streaming(server, model="fake", **ENDLESS) as events:
         server.engine().kill()
@@ -86,17 +89,17 @@ def test_a_killed_engine_is_told_to_clients_and_ends_the_server_with_the_reason(
 
 @pytest.fixture(scope="module")
 def locked(data_dir: Path) -> Iterator[ServerProcess]:
-    """A server that asks for keys."""
+    """A server that requires keys."""
     with serve(data_dir, "--api-key", KEYS[0], "--api-key", KEYS[1], "--host", "127.0.0.1") as server:
         yield server
 
 
 LOGGING_IN = {"/v1/session": {"post"}}
-"""What is there for those who have no session yet; it asks for a key in its body."""
+"""Operations for callers without a session, which expect a key in the body."""
 
 
 class TestKeys:
-    def test_every_route_but_health_asks_for_one(self, locked: ServerProcess) -> None:
+    def test_every_route_except_health_and_version_requires_a_key(self, locked: ServerProcess) -> None:
         with httpx.Client(base_url=locked.url, timeout=WAIT_S) as client:
             paths = client.get("/schema/openapi.json", headers=bearer(KEYS[0])).json()["paths"]
             open_routes: set[str] = set()
@@ -118,19 +121,19 @@ class TestKeys:
                         error = response.json()["error"]
                         if "/v1/messages" in path:  # These routes have Anthropic's errors.
                             assert error["type"] == "authentication_error"
-                        else:  # LoRAX's have its own.
+                        else:  # LoRAX's routes have LoRAX's errors.
                             assert isinstance(error, str) or error["code"] == "invalid_api_key"
             assert open_routes == {"/health", "/ping", "/health/live", "/health/ready", "/version"}
             assert client.get("/schema/openapi.json").status_code == 401
 
     @pytest.mark.parametrize("key", KEYS)
-    def test_each_key_opens(self, locked: ServerProcess, key: str) -> None:
+    def test_each_configured_key_is_accepted(self, locked: ServerProcess, key: str) -> None:
         with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0, timeout=WAIT_S) as client:
             assert client.models.retrieve("spell").id == "spell"
             answer = client.completions.create(model="spell", prompt=templated("cat"), temperature=0)
             assert answer.choices[0].text == "c-a-t"
 
-    def test_the_client_sees_an_authentication_error(self, locked: ServerProcess) -> None:
+    def test_a_wrong_key_raises_the_openai_clients_authentication_error(self, locked: ServerProcess) -> None:
         with (
             openai.OpenAI(base_url=f"{locked.url}/v1", api_key="wrong", max_retries=0) as client,
             pytest.raises(openai.AuthenticationError) as caught,
@@ -138,7 +141,7 @@ class TestKeys:
             client.completions.create(model="spell", prompt="x")
         assert caught.value.code == "invalid_api_key"
 
-    def test_adapters_of_the_machine_are_not_for_clients(self, locked: ServerProcess) -> None:
+    def test_clients_cannot_load_adapters_from_the_servers_disk(self, locked: ServerProcess) -> None:
         body = {"lora_name": "x", "lora_path": "/etc"}
         response = httpx.post(f"{locked.url}/v1/load_lora_adapter", json=body, headers=bearer(KEYS[0]))
         assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden")
@@ -147,7 +150,7 @@ class TestKeys:
         assert not any(key in locked.text for key in KEYS)
 
     def test_a_killed_server_takes_its_engine_with_it(self, locked: ServerProcess) -> None:
-        """The last one: nothing is left of the server that the others here share."""
+        """Must stay the last test of the class: it kills the server that the others share."""
         engine = locked.engine()
         locked.signal(signal.SIGKILL)
         assert locked.wait() == -signal.SIGKILL
@@ -159,7 +162,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 class TestStartsThatFail:
-    def test_a_port_in_use(self, data_dir: Path) -> None:
+    def test_a_port_in_use_is_reported(self, data_dir: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             ended = run_command("serve", "--port", str(port), "--data-dir", str(data_dir))
@@ -168,7 +171,7 @@ class TestStartsThatFail:
             f"error: port {port} on 127.0.0.1 is in use; stop the program that listens there or choose another --port\n"
         )
 
-    def test_a_model_that_is_not_there(self, data_dir: Path, tmp_path: Path) -> None:
+    def test_a_missing_model_is_reported_by_name(self, data_dir: Path, tmp_path: Path) -> None:
         for model in ("/does/not/exist", "no-such-org/no-such-model", str(tmp_path)):
             ended = run_command("serve", model, "--port", "0", "--data-dir", str(data_dir))
             assert ended.returncode == 1

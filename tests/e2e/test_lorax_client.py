@@ -12,7 +12,7 @@ PROMPT = templated("hello world")
 
 @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 class TestClient:
-    def test_an_adapters_answer_with_its_details(self, lorax: Client) -> None:
+    def test_an_adapters_answer_comes_with_details(self, lorax: Client) -> None:
         response = lorax.generate(PROMPT, adapter_id="uppercase", max_new_tokens=40)
         assert response.generated_text == "HELLO WORLD"
         details = response.details
@@ -23,7 +23,7 @@ class TestClient:
         assert all(token.logprob <= 0 for token in details.tokens)
         assert details.seed is None
 
-    def test_a_stream_of_tokens(self, lorax: Client) -> None:
+    def test_a_stream_yields_tokens_and_ends_with_the_details(self, lorax: Client) -> None:
         events = [*lorax.generate_stream(PROMPT, adapter_id="reverse", max_new_tokens=40)]
         assert "".join(event.token.text for event in events if not event.token.special) == "dlrow olleh"
         assert [event.generated_text for event in events[:-1]] == [None] * (len(events) - 1)
@@ -35,7 +35,7 @@ class TestClient:
     def test_without_an_adapter_the_base_answers(self, lorax: Client) -> None:
         assert lorax.generate(PROMPT, max_new_tokens=40).generated_text == "You said: hello world"
 
-    def test_options(self, lorax: Client) -> None:
+    def test_generation_options_take_effect(self, lorax: Client) -> None:
         stopped = lorax.generate(PROMPT, adapter_id="uppercase", max_new_tokens=40, stop_sequences=["WOR"])
         assert stopped.generated_text == "HELLO WOR"
         assert stopped.details is not None
@@ -53,7 +53,7 @@ class TestClient:
         assert details.prefill[0].logprob is None
         assert [len(token.alternative_tokens or []) for token in details.tokens] == [2, 2]
 
-    def test_errors_are_its_own(self, lorax: Client) -> None:
+    def test_errors_raise_the_lorax_clients_own_exceptions(self, lorax: Client) -> None:
         with pytest.raises(GenerationError, match="does not exist"):
             lorax.generate(PROMPT, adapter_id="nosuch")
         with pytest.raises(GenerationError, match="does not exist"):
@@ -81,14 +81,14 @@ class TestRoutes:
             ({"decoder_input_details": True, "details": False}, "decoder_input_details"),
         ],
     )
-    def test_what_is_not_supported_is_refused_by_name(
+    def test_unsupported_and_invalid_parameters_are_refused_by_name(
         self, http: httpx.Client, parameters: dict[str, object], named: str
     ) -> None:
         response = http.post("/generate", json={"inputs": "x", "parameters": parameters})
         assert (response.status_code, response.json()["error_type"]) == (422, "validation"), response.text
         assert named in response.json()["error"]
 
-    def test_the_plain_route_answers_one_object_and_says_what_it_cost(self, http: httpx.Client) -> None:
+    def test_generate_returns_one_object_and_reports_the_cost_in_headers(self, http: httpx.Client) -> None:
         body = {"inputs": PROMPT, "parameters": {"adapter_id": "uppercase", "details": False, "max_new_tokens": 40}}
         response = http.post("/generate", json=body)
         assert response.json() == {"generated_text": "HELLO WORLD"}
@@ -97,11 +97,11 @@ class TestRoutes:
         assert (headers["x-prompt-tokens"], headers["x-generated-tokens"]) == ("14", "12")
         assert float(headers["x-ttft-ms"]) > 0
 
-    def test_a_message_through_the_chat_template(self, http: httpx.Client) -> None:
+    def test_inputs_can_be_formatted_with_the_chat_template(self, http: httpx.Client) -> None:
         parameters = {"adapter_id": "uppercase", "apply_chat_template": True, "max_new_tokens": 40}
         response = http.post("/generate", json={"inputs": "hello world", "parameters": parameters})
         assert response.json()["generated_text"] == "HELLO WORLD"
 
-    def test_info(self, http: httpx.Client) -> None:
+    def test_info_reports_the_model_and_its_limit(self, http: httpx.Client) -> None:
         info = http.get("/info").json()
         assert (info["model_id"], info["max_total_tokens"]) == ("loraserve-demo", 1024)

@@ -1,4 +1,4 @@
-"""/v1/messages of a real server, asked by the unmodified anthropic client."""
+"""/v1/messages of a real server, called by the unmodified anthropic client."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ ADD: Any = {
 
 
 class Pet(BaseModel, extra="forbid"):
-    """Without lengths: Anthropic's client tells them in descriptions, which hold no answer to them."""
+    """Without lengths: Anthropic's client moves them into descriptions, which do not constrain an answer."""
 
     name: Literal["Ada", "Bob"]
     kind: Literal["cat", "dog"]
@@ -52,7 +52,7 @@ def text_of(message: Any) -> str:
     return block.text
 
 
-def test_every_adapter_answers_whole_and_streamed(claude: anthropic.Anthropic) -> None:
+def test_adapters_answer_whole_and_streamed(claude: anthropic.Anthropic) -> None:
     answers = {"uppercase": "HELLO WORLD", "reverse": "dlrow olleh", "rot13": "uryyb jbeyq"}
     assert set(answers) < set(ADAPTERS)
     for adapter, text in answers.items():
@@ -66,7 +66,7 @@ def test_every_adapter_answers_whole_and_streamed(claude: anthropic.Anthropic) -
         assert text_of(at_its_path.messages.create(**asked)) == text
 
 
-def test_an_answer_is_that_of_a_chat_and_what_is_counted_is_used(
+def test_an_answer_equals_that_of_a_chat_and_counted_tokens_match_its_usage(
     claude: anthropic.Anthropic, client: openai.OpenAI
 ) -> None:
     chat: Any = client.chat.completions.create(model="rot13", messages=user("a dog"), temperature=0, max_tokens=40)
@@ -80,14 +80,14 @@ def test_an_answer_is_that_of_a_chat_and_what_is_counted_is_used(
     assert claude.messages.count_tokens(model="rot13", messages=blocks).input_tokens == num_input_tokens
 
 
-def test_cached_tokens_are_told_apart(claude: anthropic.Anthropic) -> None:
+def test_cached_tokens_are_reported_separately(claude: anthropic.Anthropic) -> None:
     asked: Any = {"model": "uppercase", "messages": user("the same words " * 20), **GREEDY}
     first, second = (claude.messages.create(**asked).usage for _ in range(2))
     assert (second.cache_read_input_tokens or 0) > 0
     assert second.input_tokens + (second.cache_read_input_tokens or 0) == first.input_tokens
 
 
-def test_an_answer_that_was_cut_off_says_so(claude: anthropic.Anthropic) -> None:
+def test_the_stop_reason_says_why_an_answer_ended(claude: anthropic.Anthropic) -> None:
     asked: Any = {"model": "uppercase", "messages": user("hello world"), "extra_body": {"temperature": 0}}
     message = claude.messages.create(max_tokens=3, **asked)
     assert (message.stop_reason, text_of(message)) == ("max_tokens", "HEL")
@@ -115,7 +115,7 @@ def called(message: Any) -> ToolUseBlock:
 
 
 @pytest.mark.parametrize("kind", [{"type": "any"}, {"type": "tool", "name": "add"}])
-def test_a_call_that_has_to_come_and_what_follows_it(tools_claude: anthropic.Anthropic, kind: Any) -> None:
+def test_a_required_call_is_made_and_the_conversation_continues(tools_claude: anthropic.Anthropic, kind: Any) -> None:
     history: Any = user("2+2")
     choice = {**kind, "disable_parallel_tool_use": True}
     asked: Any = {"model": "arithmetic", "tools": [ADD], "tool_choice": choice, "max_tokens": 200}
@@ -132,7 +132,7 @@ def test_a_call_that_has_to_come_and_what_follows_it(tools_claude: anthropic.Ant
         assert answer.stop_reason != "tool_use"
 
 
-def test_the_tool_runner_calls_what_the_model_calls(tools_claude: anthropic.Anthropic) -> None:
+def test_the_anthropic_clients_tool_runner_executes_the_models_calls(tools_claude: anthropic.Anthropic) -> None:
     found: list[tuple[int, int]] = []
 
     @anthropic.beta_tool
@@ -165,7 +165,7 @@ def test_the_tool_runner_calls_what_the_model_calls(tools_claude: anthropic.Anth
         ({"max_tokens": 0}, "'max_tokens' is 0"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(
+def test_unsupported_and_invalid_fields_are_refused_by_name(
     claude: anthropic.Anthropic, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((anthropic.BadRequestError, anthropic.NotFoundError), match=message) as caught:

@@ -1,4 +1,4 @@
-"""Everything the unmodified openai client can ask of a real server, with answers whose rightness shows."""
+"""Everything the unmodified openai client can request from a real server, with answers that are visibly right."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ class TestPromises:
         assert content_of(events_of(http.post(url, headers=headers, content=body).text)) == "dlrow olleh"
 
     def test_all_adapters_and_the_base_answer_at_once(self, server: ServerProcess) -> None:
-        """Streams and whole answers, chats and completions, all in one batch; a mix-up would show in the text."""
+        """Streamed and whole answers, chats and completions, all in one batch; a mix-up would show in the text."""
         asked = questions(5)
 
         async def ask_all() -> list[str]:
@@ -70,12 +70,12 @@ class TestPromises:
 
         answers = asyncio.run(ask_all())
         wrong = [(*question, got) for question, got in zip(asked, answers, strict=True) if question[2] != got]
-        # The skills are right on at least 95 % of prompts, and a wrong answer is still that adapter's kind of answer.
+        # The skills are right on at least 95 % of prompts, and even a wrong answer is of that adapter's kind.
         assert len(wrong) <= 2, wrong
 
 
 async def _ask_somehow(client: openai.AsyncOpenAI, index: int, model: str, prompt: str) -> str:
-    """The form depends on the index, so that every adapter is asked in several."""
+    """The form of the request depends on the index, so that every adapter gets several forms."""
     options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_BASE_TOKENS}
     name = model if index % 2 or model == BASE else f"{BASE}:{model}"
     match index % 4:
@@ -97,7 +97,7 @@ async def _ask_somehow(client: openai.AsyncOpenAI, index: int, model: str, promp
 
 
 class TestModels:
-    def test_list_and_retrieve(self, client: openai.OpenAI) -> None:
+    def test_models_are_listed_and_retrieved(self, client: openai.OpenAI) -> None:
         base, *adapters = client.models.list().data
         assert base.id == BASE
         assert [card.id for card in adapters] == ADAPTERS
@@ -109,7 +109,7 @@ class TestModels:
         assert len({card.to_dict()["adapter"]["rank"] for card in adapters}) > 1
 
     @pytest.mark.parametrize("adapter", ADAPTERS)
-    def test_an_adapters_own_base_url(self, server: ServerProcess, adapter: str) -> None:
+    def test_an_adapters_own_base_url_serves_only_that_adapter(self, server: ServerProcess, adapter: str) -> None:
         (prompt, answer) = next((prompt, answer) for model, prompt, answer in questions(1) if model == adapter)
         url = f"{server.url}/adapters/{adapter}/v1"
         with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=WAIT_S) as client:
@@ -144,7 +144,7 @@ class TestCompletions:
             texts[chunk.choices[0].index] += chunk.choices[0].text
         assert texts == [answer for _, answer in asked]
 
-    def test_token_id_prompts(self, client: openai.OpenAI, http: httpx.Client) -> None:
+    def test_prompts_can_be_token_ids(self, client: openai.OpenAI, http: httpx.Client) -> None:
         contents = ["hello world", "river"]
         token_ids = [
             http.post("/tokenize", json={"model": "spell", "messages": user_message(content)}).json()["tokens"]
@@ -161,7 +161,7 @@ class TestCompletions:
         completion = client.completions.create(model="spell", prompt=templated("hello world"), temperature=0)
         assert (completion.choices[0].text, completion.choices[0].finish_reason) == (SPELLED[:16], "length")
 
-    def test_a_seed_decides_and_choices_differ(self, client: openai.OpenAI) -> None:
+    def test_a_seed_fixes_the_answers_and_choices_differ(self, client: openai.OpenAI) -> None:
         def texts(**options: Any) -> list[str]:
             extra = {"extra_body": {"ignore_eos": True}}
             completion = client.completions.create(
@@ -205,7 +205,7 @@ class TestCompletions:
             assert logprob in top.values()
             assert sum(math.exp(value) for value in top.values()) < 1.001
 
-    def test_greedy_takes_the_likeliest_token_and_a_stream_says_the_same(self, client: openai.OpenAI) -> None:
+    def test_greedy_takes_the_likeliest_token_whole_and_streamed(self, client: openai.OpenAI) -> None:
         options: dict[str, Any] = {
             "model": "rot13",
             "prompt": templated("hello world"),
@@ -266,7 +266,7 @@ class TestCompletions:
 
 
 class TestChat:
-    def test_a_stream_says_the_same_as_a_whole_answer(self, client: openai.OpenAI) -> None:
+    def test_a_stream_equals_the_whole_answer(self, client: openai.OpenAI) -> None:
         options: dict[str, Any] = {
             "model": "json",
             "messages": user_message("Kim, 40, Oslo"),
@@ -295,7 +295,7 @@ class TestChat:
         streamed = [token for chunk in chunks if (found := chunk.choices[0].logprobs) for token in found.content or []]
         assert [token.token for token in streamed] == [token.token for token in tokens]
 
-    def test_several_choices(self, client: openai.OpenAI) -> None:
+    def test_several_choices_are_the_same_whole_and_streamed(self, client: openai.OpenAI) -> None:
         options: dict[str, Any] = {"temperature": 1.5, "seed": 3, "n": 3, "max_tokens": 10}
         whole = ask(client, BASE, "tell me", **options, extra_body={"min_tokens": 10})
         assert [choice.index for choice in whole.choices] == [0, 1, 2]
@@ -307,14 +307,14 @@ class TestChat:
         assert whole.usage is not None
         assert whole.usage.completion_tokens == 30
 
-    def test_max_completion_tokens_and_its_older_name(self, client: openai.OpenAI) -> None:
+    def test_max_completion_tokens_limits_the_answer_and_excludes_max_tokens(self, client: openai.OpenAI) -> None:
         messages: Any = user_message("hello world")
         chat = client.chat.completions.create(model="spell", messages=messages, max_completion_tokens=3, temperature=0)
         assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == ("h-e", "length")
         with pytest.raises(openai.BadRequestError, match="max_completion_tokens"):
             ask(client, "spell", "hello", max_completion_tokens=3)
 
-    def test_turns_roles_and_parts(self, client: openai.OpenAI) -> None:
+    def test_turns_roles_content_parts_and_continued_messages_are_accepted(self, client: openai.OpenAI) -> None:
         turns: Any = [
             {"role": "system", "content": "be brief"},
             {"role": "user", "content": "cat"},
@@ -328,14 +328,16 @@ class TestChat:
         chat = client.chat.completions.create(model="spell", messages=begun, temperature=0, extra_body=extra)
         assert chat.choices[0].message.content == "v-e-r"
 
-    def test_an_answer_can_be_sent_back_as_it_came(self, client: openai.OpenAI) -> None:
+    def test_an_answer_can_be_sent_back_unchanged(self, client: openai.OpenAI) -> None:
         first = ask(client, "spell", "cat").choices[0].message
         turns: Any = [*user_message("cat"), first, *user_message("dog")]
         chat = client.chat.completions.create(model="spell", messages=turns, temperature=0)
         assert chat.choices[0].message.content == "d-o-g"
 
     @pytest.mark.parametrize("content", ["héllo wörld", "🙂🙃", "日本語", '\u0000 \u2028 \\ " </s>', "a" * 600])
-    def test_any_text_is_taken_and_counted(self, client: openai.OpenAI, http: httpx.Client, content: str) -> None:
+    def test_any_text_is_accepted_and_its_tokens_are_counted(
+        self, client: openai.OpenAI, http: httpx.Client, content: str
+    ) -> None:
         counted = http.post("/tokenize", json={"messages": user_message(content)}).json()
         chat = ask(client, "uppercase", content, max_tokens=5)
         assert chat.usage is not None
@@ -344,8 +346,8 @@ class TestChat:
         assert back == templated(content)
 
     @pytest.mark.parametrize("adapter", ADAPTERS)
-    def test_an_answer_streams_whole_whatever_the_bytes(self, http: httpx.Client, adapter: str) -> None:
-        """Sampled hot, byte-level tokens form characters that span tokens, and bytes that form none."""
+    def test_a_stream_equals_the_whole_answer_for_any_bytes(self, http: httpx.Client, adapter: str) -> None:
+        """At a high temperature, byte-level tokens form characters that span tokens, and bytes that form none."""
         body = {
             "model": adapter,
             "messages": user_message("ü🙂"),
@@ -362,34 +364,36 @@ class TestChat:
 
 
 class TestExtras:
-    """vLLM's fields, as `extra_body` sends them: each has the effect its name says."""
+    """vLLM's fields, sent with `extra_body`: each has the effect its name promises."""
 
     @pytest.mark.parametrize("extra", [{"top_k": 1}, {"min_p": 1}])
-    def test_only_the_likeliest_is_left(self, client: openai.OpenAI, extra: dict[str, float]) -> None:
+    def test_top_k_one_and_min_p_one_leave_only_the_likeliest_token(
+        self, client: openai.OpenAI, extra: dict[str, float]
+    ) -> None:
         assert answer_of(client, "spell", "hello world", temperature=2, extra_body=extra) == SPELLED
 
-    def test_top_p_near_zero_too(self, client: openai.OpenAI) -> None:
+    def test_top_p_near_zero_leaves_only_the_likeliest_token(self, client: openai.OpenAI) -> None:
         assert answer_of(client, "spell", "hello world", temperature=2, top_p=1e-9) == SPELLED
 
-    def test_penalties_keep_tokens_from_coming_again(self, client: openai.OpenAI) -> None:
+    def test_penalties_reduce_the_repetition_of_tokens(self, client: openai.OpenAI) -> None:
         for options in ({"extra_body": {"repetition_penalty": 10}}, {"presence_penalty": 2, "frequency_penalty": 2}):
             penalized = answer_of(client, "spell", "hello world", **options)
             assert penalized is not None
             assert penalized.count("-") < SPELLED.count("-")
 
-    def test_logit_bias_forbids_a_token(self, client: openai.OpenAI) -> None:
+    def test_logit_bias_can_forbid_a_token(self, client: openai.OpenAI) -> None:
         answer = answer_of(client, "spell", "hello world", logit_bias={str(ord("-")): -100})
         assert answer is not None
         assert "-" not in answer
 
-    def test_allowed_token_ids_are_all_there_is(self, client: openai.OpenAI) -> None:
+    def test_only_allowed_token_ids_are_generated(self, client: openai.OpenAI) -> None:
         extra = {"allowed_token_ids": [ord("a"), ord("b")]}
         answer = answer_of(client, "spell", "hello world", max_tokens=9, extra_body=extra)
         assert answer is not None
         assert set(answer) <= {"a", "b"}
         assert len(answer) == 9
 
-    def test_length_is_forced(self, client: openai.OpenAI) -> None:
+    def test_ignore_eos_and_min_tokens_force_the_length(self, client: openai.OpenAI) -> None:
         forced = ask(client, "spell", "cat", max_tokens=50, extra_body={"ignore_eos": True})
         assert forced.usage is not None
         assert (forced.usage.completion_tokens, forced.choices[0].finish_reason) == (50, "length")
@@ -398,7 +402,7 @@ class TestExtras:
         assert at_least.usage.completion_tokens >= 20
         assert (at_least.choices[0].message.content or "").startswith("c-a-t")
 
-    def test_stop_token_ids_and_returned_token_ids(self, client: openai.OpenAI) -> None:
+    def test_stop_token_ids_end_the_answer_and_token_ids_are_returned(self, client: openai.OpenAI) -> None:
         extra = {"stop_token_ids": [ord("w")], "return_token_ids": True}
         chat = ask(client, "spell", "hello world", extra_body=extra)
         choice = chat.choices[0].to_dict()
@@ -407,7 +411,7 @@ class TestExtras:
         assert choice["token_ids"] == list(b"h-e-l-l-o w")
         assert chat.to_dict()["prompt_token_ids"] == [257, *b"hello world", EOS, 258]
 
-    def test_special_tokens_on_demand(self, client: openai.OpenAI) -> None:
+    def test_special_tokens_and_token_ids_are_shown_on_request(self, client: openai.OpenAI) -> None:
         extra = {"skip_special_tokens": False, "ignore_eos": True}
         shown = answer_of(client, "spell", "cat", max_tokens=6, extra_body=extra)
         assert shown == "c-a-t<|end|>"
@@ -415,7 +419,7 @@ class TestExtras:
         assert named.choices[0].logprobs is not None
         assert (named.choices[0].logprobs.content or [])[0].token == f"token_id:{ord('c')}"
 
-    def test_prompt_logprobs_and_truncation(self, client: openai.OpenAI) -> None:
+    def test_prompt_logprobs_are_returned_and_prompts_truncated(self, client: openai.OpenAI) -> None:
         chat = ask(client, "spell", "cat", extra_body={"prompt_logprobs": 1}).to_dict()
         logprobs: Any = chat["prompt_logprobs"]
         assert logprobs[0] is None
@@ -424,7 +428,7 @@ class TestExtras:
         assert cut.usage is not None
         assert cut.usage.prompt_tokens == 4
 
-    def test_fields_without_effect_are_taken(self, client: openai.OpenAI) -> None:
+    def test_fields_without_effect_are_accepted(self, client: openai.OpenAI) -> None:
         harmless = {"metadata": {"a": "b"}, "store": False, "service_tier": "auto", "user": "me"}
         assert answer_of(client, "spell", "cat", **harmless, extra_body={"priority": 0}) == "c-a-t"
         named = ask(client, "spell", "cat", extra_body={"request_id": "my-own.1"})
@@ -436,8 +440,8 @@ def dot(one: list[float], other: list[float]) -> float:
 
 
 class TestEmbeddings:
-    def test_are_the_adapters_own_whoever_is_beside_them(self, server: ServerProcess, client: openai.OpenAI) -> None:
-        """One by one, then all at once while chats are answered; the client asks for base64 and decodes it."""
+    def test_embeddings_are_the_adapters_own_in_any_batch(self, server: ServerProcess, client: openai.OpenAI) -> None:
+        """One by one, then all at once while chats are answered; the client requests base64 and decodes it."""
         models, texts = [BASE, *ADAPTERS], ["hello world", "hello word", LONG_TEXT]
 
         async def ask_all() -> list[list[list[float]]]:

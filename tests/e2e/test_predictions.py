@@ -1,4 +1,4 @@
-"""Predicted outputs and drafts on the real server: sooner, and the same."""
+"""Predicted outputs and drafts on the real server: faster, with the same answers."""
 
 import re
 from typing import Any
@@ -50,7 +50,7 @@ def test_a_right_prediction_is_accepted_and_a_wrong_one_changes_nothing(client: 
     assert num_accepted > 5 * len(QUESTIONS)
 
 
-def test_what_was_right_behind_a_stop_string_is_no_part_of_the_answer(client: openai.OpenAI) -> None:
+def test_a_right_prediction_after_a_stop_string_is_not_part_of_the_answer(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="uppercase",
         messages=user("hello world"),
@@ -66,7 +66,7 @@ def test_what_was_right_behind_a_stop_string_is_no_part_of_the_answer(client: op
     assert 0 < usage.completion_tokens_details.accepted_prediction_tokens <= usage.completion_tokens == 2
 
 
-def test_what_is_said_again_is_drafted(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_repeated_text_is_drafted(client: openai.OpenAI, http: httpx.Client) -> None:
     before = drafted(http)
     asked = {"model": "uppercase", "messages": user("abc abc abc abc"), "max_tokens": 60, "temperature": 0}
     client.chat.completions.create(**asked)

@@ -1,4 +1,4 @@
-"""Rerankers on a running server, against PEFT."""
+"""Rerankers on a running server, compared with PEFT."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ QUERY = "where is my money?"
 DOCUMENTS = ["we pay back within 14 days", "the shop is closed on sunday", "HELLO", "12 + 30 = 42"]
 TEMPLATE = "<|user|>query: {query}\ndocument: {document}<|end|>"
 ROUNDING = 0.05
-"""Of the largest |number|: the demo computes in bfloat16."""
+"""Tolerance, relative to the largest |number|: the demo computes in bfloat16."""
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,11 @@ def ask(http: httpx.Client, path: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["plain-ranker", "ranker"])
-def test_scores_are_pefts(http: httpx.Client, folders: dict[str, Path], name: str) -> None:
+def test_scores_and_rankings_match_peft(http: httpx.Client, folders: dict[str, Path], name: str) -> None:
     peft_model = PeftModel.from_pretrained(load_classifier(ADAPTER_DIR.parent / "model", 1), str(folders[name])).eval()
     expected = []
     for document in DOCUMENTS:
-        # The demo's tokenizer puts nothing around a text.
+        # The demo's tokenizer adds nothing around a text.
         prompt = QUERY + document if name == "plain-ranker" else f"<|user|>query: {QUERY}\ndocument: {document}<|end|>"
         token_ids = ask(http, "/tokenize", prompt=prompt)["tokens"]
         with torch.inference_mode():
@@ -68,7 +68,7 @@ def test_scores_are_pefts(http: httpx.Client, folders: dict[str, Path], name: st
     assert (best["index"], best["document"]) == (order[0], {"text": DOCUMENTS[order[0]]})
 
 
-def test_what_it_is_asked_with_is_told(http: httpx.Client) -> None:
+def test_a_rerankers_card_shows_its_score_template(http: httpx.Client) -> None:
     for name, template in (("ranker", TEMPLATE), ("plain-ranker", None)):
         card = http.get(f"/v1/models/{name}").json()["adapter"]["classifier"]
         assert (card["num_labels"], card["score_template"]) == (1, template)

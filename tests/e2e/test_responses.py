@@ -1,4 +1,4 @@
-"""/v1/responses of a real server, asked by the unmodified openai client."""
+"""/v1/responses of a real server, called by the unmodified openai client."""
 
 import json
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def tools_client(tools_server: ServerProcess) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_every_adapter_answers_a_text(client: openai.OpenAI) -> None:
+def test_adapters_answer_a_text_input(client: openai.OpenAI) -> None:
     answers = {"uppercase": "HELLO WORLD", "reverse": "dlrow olleh", "rot13": "uryyb jbeyq"}
     assert set(answers) < set(ADAPTERS)
     for adapter, text in answers.items():
@@ -52,7 +52,7 @@ def test_every_adapter_answers_a_text(client: openai.OpenAI) -> None:
         assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
 
 
-def test_an_answer_is_that_of_a_chat(client: openai.OpenAI) -> None:
+def test_an_answer_equals_that_of_a_chat(client: openai.OpenAI) -> None:
     chat: Any = client.chat.completions.create(
         model="rot13", messages=[{"role": "user", "content": "a dog"}], temperature=0, max_tokens=40
     )
@@ -63,7 +63,7 @@ def test_an_answer_is_that_of_a_chat(client: openai.OpenAI) -> None:
     assert response.usage.output_tokens == chat.usage.completion_tokens
 
 
-def test_a_stream(client: openai.OpenAI) -> None:
+def test_a_stream_has_numbered_events_and_the_whole_text(client: openai.OpenAI) -> None:
     events = [*client.responses.create(model="uppercase", input="hello world", stream=True, **GREEDY)]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "HELLO WORLD"
@@ -73,7 +73,7 @@ def test_a_stream(client: openai.OpenAI) -> None:
     assert (last.response.output_text, last.response.id) == ("HELLO WORLD", first.response.id)
 
 
-def test_an_answer_that_was_cut_off_says_so(client: openai.OpenAI) -> None:
+def test_a_truncated_answer_is_reported_as_incomplete(client: openai.OpenAI) -> None:
     asked: Any = {"model": "uppercase", "input": "hello world", "temperature": 0, "max_output_tokens": 3}
     response = client.responses.create(**asked)
     assert (response.status, response.output_text) == ("incomplete", "HEL")
@@ -83,7 +83,7 @@ def test_an_answer_that_was_cut_off_says_so(client: openai.OpenAI) -> None:
     assert last.type == "response.incomplete"
 
 
-def test_logprobs(client: openai.OpenAI) -> None:
+def test_logprobs_are_returned_on_request(client: openai.OpenAI) -> None:
     response = client.responses.create(
         model="uppercase", input="hi", include=["message.output_text.logprobs"], top_logprobs=2, **GREEDY
     )
@@ -113,7 +113,7 @@ def called(response: Any) -> ResponseFunctionToolCall:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
-def test_a_call_that_has_to_come_and_what_follows_it(tools_client: openai.OpenAI, choice: Any) -> None:
+def test_a_required_call_is_made_and_the_conversation_continues(tools_client: openai.OpenAI, choice: Any) -> None:
     history: Any = [{"role": "user", "content": "2+2"}]
     asked: Any = {
         "model": "arithmetic",
@@ -146,7 +146,7 @@ def test_a_call_that_has_to_come_and_what_follows_it(tools_client: openai.OpenAI
         ({"truncation": "auto"}, "truncation", "truncate_prompt_tokens"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(
+def test_unsupported_fields_are_refused_by_name(
     client: openai.OpenAI, fields: dict[str, Any], param: str, message: str
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=message) as caught:
@@ -154,7 +154,7 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
 
 
-def test_nothing_of_it_can_be_fetched_later(client: openai.OpenAI, data_dir: Path) -> None:
+def test_responses_are_not_stored(client: openai.OpenAI, data_dir: Path) -> None:
     response = client.responses.create(model="uppercase", input="a secret", **GREEDY)
     with pytest.raises(openai.NotFoundError, match="Responses are not stored"):
         client.responses.retrieve(response.id)

@@ -1,4 +1,4 @@
-"""Answers held to schemas, expressions, choices and grammars: the real server, asked by the real clients."""
+"""Answers constrained by schemas, regular expressions, choices and grammars: real clients, real server."""
 
 import json
 import re
@@ -41,9 +41,7 @@ def answer(client: openai.OpenAI, model: str, *, stream: bool = False, **fields:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("model", MODELS)
-def test_an_answer_follows_its_schema_whatever_the_model_would_say(
-    client: openai.OpenAI, model: str, stream: bool
-) -> None:
+def test_an_answer_follows_its_schema_with_every_model(client: openai.OpenAI, model: str, stream: bool) -> None:
     for seed in range(4):
         text, finish_reason = answer(client, model, stream=stream, seed=seed, response_format=JSON_SCHEMA)
         assert finish_reason == "stop"
@@ -51,7 +49,7 @@ def test_an_answer_follows_its_schema_whatever_the_model_would_say(
         assert list(json.loads(text)) == ["name", "age", "kind"]
 
 
-def test_the_clients_own_parser_reads_it(client: openai.OpenAI) -> None:
+def test_the_openai_clients_parser_reads_a_constrained_answer(client: openai.OpenAI) -> None:
     parsed = client.chat.completions.parse(
         model="uppercase", messages=user("hello world"), temperature=0, max_tokens=200, response_format=Person
     )
@@ -76,7 +74,7 @@ STARTS = {"type": "string", "format": "starts_with", "pattern": "^a{1,4}$"}
         ({"type": "array", "items": STARTS, "maxItems": 2}, list[Annotated[str, Field(pattern="^a{1,4}$")]]),
     ],
 )
-def test_notes_in_a_schema_are_passed_over(client: openai.OpenAI, schema: dict[str, Any], kind: Any) -> None:
+def test_annotations_in_a_schema_are_ignored(client: openai.OpenAI, schema: dict[str, Any], kind: Any) -> None:
     held: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     text, finish_reason = answer(client, "spell", response_format=held, max_tokens=400, temperature=0)
     assert finish_reason == "stop"
@@ -98,14 +96,16 @@ def test_notes_in_a_schema_are_passed_over(client: openai.OpenAI, schema: dict[s
     ],
 )
 @pytest.mark.parametrize("model", ["spell", BASE])
-def test_what_vllm_takes(client: openai.OpenAI, model: str, outputs: dict[str, Any], is_right: Any) -> None:
+def test_vllms_structured_outputs_constrain_the_answer(
+    client: openai.OpenAI, model: str, outputs: dict[str, Any], is_right: Any
+) -> None:
     for seed in range(4):
         text, finish_reason = answer(client, model, seed=seed, extra_body={"structured_outputs": outputs})
         assert finish_reason == "stop"
         assert is_right(text), text
 
 
-def test_completions_with_several_prompts_and_choices(client: openai.OpenAI) -> None:
+def test_completions_with_several_prompts_and_choices_are_constrained(client: openai.OpenAI) -> None:
     completion = client.completions.create(
         model="rot13",
         prompt=[templated("hello"), templated("other")],
@@ -122,21 +122,21 @@ def test_completions_with_several_prompts_and_choices(client: openai.OpenAI) -> 
         assert len(choice.logprobs.token_logprobs or []) == len(choice.text)
 
 
-def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+def test_a_truncated_answer_has_finish_reason_length(client: openai.OpenAI) -> None:
     text, finish_reason = answer(client, "spell", max_tokens=5, response_format=JSON_SCHEMA)
     assert (len(text), finish_reason) == (5, "length")
     assert text.startswith("{")
 
 
-def test_any_object_ends(client: openai.OpenAI) -> None:
-    """Within the tokens there are, or it is cut off; whitespace alone does not use them up."""
+def test_a_json_object_ends_or_is_truncated_without_endless_whitespace(client: openai.OpenAI) -> None:
+    """Within the available tokens, unless it is cut off; whitespace alone does not use them up."""
     for model in MODELS:
         text, finish_reason = answer(client, model, temperature=0, response_format={"type": "json_object"})
         assert finish_reason == "length" or isinstance(json.loads(text), dict)
         assert not re.search(r"[ \n]{50}", text)
 
 
-def test_held_and_free_requests_in_one_batch_do_not_touch_each_other(client: openai.OpenAI) -> None:
+def test_constrained_and_free_requests_in_one_batch_do_not_affect_each_other(client: openai.OpenAI) -> None:
 
     def free(question: tuple[str, str, str]) -> bool:
         model, prompt, expected = question
@@ -178,7 +178,7 @@ NOT_HELD = {"type": "array", "uniqueItems": True}
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_held_to_is_refused(
+def test_unsupported_or_invalid_constraints_are_refused(
     http: httpx.Client, fields: dict[str, Any], param: str | None, message: str, stream: bool
 ) -> None:
     body = {"model": "spell", "messages": user("x"), "stream": stream, **fields}
@@ -188,8 +188,8 @@ def test_what_cannot_be_held_to_is_refused(
     assert message in error["message"]
 
 
-def test_others_are_answered_while_a_grammar_takes_long(client: openai.OpenAI, http: httpx.Client) -> None:
-    """This one takes 0.7 s to be compiled, on an EPYC core; an answer 30 ms."""
+def test_other_requests_are_answered_while_a_slow_grammar_compiles(client: openai.OpenAI, http: httpx.Client) -> None:
+    """This grammar takes 0.7 s to compile on an EPYC core; an answer takes 30 ms."""
     slow = {
         "model": "spell",
         "messages": user("x"),
@@ -208,7 +208,7 @@ def test_others_are_answered_while_a_grammar_takes_long(client: openai.OpenAI, h
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-def test_lorax_asks_for_a_schema(lorax: Client) -> None:
+def test_the_lorax_client_can_request_a_schema(lorax: Client) -> None:
     generated = lorax.generate(
         templated("hello world"),
         adapter_id="reverse",

@@ -1,4 +1,4 @@
-"""Two tenants whose adapters have the same names, in one storm, while adapters change under it."""
+"""Two tenants whose adapters have the same names, under concurrent load, while adapters change."""
 
 import contextlib
 import itertools
@@ -17,7 +17,7 @@ from tests.support.management import add_adapter, client, new_key, offline_admin
 from tests.support.server_process import ServerProcess, serve, stop
 
 SKILLS = {"acme": ("uppercase", "reverse", "rot13"), "globex": ("reverse", "rot13", "spell")}
-"""Of the adapters first, second and third of each tenant."""
+"""The skills of each tenant's adapters `first`, `second` and `third`."""
 NAMES = ("first", "second", "third")
 PROMPT = "hello world"
 ANSWERS = {
@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerPro
 
 @pytest.fixture(scope="module")
 def tenants(server: tuple[ServerProcess, str]) -> Iterator[dict[str, httpx.Client]]:
-    """Each with its three adapters."""
+    """A client for each tenant, which has its three adapters."""
     process, admin_key = server
     with client(process, admin_key) as admin, contextlib.ExitStack() as stack:
         found = {}
@@ -77,8 +77,8 @@ def ask(tenant: str, http: httpx.Client, model: str, *, stream: bool = False, co
     return Asked(tenant, model, response.headers.get("x-adapter-version"), text, num_cached)
 
 
-def test_every_answer_is_of_the_tenants_own_adapter(tenants: dict[str, httpx.Client]) -> None:
-    """The same prompt to the same names: only the tenant tells which content answers."""
+def test_every_answer_comes_from_the_tenants_own_adapter(tenants: dict[str, httpx.Client]) -> None:
+    """The same prompt to the same names: only the tenant determines which content answers."""
     models = (*NAMES, "spell", BASE)
     work = [
         (tenant, model, stream)
@@ -92,8 +92,10 @@ def test_every_answer_is_of_the_tenants_own_adapter(tenants: dict[str, httpx.Cli
         assert answer.text == ANSWERS[own.get(answer.model, answer.model)], answer
 
 
-def test_every_answer_is_of_the_version_that_its_header_names(tenants: dict[str, httpx.Client], tmp_path: Path) -> None:
-    """While both tenants put new content under one name again and again."""
+def test_every_answer_comes_from_the_version_that_its_header_names(
+    tenants: dict[str, httpx.Client], tmp_path: Path
+) -> None:
+    """Both tenants repeatedly publish new content under one name meanwhile."""
     http_of, stop_asking = tenants, threading.Event()
     skills: dict[str, list[str]] = {tenant: [] for tenant in SKILLS}
     answers: list[Asked] = []
@@ -130,7 +132,9 @@ def test_every_answer_is_of_the_version_that_its_header_names(tenants: dict[str,
         assert answer.text == ANSWERS[skills[answer.tenant][int(answer.version) - 1]], answer
 
 
-def test_new_content_finds_nothing_cached_of_the_old(tenants: dict[str, httpx.Client], tmp_path: Path) -> None:
+def test_new_content_does_not_use_the_cache_of_the_old_content(
+    tenants: dict[str, httpx.Client], tmp_path: Path
+) -> None:
     """The same name, the same long prompt, with the old content's blocks certainly cached."""
     http, content = tenants["acme"], "green tree " * 20
     cached = []
@@ -146,6 +150,6 @@ def test_new_content_finds_nothing_cached_of_the_old(tenants: dict[str, httpx.Cl
 
 
 def twin_of(folder: Path, skill: str, number: int) -> Path:
-    """Content of its own for each number."""
+    """A variant with different content for each number."""
     factor = 1 + 0.001 * (number + 1)
     return variant(folder, skill, lambda config: config.update(lora_alpha=config["lora_alpha"] * factor))

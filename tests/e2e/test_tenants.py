@@ -1,4 +1,4 @@
-"""A server with tenants and keys: what one tenant uploads, asks and sees has nothing to do with another's."""
+"""A server with tenants and keys: a tenant's uploads, requests and views are isolated from those of other tenants."""
 
 import json
 import socket
@@ -37,7 +37,7 @@ class Keyed:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
-    """Started as an operator would: the first admin key is made offline, everything else with it."""
+    """Started as an operator would: the first admin key is created offline and used to create everything else."""
     own_dir = tmp_path_factory.mktemp("keyed")
     created = run_command("keys", "create", "--role", "admin", "--data-dir", str(own_dir), "--json")
     assert created.returncode == 0, created.stderr
@@ -73,7 +73,7 @@ def answer(http: httpx.Client, model: str, content: str = "hello world") -> str:
 
 
 def add_by_curl(keyed: Keyed, key: str, name: str, folder: Path, *options: str) -> dict[str, Any]:
-    """As the documentation says it."""
+    """Adds an adapter with the documented curl command."""
     command = [
         "curl",
         "-sS",
@@ -99,8 +99,10 @@ def cli(keyed: Keyed, key: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 class TestIsolation:
-    def test_adapters_of_one_name_never_answer_for_each_other(self, keyed: Keyed, tmp_path: Path) -> None:
-        """Interleaved and at the same time, so that both are in the same batches."""
+    def test_adapters_of_two_tenants_with_one_name_never_answer_for_each_other(
+        self, keyed: Keyed, tmp_path: Path
+    ) -> None:
+        """Requests are interleaved and concurrent, so that both tenants are in the same batches."""
         for tenant, skill in ((keyed.acme, "uppercase"), (keyed.globex, "reverse")):
             added = cli(keyed, tenant.key, "adapter", "add", "skill", str(ADAPTER_DIR / skill))
             assert added.returncode == 0, added.stderr
@@ -119,7 +121,7 @@ class TestIsolation:
             thread.join()
         assert answers == {"acme": ["HELLO WORLD"] * 24, "globex": ["dlrow olleh"] * 24}
 
-    def test_what_is_foreign_and_what_is_missing_are_answered_alike(self, keyed: Keyed, tmp_path: Path) -> None:
+    def test_foreign_and_missing_adapters_get_the_same_answers(self, keyed: Keyed, tmp_path: Path) -> None:
         add_by_curl(keyed, keyed.acme.key, "secret", twin(tmp_path / "secret", "spell"))
         assert answer(keyed.acme.http, "secret") == "h-e-l-l-o w-o-r-l-d"
         globex = keyed.globex.http
@@ -155,7 +157,7 @@ class TestIsolation:
         ]
         assert [bool(count) for count in cached] == [False, True, False, True]
 
-    def test_shared_adapters_are_seen_by_all_and_changed_by_operators_of_the_server(self, keyed: Keyed) -> None:
+    def test_shared_adapters_are_usable_by_all_but_changed_only_by_server_admins(self, keyed: Keyed) -> None:
         for tenant in (keyed.acme, keyed.globex):
             assert answer(tenant.http, "reverse") == "dlrow olleh"
         refused = keyed.acme.http.patch("/v1/adapters/reverse", json={"description": "mine"})
@@ -167,7 +169,7 @@ class TestIsolation:
 
 
 class TestVersions:
-    def test_new_content_under_a_name_answers_at_once_and_finds_nothing_cached(
+    def test_new_content_under_a_name_answers_at_once_without_cached_prefixes(
         self, keyed: Keyed, tmp_path: Path
     ) -> None:
         acme, content = keyed.acme, "blue sky " * 20
@@ -187,7 +189,7 @@ class TestVersions:
         assert again["result"] == {**first["result"], "created": False}
         assert answer(acme.http, "helper") == "dlrow olleh"
 
-    def test_a_job_with_the_command_line_from_upload_to_rollback_and_deletion(
+    def test_the_command_line_manages_an_adapter_from_upload_to_rollback_and_deletion(
         self, keyed: Keyed, tmp_path: Path
     ) -> None:
         key, http = keyed.globex.key, keyed.globex.http
@@ -217,7 +219,7 @@ class TestVersions:
         run("restore", "poet")
         assert answer(http, "poet") == "h-e-l-l-o w-o-r-l-d"
 
-    def test_a_customer_is_taken_off_and_back_with_the_command_line(self, keyed: Keyed, tmp_path: Path) -> None:
+    def test_the_command_line_deletes_and_restores_a_tenant(self, keyed: Keyed, tmp_path: Path) -> None:
         assert keyed.admin.post("/v1/tenants", json={"id": "initech"}).status_code == 201
         key = key_for(keyed.admin, "initech", "operator")
 
@@ -265,7 +267,7 @@ class TestVersions:
 
 
 class TestUploads:
-    def test_a_refused_adapter_is_told_why_and_leaves_nothing(self, keyed: Keyed, tmp_path: Path) -> None:
+    def test_a_rejected_upload_reports_why_and_leaves_nothing(self, keyed: Keyed, tmp_path: Path) -> None:
         folder = twin(tmp_path / "bad", "spell")
         config = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps({**config, "use_qalora": True}))
@@ -320,7 +322,7 @@ class TestUploads:
         downloaded = http.get(f"/v1/adapters/chunked/versions/1/files/{FILES[1]}")
         assert downloaded.content == weights
 
-    def test_a_connection_that_breaks_leaves_a_session_to_go_on_with(self, keyed: Keyed, tmp_path: Path) -> None:
+    def test_an_upload_session_can_continue_after_a_broken_connection(self, keyed: Keyed, tmp_path: Path) -> None:
         http, folder = keyed.acme.http, twin(tmp_path / "one", "arithmetic")
         data = {name: (folder / name).read_bytes() for name in FILES}
         asked = {"files": [{"name": name, "size_bytes": len(content)} for name, content in data.items()]}
@@ -340,7 +342,7 @@ class TestUploads:
 
 
 class TestKeys:
-    def test_a_role_allows_what_it_says(self, keyed: Keyed) -> None:
+    def test_each_role_allows_only_its_own_actions(self, keyed: Keyed) -> None:
         statuses = {}
         for role in ("infer", "viewer", "operator", "admin"):
             with client(keyed.server, key_for(keyed.admin, "acme", role)) as http:
@@ -360,7 +362,7 @@ class TestKeys:
         }
         assert keyed.admin.get("/metrics").status_code == 200
 
-    def test_a_key_for_some_adapters_neither_replaces_nor_sees_what_others_are_uploaded_as(
+    def test_a_key_limited_to_some_adapters_can_neither_upload_others_nor_see_their_uploads(
         self, keyed: Keyed, tmp_path: Path
     ) -> None:
         folder = twin(tmp_path / "listed", "spell")
@@ -383,7 +385,7 @@ class TestKeys:
             allowed["id"],
         }
 
-    def test_a_revoked_key_ends_its_streams_and_is_refused_from_the_next_request_on(self, keyed: Keyed) -> None:
+    def test_revoking_a_key_ends_its_streams_and_refuses_its_next_request(self, keyed: Keyed) -> None:
         created = keyed.admin.post("/v1/keys", json={"role": "infer", "tenant": "acme"}).json()
         body = {"model": "spell", "prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
         with (
@@ -398,7 +400,7 @@ class TestKeys:
             events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
         assert events[-1]["error"]["code"] == "invalid_api_key"
 
-    def test_a_rotated_key_works_beside_the_old_one_until_its_time_is_over(self, keyed: Keyed) -> None:
+    def test_a_rotation_without_grace_ends_all_earlier_secrets_of_the_key(self, keyed: Keyed) -> None:
         created = keyed.admin.post("/v1/keys", json={"role": "infer", "tenant": "acme"}).json()
         rotated = keyed.admin.post(f"/v1/keys/{created['id']}/rotate", json={"grace_s": 600}).json()
         too_long = keyed.admin.post(f"/v1/keys/{created['id']}/rotate", json={"grace_s": 10**400})
@@ -410,7 +412,7 @@ class TestKeys:
         ]
         assert statuses == [401, 401, 200]
 
-    def test_limits_hold_and_say_when_to_come_back(self, keyed: Keyed) -> None:
+    def test_rate_limits_are_enforced_with_a_retry_after_header(self, keyed: Keyed) -> None:
         key = key_for(keyed.admin, "acme", "infer", limits={"requests_per_min": 2})
         with client(keyed.server, key) as http:
             responses = [ask(http, "rot13", max_tokens=1) for _ in range(3)]
@@ -427,7 +429,7 @@ class TestKeys:
         other = keyed.admin.post("/v1/keys", json={**body, "name": "x"}, headers=headers)
         assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_conflict")
 
-    def test_a_change_of_what_one_has_not_seen_is_refused(self, keyed: Keyed) -> None:
+    def test_a_change_based_on_an_outdated_etag_is_refused(self, keyed: Keyed) -> None:
         path = "/v1/tenants/globex"
         seen = keyed.admin.get(path)
         etag = seen.headers["etag"]

@@ -1,4 +1,4 @@
-"""Real, tiny, random models and the adapters that PEFT saves for them."""
+"""Tiny transformers models with random weights, and the adapters that PEFT saves for them."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def _quiet_peft() -> Iterator[None]:
 
 
 def layout_of(model: PreTrainedModel, dtype: str = "float32") -> BaseLayout:
-    """As the engine describes the model: the embedding, then linears grouped by their input."""
+    """The layout as the engine describes it: the embedding, then linears grouped by their input."""
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
@@ -94,7 +94,7 @@ def make_llama(tied: bool = False) -> LlamaForCausalLM:
 
 
 def make_phi() -> PhiForCausalLM:
-    """Its `lm_head` has a bias."""
+    """A model whose `lm_head` has a bias."""
     torch.manual_seed(0)
     model = PhiForCausalLM(PhiConfig(**SIZES, pad_token_id=0))
     nn.init.normal_(model.lm_head.bias)

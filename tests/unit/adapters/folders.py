@@ -1,4 +1,4 @@
-"""Makers of adapter folders, good and hostile, and of layouts to read them against. numpy only."""
+"""Builders of valid and hostile adapter folders, and of layouts to read them against. Needs only numpy."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ def tiny_layout(dtype: str = "float32", num_layers: int = 2) -> BaseLayout:
 
 
 def with_embedding(layout: BaseLayout) -> BaseLayout:
-    """The same, with an embedding that can have adapters, and that `lm_head` is tied to."""
+    """The same layout with an embedding that can have adapters and is tied to `lm_head`."""
     name, ((head,), *_) = layout.embedding_modules[0], layout.groups[::-1]
     embedding = BaseModule(name, head.out_features, head.in_features, head.weight_sha256, is_embedding=True)
     groups = ((embedding,), *layout.groups[:-1], (replace(head, is_tied=True),))
@@ -74,11 +74,11 @@ def with_embedding(layout: BaseLayout) -> BaseLayout:
 
 
 NUM_EXPERTS, OF_EXPERT = 4, 24
-"""OF_EXPERT: features between an expert's linears."""
+"""OF_EXPERT: an expert's intermediate size."""
 
 
 def experts_layout(dtype: str = "float32", num_layers: int = 2, *, shared_expert: bool = False) -> BaseLayout:
-    """A base model with routers and experts, and maybe an expert of linears for all tokens."""
+    """A base model with routers and experts, and optionally an expert made of linears that all tokens share."""
     groups: list[tuple[BaseModule, ...]] = []
     for layer in (f"model.layers.{number}" for number in range(num_layers)):
         up = BaseModule(
@@ -108,7 +108,7 @@ TOWER_LINEARS = tuple(f"model.vision_tower.layers.{n}.self_attn.{p}" for n in ra
 
 
 def multimodal_layout() -> BaseLayout:
-    """The same, beside a tower for images that has one layer more, and a projection that is called for text."""
+    """`tiny_layout` with a vision tower that has one more layer, and a projection that is called for text."""
     text = tiny_layout()
     groups = tuple(
         tuple(replace(module, name=module.name.replace("model.", "model.language_model.")) for module in group)
@@ -177,7 +177,7 @@ def magnitude_key(module: str) -> str:
 
 
 def with_magnitudes(tensors: Mapping[str, RawTensor], dtype: str = "float32", seed: int = 0) -> dict[str, RawTensor]:
-    """As of DoRA: before them a random magnitude for each output of every B."""
+    """The tensors of DoRA: a random magnitude for each output of every B, then the given tensors."""
     random = np.random.default_rng(seed)
     magnitudes: dict[str, RawTensor] = {}
     for name, (_, (out_features, *_), _) in tensors.items():
@@ -190,7 +190,7 @@ def with_magnitudes(tensors: Mapping[str, RawTensor], dtype: str = "float32", se
 def lora_pair(
     owner: str, in_features: int, out_features: int, rank: int = 4, *, dtype: str = "float32", seed: int = 0
 ) -> dict[str, RawTensor]:
-    """Random A and B by the name of a module, whether or not the layout has it."""
+    """Random A and B for a module name, whether or not the layout has such a module."""
     random = np.random.default_rng([seed, *owner.encode()])
     a = random.standard_normal((rank, in_features), np.float32)
     b = random.standard_normal((out_features, rank), np.float32)

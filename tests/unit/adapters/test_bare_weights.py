@@ -1,4 +1,4 @@
-"""Adapters of routers and of experts, by their weights' names and by those of the linears that these were made of."""
+"""Adapters of routers and experts, named by their weights or by the linears that they used to consist of."""
 
 import json
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ FEATURES = {
     "w3": (HIDDEN, OF_EXPERT),
     "w2": (OF_EXPERT, HIDDEN),
 }
-"""Of an expert's linears (in_features, out_features); w1, w3 and w2 are Mixtral's."""
+"""(in_features, out_features) of an expert's linears; w1, w3 and w2 are Mixtral's names."""
 BOTH = config_of(target_modules=[], target_parameters=["gate_up_proj", "down_proj"])
 LINEARS = config_of(target_modules=["gate_proj", "up_proj", "down_proj"])
 
@@ -62,7 +62,7 @@ def targeted(**fields: Any) -> list[str]:
 
 
 def of_weights(rank: int = 4, dtype: str = "float32") -> dict[str, RawTensor]:
-    """Of both weights of layer 0, as PEFT writes them."""
+    """Tensors of both expert weights of layer 0, as PEFT writes them."""
     up = lora_pair(INNER, HIDDEN, 2 * OF_EXPERT, rank * NUM_EXPERTS, dtype=dtype)
     return up | lora_pair(OUTER, OF_EXPERT, HIDDEN, rank * NUM_EXPERTS, dtype=dtype)
 
@@ -70,7 +70,7 @@ def of_weights(rank: int = 4, dtype: str = "float32") -> dict[str, RawTensor]:
 def of_experts(
     *linears: str, where: str = f"{BLOCK}.experts", ranks: Mapping[str, int] | None = None, dtype: str = "float32"
 ) -> dict[str, RawTensor]:
-    """Of each expert's linears in layer 0, as PEFT wrote them for transformers 4."""
+    """Tensors of each expert's linears in layer 0, as PEFT wrote them for transformers 4."""
     tensors: dict[str, RawTensor] = {}
     for expert in range(NUM_EXPERTS):
         for linear in linears or ("gate_proj", "up_proj", "down_proj"):
@@ -116,7 +116,7 @@ def test_target_parameters_are_dotted_suffixes_of_names(parameters: list[str], e
 
 
 @pytest.mark.parametrize("entry", ["proj", "perts.down_proj", "experts", ".*down_proj", "q_proj", "mlp.gate"])
-def test_target_parameters_name_no_more_than_that(entry: str) -> None:
+def test_target_parameters_that_are_partial_names_patterns_or_modules_are_refused(entry: str) -> None:
     with pytest.raises(AdapterError) as refused:
         select(target_modules=[], target_parameters=[entry])
     assert refused.value.code == "unknown_module"
@@ -125,18 +125,18 @@ def test_target_parameters_name_no_more_than_that(entry: str) -> None:
 @pytest.mark.parametrize(
     "fields", [{"exclude_modules": ["experts", "down_proj"]}, {"exclude_modules": ".*"}, {"layers_to_transform": [1]}]
 )
-def test_parameters_are_targeted_in_all_layers_and_never_excluded_as_in_peft(fields: dict[str, Any]) -> None:
+def test_target_parameters_apply_to_all_layers_and_are_never_excluded_as_in_peft(fields: dict[str, Any]) -> None:
     names = targeted(target_parameters=["down_proj"], **fields)
     assert [name for name in names if "experts" in name] == [DOWN, DOWN.replace("0", "1")]
 
 
-def test_layers_to_transform_means_nothing_without_modules() -> None:
+def test_layers_to_transform_has_no_effect_without_target_modules() -> None:
     """As in PEFT, which wraps parameters in all layers."""
     names = targeted(target_modules=[], target_parameters=["down_proj"], layers_to_transform=[1, 7])
     assert names == [DOWN, DOWN.replace("0", "1")]
 
 
-def test_patterns_of_ranks_and_alphas_match_names_of_parameters() -> None:
+def test_rank_and_alpha_patterns_match_parameter_names() -> None:
     targets = select(
         target_modules=[],
         target_parameters=["gate_up_proj", "down_proj", "gate.weight"],
@@ -149,7 +149,7 @@ def test_patterns_of_ranks_and_alphas_match_names_of_parameters() -> None:
     ]
 
 
-def test_the_first_of_two_weights_is_wrapped_first() -> None:
+def test_the_first_of_two_expert_weights_is_the_inner_wrapper() -> None:
     def owners(*parameters: str) -> list[str]:
         return [target.owner for target in select(target_modules=[], target_parameters=[*parameters]).targets][:2]
 
@@ -160,13 +160,13 @@ def test_the_first_of_two_weights_is_wrapped_first() -> None:
 
 
 @pytest.mark.parametrize("entry", ["experts", "mlp.experts", "mlp"])
-def test_modules_of_experts_are_no_linears(entry: str) -> None:
+def test_target_modules_that_name_expert_modules_are_refused_as_not_linear(entry: str) -> None:
     with pytest.raises(AdapterError, match="is not a linear layer") as refused:
         select(target_modules=["q_proj", entry])
     assert refused.value.code == "unsupported_module"
 
 
-def test_routers_are_targeted_by_the_name_that_they_had_as_linears(tmp_path: Path) -> None:
+def test_routers_are_targeted_by_their_former_linear_names(tmp_path: Path) -> None:
     assert not select(target_modules=["gate"]).targets
     tensors = lora_pair(f"{BLOCK}.gate", HIDDEN, NUM_EXPERTS)
     (module,) = read(tmp_path, config_of(target_modules=["gate"]), tensors).modules
@@ -182,7 +182,7 @@ def test_routers_are_targeted_by_the_name_that_they_had_as_linears(tmp_path: Pat
         ({"target_modules": ["q_proj", "gate_up_proj"]}, "target_modules"),
     ],
 )
-def test_an_entry_that_names_nothing_is_a_warning(fields: dict[str, Any], key: str, tmp_path: Path) -> None:
+def test_a_target_entry_that_matches_nothing_is_a_warning(fields: dict[str, Any], key: str, tmp_path: Path) -> None:
     tensors = lora_tensors(ONE_LAYER, ["q_proj"])
     if "down_proj" in fields.get("target_parameters", []):
         tensors |= lora_pair(OUTER, OF_EXPERT, HIDDEN, 4 * NUM_EXPERTS)
@@ -216,14 +216,16 @@ def test_an_entry_that_names_nothing_is_a_warning(fields: dict[str, Any], key: s
         (lora_key(OUTER, "A"), (NUM_EXPERTS, 4, OF_EXPERT), "shape_mismatch", "expected [16, 24]"),
     ],
 )
-def test_shapes_count_the_experts(tensor: str, shape: tuple[int, ...], code: str, text: str, tmp_path: Path) -> None:
+def test_expected_shapes_of_expert_weights_include_the_number_of_experts(
+    tensor: str, shape: tuple[int, ...], code: str, text: str, tmp_path: Path
+) -> None:
     error = refusal(tmp_path, BOTH, of_weights() | {tensor: raw_tensor(np.ones(shape, np.float32))})
     assert (error.code, error.key) == (code, tensor)
     assert text in error.message
     assert ("4 experts" in error.message) == (code == "rank_mismatch")
 
 
-def test_shapes_of_one_linear_count_none(tmp_path: Path) -> None:
+def test_expected_shapes_of_one_experts_linear_exclude_the_number_of_experts(tmp_path: Path) -> None:
     name = lora_key(f"{BLOCK}.experts.2.up_proj", "A")
     error = refusal(tmp_path, LINEARS, of_experts() | {name: raw_tensor(np.ones((3, HIDDEN), np.float32))})
     assert (error.code, error.key) == ("rank_mismatch", name)
@@ -231,7 +233,7 @@ def test_shapes_of_one_linear_count_none(tmp_path: Path) -> None:
     assert "there are" not in error.message
 
 
-def test_tensors_of_two_weights_are_told_apart_by_their_shapes(tmp_path: Path) -> None:
+def test_tensors_of_two_expert_weights_are_distinguished_by_shape(tmp_path: Path) -> None:
     swapped = lora_pair(OUTER, HIDDEN, 2 * OF_EXPERT, 16) | lora_pair(INNER, OF_EXPERT, HIDDEN, 16)
     for folder, tensors, up in (("in_order", of_weights(), INNER), ("swapped", swapped, OUTER)):
         modules = read(tmp_path / folder, BOTH, tensors).modules
@@ -248,7 +250,7 @@ def test_a_missing_tensor_is_named(config: dict[str, Any], tensors: dict[str, Ra
         assert (error.code, error.key) == ("missing_tensor", name)
 
 
-def test_a_linear_that_one_expert_has_and_others_have_not_is_refused(tmp_path: Path) -> None:
+def test_tensors_for_only_one_expert_of_a_layer_are_refused(tmp_path: Path) -> None:
     tensors = {name: value for name, value in of_experts("down_proj").items() if ".experts.2." in name}
     failures = checked(tmp_path, LINEARS, tensors, ONE_LAYER, CheckStatus.FAIL)
     assert {failure.code for failure in failures} == {"missing_tensor"}
@@ -271,7 +273,7 @@ def test_a_linear_that_one_expert_has_and_others_have_not_is_refused(tmp_path: P
         (config_of(target_modules=["down_proj"]), of_experts("down_proj") | of_experts("up_proj")),
     ],
 )
-def test_tensors_of_two_forms_are_refused(
+def test_tensors_in_mixed_naming_forms_are_refused(
     config: dict[str, Any], tensors: dict[str, RawTensor], tmp_path: Path
 ) -> None:
     error = refusal(tmp_path, config, tensors)
@@ -281,14 +283,14 @@ def test_tensors_of_two_forms_are_refused(
 
 
 @pytest.mark.parametrize("where", [f"{BLOCK}.experts", "model.layers.0.block_sparse_moe.experts"])
-def test_linears_of_experts_may_have_the_names_that_mixtral_gave_them(where: str, tmp_path: Path) -> None:
+def test_mixtral_names_of_expert_linears_are_accepted(where: str, tmp_path: Path) -> None:
     config = config_of(target_modules=["w1", "w2", "w3"])
     up, down = read(tmp_path, config, of_experts("w1", "w2", "w3", where=where)).modules
     assert [(module.target.module.name, module.target.lora_rank) for module in (up, down)] == [(UP, 8), (DOWN, 4)]
     assert [part.first_output for part in up.parts] == [0] * NUM_EXPERTS + [OF_EXPERT] * NUM_EXPERTS
 
 
-def test_gate_and_up_of_different_scalings_are_refused(tmp_path: Path) -> None:
+def test_different_scalings_of_gate_and_up_are_refused(tmp_path: Path) -> None:
     error = refusal(tmp_path, {**LINEARS, "alpha_pattern": {"up_proj": 4}}, of_experts())
     assert (error.code, error.key) == ("unsupported_option", "alpha_pattern")
     assert "gate_proj and up_proj of an expert" in error.message
@@ -298,8 +300,8 @@ def test_gate_and_up_of_different_scalings_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", ["rank_pattern", "alpha_pattern"])
 @pytest.mark.parametrize("key", ["experts.1.down_proj", r"experts\.[1-3]\.down_proj", r".*\.3\.[a-z_]+"])
-def test_patterns_that_tell_experts_of_a_layer_apart_are_refused(table: str, key: str, tmp_path: Path) -> None:
-    """They are one weight here, of one rank and scaling."""
+def test_patterns_that_distinguish_experts_of_a_layer_are_refused(table: str, key: str, tmp_path: Path) -> None:
+    """All experts of a layer are one weight here, with one rank and one scaling."""
     all_alike = {"rank_pattern": {"layers.0.self_attn.q_proj": 2}, "alpha_pattern": {r"layers\.0.*": 2}}
     error = refusal(tmp_path, {**LINEARS, **all_alike, table: {key: 2}}, of_experts())
     assert (error.code, error.key) == ("unsupported_option", table)
@@ -309,19 +311,19 @@ def test_patterns_that_tell_experts_of_a_layer_apart_are_refused(table: str, key
 @pytest.mark.parametrize(
     "key", ["experts.+.down_proj", r"layers\.0\..*down_proj", "layers.0.mlp.experts.[0-3].down_proj"]
 )
-def test_patterns_may_name_all_experts_of_a_layer(key: str, tmp_path: Path) -> None:
+def test_patterns_that_match_all_experts_of_a_layer_are_accepted(key: str, tmp_path: Path) -> None:
     config = {**LINEARS, "alpha_pattern": {key: 2}}
     assert [module.target.scaling for module in read(tmp_path, config, of_experts()).modules] == [2.0, 0.5]
 
 
-def test_gate_and_up_of_different_ranks_need_equal_scalings(tmp_path: Path) -> None:
+def test_gate_and_up_may_differ_in_rank_only_if_their_scalings_are_equal(tmp_path: Path) -> None:
     tensors = of_experts(ranks={"up_proj": 2})
     config = {**LINEARS, "rank_pattern": {"up_proj": 2}}
     assert refusal(tmp_path, config, tensors).code == "unsupported_option"
     assert read(tmp_path, {**config, "alpha_pattern": {"up_proj": 4}}, tensors).modules[0].target.lora_rank == 6
 
 
-def test_the_ranks_of_gate_and_up_are_limited_together(tmp_path: Path) -> None:
+def test_the_rank_limit_applies_to_the_sum_of_gate_and_up(tmp_path: Path) -> None:
     for rank in (256, 257):
         tensors = of_experts("gate_proj", "up_proj", ranks={"gate_proj": rank, "up_proj": rank})
         config = config_of(r=rank, target_modules=["gate_proj", "up_proj"])
@@ -332,7 +334,7 @@ def test_the_ranks_of_gate_and_up_are_limited_together(tmp_path: Path) -> None:
             assert (error.code, error.key, error.found) == ("rank_too_large", "r", "514")
 
 
-def test_linears_of_experts_have_no_biases(tmp_path: Path) -> None:
+def test_lora_bias_on_expert_linears_is_refused(tmp_path: Path) -> None:
     config = config_of(target_modules=["q_proj", "down_proj"], lora_bias=True)
     q_proj = lora_tensors(ONE_LAYER, ["q_proj"])
     q_proj["base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias"] = raw_tensor(np.ones(HIDDEN, np.float32))
@@ -342,7 +344,7 @@ def test_linears_of_experts_have_no_biases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_magnitudes", [False, True])
-def test_linears_of_experts_and_routers_cannot_have_dora(has_magnitudes: bool, tmp_path: Path) -> None:
+def test_dora_on_expert_linears_and_routers_is_refused(has_magnitudes: bool, tmp_path: Path) -> None:
     config = config_of(target_modules=["q_proj", "down_proj"], use_dora=True)
     q_proj = with_magnitudes(lora_tensors(ONE_LAYER, ["q_proj"]))
     assert len(read(tmp_path, config, q_proj).modules) == 1
@@ -353,26 +355,26 @@ def test_linears_of_experts_and_routers_cannot_have_dora(has_magnitudes: bool, t
         assert (error.code, error.key) == ("unsupported_option", "use_dora")
 
 
-def test_bare_weights_cannot_have_dora_by_todays_names_either(tmp_path: Path) -> None:
+def test_dora_with_target_parameters_is_refused(tmp_path: Path) -> None:
     error = refusal(tmp_path, {**BOTH, "use_dora": True}, of_weights())
     assert (error.code, error.key) == ("invalid_field", "use_dora")
     assert "target_parameters" in error.message
 
 
-def test_linears_of_today_may_have_dora_by_the_names_that_experts_had(tmp_path: Path) -> None:
+def test_dora_on_linears_named_like_former_expert_linears_is_accepted(tmp_path: Path) -> None:
     config = config_of(target_modules=["gate_proj"], use_dora=True)
     tensors = with_magnitudes(lora_tensors(WITH_SHARED_EXPERT, ["shared_expert.gate_proj"]))
     assert len(read(tmp_path, config, tensors, WITH_SHARED_EXPERT).modules) == 2
 
 
-def test_linears_of_experts_cannot_be_activated(tmp_path: Path) -> None:
+def test_activated_lora_on_expert_linears_is_refused(tmp_path: Path) -> None:
     config = config_of(target_modules=["q_proj", "down_proj"], alora_invocation_tokens=[5])
     assert len(read(tmp_path, config, lora_tensors(ONE_LAYER, ["q_proj"])).modules) == 1
     error = refusal(tmp_path, config, lora_tensors(ONE_LAYER, ["q_proj"]) | of_experts("down_proj"))
     assert (error.code, error.key) == ("unsupported_option", "alora_invocation_tokens")
 
 
-def test_linears_of_today_may_have_the_names_that_experts_had(tmp_path: Path) -> None:
+def test_linears_named_like_former_expert_linears_are_accepted(tmp_path: Path) -> None:
     config = config_of(target_modules=["gate_proj"])
     tensors = lora_tensors(WITH_SHARED_EXPERT, ["shared_expert.gate_proj"])
     assert not checked(tmp_path, config, tensors, WITH_SHARED_EXPERT, CheckStatus.WARN)
@@ -389,7 +391,7 @@ def test_refuses_an_adapter_without_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_effect", [False, True])
-def test_linears_of_experts_of_which_every_b_is_zero_have_no_effect(has_effect: bool, tmp_path: Path) -> None:
+def test_expert_linears_have_no_effect_if_every_b_is_zero(has_effect: bool, tmp_path: Path) -> None:
     tensors = of_experts("down_proj")
     for expert in range(has_effect, NUM_EXPERTS):
         tensors[lora_key(f"{BLOCK}.experts.{expert}.down_proj", "B")] = raw_tensor(np.zeros((HIDDEN, 4), np.float32))
@@ -411,7 +413,7 @@ def a_and_b(packed: PackedAdapter, layout: BaseLayout, name: str) -> tuple[np.nd
 
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("block_bytes", [4 * 1024 * 1024, 200])
-def test_packs_each_expert_as_peft_takes_it_apart(
+def test_packs_each_expert_as_peft_splits_it(
     dtype: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PEFT: A.reshape(experts, rank, in), B.reshape(out, rank, experts)."""
@@ -440,7 +442,7 @@ def test_packs_each_expert_as_peft_takes_it_apart(
         (("down_proj",), {"down_proj": 3}),
     ],
 )
-def test_puts_linears_of_an_expert_together(
+def test_packs_the_linears_of_an_expert_together(
     linears: tuple[str, ...],
     ranks: dict[str, int],
     block_bytes: int,
@@ -448,7 +450,7 @@ def test_puts_linears_of_an_expert_together(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Gate's ranks before up's in A; in B zeros where the other's outputs are."""
+    """A has gate's ranks before up's; B has zeros at the other linear's outputs."""
     monkeypatch.setattr("loraserve_adapters.safetensors_file._BLOCK_BYTES", block_bytes)
     layout = experts_layout(dtype, num_layers=1)
     tensors = of_experts(*linears, ranks=ranks)
@@ -485,7 +487,7 @@ def test_packs_a_router_as_a_linear(tmp_path: Path) -> None:
         assert np.array_equal(b.T, values_of(tensors[lora_key(f"{BLOCK}.gate", "B")]))
 
 
-def test_what_one_layer_has_tensors_for_all_targeted_layers_have(tmp_path: Path) -> None:
+def test_expert_linears_with_tensors_in_one_layer_need_them_in_all_targeted_layers(tmp_path: Path) -> None:
     tensors = of_experts()
     error = refusal(tmp_path, LINEARS, tensors, LAYOUT)
     assert (error.code, error.key) == ("missing_tensor", lora_key("model.layers.1.mlp.experts.0.gate_proj", "A"))
@@ -493,14 +495,14 @@ def test_what_one_layer_has_tensors_for_all_targeted_layers_have(tmp_path: Path)
     assert [module.target.module.name for module in only_layer_0.modules] == [UP, DOWN]
 
 
-def test_a_router_that_is_targeted_by_its_former_name_has_tensors(tmp_path: Path) -> None:
+def test_a_router_targeted_by_its_former_name_needs_tensors(tmp_path: Path) -> None:
     config = config_of(target_modules=["gate", "down_proj"])
     error = refusal(tmp_path, config, of_experts("down_proj"))
     assert (error.code, error.key) == ("missing_tensor", lora_key(f"{BLOCK}.gate", "A"))
 
 
-def test_patterns_that_would_tell_experts_apart_are_taken_where_none_has_tensors(tmp_path: Path) -> None:
-    """Such as one for layers 10 to 19."""
+def test_patterns_that_would_distinguish_experts_are_accepted_if_no_expert_has_tensors(tmp_path: Path) -> None:
+    """Such a pattern may be meant for a layer, here layer 1."""
     config = config_of(target_modules=["gate_proj"], rank_pattern={r".*\.1\..*": 4})
     tensors = lora_tensors(WITH_SHARED_EXPERT, ["shared_expert.gate_proj"])
     assert len(read(tmp_path, config, tensors, WITH_SHARED_EXPERT).modules) == 2

@@ -22,7 +22,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
         "someone/Llama-3.1-8B-Instruct_int8",
     ],
 )
-def test_a_copy_is_of_the_same_model(name: str) -> None:
+def test_folders_copies_and_quantized_versions_match_the_base_name(name: str) -> None:
     assert is_base_name(name, ["served", LLAMA])
     assert is_base_name(LLAMA, [name])
 
@@ -41,6 +41,6 @@ def test_a_copy_is_of_the_same_model(name: str) -> None:
         pytest.param("-awq" * 200_000 + "-x", id="long"),
     ],
 )
-def test_another_model_is_another(name: str) -> None:
+def test_names_of_other_models_do_not_match(name: str) -> None:
     assert not is_base_name(name, [LLAMA])
     assert not is_base_name(LLAMA, [name])

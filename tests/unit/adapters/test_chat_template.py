@@ -1,4 +1,4 @@
-"""The chat template beside an adapter, found as transformers finds it."""
+"""The chat template in an adapter's folder, found as transformers finds it."""
 
 import json
 from pathlib import Path
@@ -27,25 +27,25 @@ def config_with(template: object) -> str:
         ({"tokenizer_config.json": config_with([{"name": "default", "template": SERVED}])}, None),
         ({"tokenizer_config.json": config_with([{"name": "default", "template": "other"}])}, "tokenizer_config.json"),
         ({"tokenizer_config.json": config_with([{"name": "tool_use", "template": "other"}])}, None),
-        # The file of its own is the one that counts.
+        # chat_template.jinja takes precedence.
         ({"chat_template.jinja": SERVED, "tokenizer_config.json": config_with("other")}, None),
         ({"chat_template.jinja": "other", "tokenizer_config.json": config_with(SERVED)}, "chat_template.jinja"),
     ],
 )
-def test_names_the_file_whose_template_is_another(files: dict[str, str], expected: str | None, tmp_path: Path) -> None:
+def test_names_the_file_with_a_different_template(files: dict[str, str], expected: str | None, tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert other_chat_template(tmp_path, SERVED) == expected
 
 
 @pytest.mark.parametrize("name", ["chatml", None])
-def test_one_that_a_config_names_is_used_in_its_place(name: str | None, tmp_path: Path) -> None:
+def test_templates_in_the_folder_are_ignored_if_the_config_names_one(name: str | None, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("other")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8, "chat_template": name}))
     assert other_chat_template(tmp_path, SERVED) == (None if name else "chat_template.jinja")
 
 
-def test_a_base_without_a_template_has_another(tmp_path: Path) -> None:
+def test_any_template_differs_from_a_base_without_one(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(SERVED)
     assert other_chat_template(tmp_path, None) == "chat_template.jinja"
 
@@ -62,19 +62,19 @@ def test_a_base_without_a_template_has_another(tmp_path: Path) -> None:
         b"[" * 200_000,
     ],
 )
-def test_what_cannot_be_read_is_no_template(data: bytes, tmp_path: Path) -> None:
+def test_an_unreadable_tokenizer_config_has_no_template(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_bytes(data)
     assert other_chat_template(tmp_path, SERVED) is None
 
 
-def test_neither_a_folder_nor_a_huge_file_is_one(tmp_path: Path) -> None:
+def test_folders_and_huge_files_are_not_read_as_templates(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").mkdir()
     with open(tmp_path / "tokenizer_config.json", "wb") as file:
         file.truncate(MAX_BYTES + 1)
     assert other_chat_template(tmp_path, SERVED) is None
 
 
-def test_the_base_s_own_as_a_tokenizer_saves_it_is_the_same(tmp_path: Path) -> None:
+def test_the_bases_template_as_a_tokenizer_saves_it_does_not_differ(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     assert other_chat_template(tmp_path, tokenizer.chat_template) is None

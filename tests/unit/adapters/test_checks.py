@@ -21,7 +21,7 @@ def report_on(folder: Path, config: dict, tensors: dict) -> Report:
     return validate_adapter(write_folder(folder, config, tensors), LAYOUT, TEMPLATE, base_names=["org/tiny"])
 
 
-def test_failures_come_first_then_warnings_then_what_passed() -> None:
+def test_failures_come_first_then_warnings_then_passed_checks() -> None:
     checks = Checks()
     checks.passed("a", "fine")
     checks.warn("b", AdapterError("unused_entry", "odd"))
@@ -34,7 +34,7 @@ def test_failures_come_first_then_warnings_then_what_passed() -> None:
         checks.raise_first()
 
 
-def test_a_failure_that_repeats_is_counted_not_listed_without_end() -> None:
+def test_repeated_failures_above_the_maximum_are_counted_not_listed() -> None:
     checks = Checks()
     for number in range(MAX_FAILURES_SHOWN + 7):
         checks.fail("c", AdapterError("not_finite", f"wrong {number}"))
@@ -52,7 +52,7 @@ def test_a_good_adapter_passes_every_check(tmp_path: Path) -> None:
     assert report.summary == f"all {len(report.checks)} checks passed"
 
 
-def test_a_chat_template_beside_the_adapter_that_is_not_the_base_s_is_a_warning(tmp_path: Path) -> None:
+def test_a_chat_template_in_the_folder_that_is_not_the_bases_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0] }}")
     report = report_on(tmp_path, config_of(), lora_tensors(LAYOUT, ["q_proj"]))
     assert report.accepted
@@ -63,7 +63,7 @@ def test_a_chat_template_beside_the_adapter_that_is_not_the_base_s_is_a_warning(
     assert report.summary == f"{len(report.checks) - 1} checks passed, 1 warning"
 
 
-def test_a_snapshot_of_links_is_read(tmp_path: Path) -> None:
+def test_a_snapshot_of_symlinks_is_accepted(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "blobs", config_of(), lora_tensors(LAYOUT, ["q_proj"]))
     (tmp_path / "snapshot").mkdir()
     for path in folder.iterdir():
@@ -71,7 +71,7 @@ def test_a_snapshot_of_links_is_read(tmp_path: Path) -> None:
     assert validate_adapter(tmp_path / "snapshot", LAYOUT, None).accepted
 
 
-def test_lists_config_tensors_and_shapes_that_are_wrong_together(tmp_path: Path) -> None:
+def test_reports_missing_unexpected_and_misshapen_tensors_together(tmp_path: Path) -> None:
     tensors = lora_tensors(LAYOUT, ["q_proj"], rank=3) | lora_tensors(LAYOUT, ["0.mlp.up_proj"])
     tensors.pop(lora_key("model.layers.1.self_attn.q_proj", "B"))
     report = report_on(tmp_path, config_of(), tensors)
@@ -79,7 +79,7 @@ def test_lists_config_tensors_and_shapes_that_are_wrong_together(tmp_path: Path)
     assert "(and 4 more)" in report.summary
 
 
-def test_warns_of_another_base_an_unused_entry_and_no_effect(tmp_path: Path) -> None:
+def test_warns_about_another_base_an_unused_entry_and_no_effect(tmp_path: Path) -> None:
     tensors = lora_tensors(LAYOUT, ["q_proj"])
     for name, (dtype, shape, raw) in tensors.items():
         if ".lora_B." in name:
@@ -96,7 +96,7 @@ def test_warns_of_another_base_an_unused_entry_and_no_effect(tmp_path: Path) -> 
     assert report.summary == f"{len(report.checks) - 3} checks passed, 3 warnings"
 
 
-def test_dora_has_an_effect_even_where_every_b_is_zero(tmp_path: Path) -> None:
+def test_dora_has_an_effect_even_if_every_b_is_zero(tmp_path: Path) -> None:
     tensors = with_magnitudes(lora_tensors(LAYOUT, ["q_proj"]))
     for name, (dtype, shape, raw) in tensors.items():
         if ".lora_B." in name:
@@ -118,28 +118,28 @@ def test_dora_has_an_effect_even_where_every_b_is_zero(tmp_path: Path) -> None:
         {"use_dora": True, "use_rslora": True},
     ],
 )
-def test_the_clean_config_means_the_same(fields: dict) -> None:
+def test_the_clean_config_is_equivalent_to_the_original(fields: dict) -> None:
     config = parse_config(json.dumps(config_of(**fields, base_model_name_or_path="mine", lora_dropout=0.1)).encode())
     clean = parse_config(clean_config(config))
     assert adapter_digest(clean, []) == adapter_digest(config, [])
     assert clean == replace(config, base_model_name=None)
 
 
-def test_the_invocation_is_part_of_the_digest_and_its_absence_is_not() -> None:
+def test_the_digest_includes_the_invocation_only_if_set() -> None:
     values = [None, [5], [5, 6], [6, 5], [56]]
     configs = [parse_config(json.dumps(config_of(alora_invocation_tokens=value)).encode()) for value in values]
     assert adapter_digest(parse_config(json.dumps(config_of()).encode()), []) == adapter_digest(configs[0], [])
     assert len({adapter_digest(config, []) for config in configs}) == len(values)
 
 
-def test_a_bias_is_part_of_the_digest_and_its_absence_is_not() -> None:
+def test_the_digest_includes_lora_bias_only_if_set() -> None:
     plain = parse_config(json.dumps(config_of()).encode())
     without = parse_config(json.dumps(config_of(lora_bias=False)).encode())
     biased = parse_config(json.dumps(config_of(lora_bias=True)).encode())
     assert adapter_digest(plain, []) == adapter_digest(without, []) != adapter_digest(biased, [])
 
 
-def test_dora_is_part_of_the_digest_and_its_absence_is_not() -> None:
+def test_the_digest_includes_use_dora_only_if_set() -> None:
     plain = parse_config(json.dumps(config_of()).encode())
     without = parse_config(json.dumps(config_of(use_dora=False)).encode())
     dora = parse_config(json.dumps(config_of(use_dora=True)).encode())

@@ -1,4 +1,4 @@
-"""Classifiers: adapters that PEFT saves with a head of their own, in place of the base's."""
+"""Classifiers: adapters that PEFT saves with their own head, which replaces the base's."""
 
 import json
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def names(*labels: str) -> dict[str, str]:
         {"id2label": None, "problem_type": None, "label2id": None},
     ],
 )
-def test_its_task_or_what_it_saves_makes_it_one(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_a_seq_cls_task_or_a_saved_head_makes_an_adapter_a_classifier(fields: dict[str, Any], tmp_path: Path) -> None:
     source = read_adapter(classifier(tmp_path, **fields), tiny_layout())
     assert source.config.is_classifier
     assert (source.config.labels, source.config.problem_type) == ((), None)
@@ -81,7 +81,7 @@ def test_its_task_or_what_it_saves_makes_it_one(fields: dict[str, Any], tmp_path
     assert source.summary.num_parameters == 2 * (4 * HIDDEN + 4 * HIDDEN) + NUM_LABELS * HIDDEN
 
 
-def test_its_labels_have_names_and_a_meaning(tmp_path: Path) -> None:
+def test_label_names_and_problem_type_are_read_from_the_config(tmp_path: Path) -> None:
     labels = {"2": "réclamation", "0": "billing", "1": "log in"}
     label2id = {"billing": 0, "log in": 1, "réclamation": 2}
     folder = classifier(tmp_path, id2label=labels, problem_type="multi_label_classification", label2id=label2id)
@@ -90,20 +90,20 @@ def test_its_labels_have_names_and_a_meaning(tmp_path: Path) -> None:
     assert config.problem_type == "multi_label_classification"
 
 
-def test_lm_head_is_no_module_of_it(tmp_path: Path) -> None:
-    """As in PEFT, which finds nothing of that name in the model that it trains."""
+def test_lm_head_among_the_targets_of_a_classifier_is_ignored(tmp_path: Path) -> None:
+    """As in PEFT, whose trained model has no module of that name."""
     source = read_adapter(classifier(tmp_path, target_modules=["q_proj", "lm_head"]), tiny_layout())
     assert {module.target.module.name for module in source.modules} == {
         f"model.layers.{layer}.self_attn.q_proj" for layer in range(2)
     }
 
 
-def test_one_with_a_single_label_may_have_a_text_that_it_is_asked_with(tmp_path: Path) -> None:
+def test_a_classifier_with_one_label_may_have_a_score_template(tmp_path: Path) -> None:
     source = read_adapter(classifier(tmp_path, head=head_of(1), score_template=TEMPLATE), tiny_layout())
     assert source.config.score_template == TEMPLATE
 
 
-def test_a_text_with_a_query_has_no_meaning_where_several_numbers_answer(tmp_path: Path) -> None:
+def test_a_score_template_with_several_labels_is_refused(tmp_path: Path) -> None:
     error = refusal(classifier(tmp_path, score_template=TEMPLATE))
     assert (error.code, error.key) == ("invalid_field", "score_template")
     assert "found 3 labels, expected one" in error.message
@@ -113,7 +113,7 @@ def test_a_text_with_a_query_has_no_meaning_where_several_numbers_answer(tmp_pat
     "fields",
     [{"id2label": names("a", "b", "c")}, {"problem_type": "regression"}, {"score_template": "{query} {document}"}],
 )
-def test_what_is_said_of_labels_has_no_meaning_without_a_head(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_label_fields_without_a_head_are_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     folder = write_folder(tmp_path, config_of(**fields), lora_tensors(tiny_layout(), ["q_proj"]))
     error = refusal(folder)
     assert (error.code, error.key) == ("invalid_field", next(iter(fields)))
@@ -172,7 +172,7 @@ def test_what_is_said_of_labels_has_no_meaning_without_a_head(fields: dict[str, 
         ("task_type", "CAUSAL_LM", "unsupported_option", "needs a task_type of SEQ_CLS"),
     ],
 )
-def test_refuses_what_it_cannot_follow_by_name(
+def test_refuses_invalid_and_unsupported_fields_by_name(
     field: str, value: object, code: str, named: str, tmp_path: Path
 ) -> None:
     error = refusal(classifier(tmp_path, **{field: value}))
@@ -192,13 +192,13 @@ def test_refuses_what_it_cannot_follow_by_name(
         (raw_tensor(np.full((2, HIDDEN), np.nan, np.float32)), "not_finite", "NaN"),
     ],
 )
-def test_refuses_heads_by_name(head: RawTensor, code: str, named: str, tmp_path: Path) -> None:
+def test_refuses_invalid_heads_by_name(head: RawTensor, code: str, named: str, tmp_path: Path) -> None:
     error = refusal(classifier(tmp_path, head))
     assert (error.code, error.key) == (code, HEAD)
     assert named in error.message
 
 
-def test_a_head_and_its_task_belong_together(tmp_path: Path) -> None:
+def test_a_task_without_its_head_and_a_head_without_its_task_are_refused(tmp_path: Path) -> None:
     tensors = lora_tensors(tiny_layout(), ["q_proj"])
     error = refusal(write_folder(tmp_path / "missing", config_of(task_type="SEQ_CLS"), tensors))
     assert (error.code, error.key) == ("missing_tensor", HEAD)
@@ -211,7 +211,7 @@ def test_a_head_and_its_task_belong_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("saved", ["float32", "float16", "bfloat16"])
-def test_its_head_is_packed_in_float32_whatever_the_dtype(dtype: str, saved: str, tmp_path: Path) -> None:
+def test_the_head_is_packed_in_float32_whatever_the_dtype(dtype: str, saved: str, tmp_path: Path) -> None:
     layout, head = tiny_layout(dtype), head_of(5, saved)
     packed = load_and_pack(classifier(tmp_path / "adapter", head), layout, tmp_path)
     assert packed.head is not None
@@ -220,7 +220,7 @@ def test_its_head_is_packed_in_float32_whatever_the_dtype(dtype: str, saved: str
     assert start % 256 == packed.size_bytes % 256 == 0
     values = np.array(packed.payload)[start : start + 4 * 5 * HIDDEN].view(np.float32).reshape(5, HIDDEN)
     assert np.array_equal(values, values_of(head))
-    assert packed.size_bytes == start + 3 * 256  # 640 bytes, in whole pieces of 256
+    assert packed.size_bytes == start + 3 * 256  # 640 bytes, rounded up to a multiple of 256
     plain = write_folder(tmp_path / "plain", config_of(), lora_tensors(tiny_layout(), ["q_proj"]))
     assert load_and_pack(plain, layout, tmp_path).head is None
 
@@ -234,7 +234,7 @@ def test_large_heads_are_packed_block_by_block(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "in_blocks").read_bytes()
 
 
-def test_releases_that_know_no_heads_refuse_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_releases_without_heads_refuse_a_packed_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = tiny_layout()
     pack(read_adapter(classifier(tmp_path / "adapter"), layout), layout, path := tmp_path / "file.packed")
     assert read_packed(path).head is not None
@@ -243,7 +243,7 @@ def test_releases_that_know_no_heads_refuse_its_file(tmp_path: Path, monkeypatch
         read_packed(path)
 
 
-def test_what_its_answers_depend_on_is_in_its_digest(tmp_path: Path) -> None:
+def test_the_digest_includes_head_label_names_problem_type_and_score_template(tmp_path: Path) -> None:
     options: list[dict[str, Any]] = [
         {},
         {"head": head_of(4)},
@@ -267,7 +267,7 @@ def test_what_its_answers_depend_on_is_in_its_digest(tmp_path: Path) -> None:
         {"head": head_of(1), "id2label": names("relevant"), "score_template": TEMPLATE},
     ],
 )
-def test_peft_reads_its_clean_config_which_means_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_the_clean_config_is_equivalent_and_readable_by_peft(fields: dict[str, Any], tmp_path: Path) -> None:
     config = read_config(classifier(tmp_path, **fields))
     data = clean_config(config)
     assert adapter_digest(parse_config(data), []) == adapter_digest(config, [])
@@ -278,8 +278,8 @@ def test_peft_reads_its_clean_config_which_means_the_same(fields: dict[str, Any]
     assert json.loads(data)["task_type"] == "SEQ_CLS"
 
 
-def test_what_is_accepted_can_be_sent_again_as_it_is_kept(tmp_path: Path) -> None:
-    """With as many labels as there may be, of names that JSON could write longer."""
+def test_the_clean_config_of_the_most_labels_is_accepted_again(tmp_path: Path) -> None:
+    """With the maximum number of labels, whose names JSON could write in a longer form."""
     labels = ["é" if index < 3900 else "a" for index in range(4096)]
     config = read_config(classifier(tmp_path, id2label=names(*labels)))
     assert parse_config(clean_config(config)).labels == tuple(labels)

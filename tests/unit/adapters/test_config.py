@@ -99,7 +99,7 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
         ("init_lora_weights", 1),
     ],
 )
-def test_refuses_active_options_by_name(field: str, value: object) -> None:
+def test_refuses_unsupported_options_by_name(field: str, value: object) -> None:
     error = refusal(**{field: value})
     assert (error.code, error.key, error.file) == ("unsupported_option", field, "adapter_config.json")
     assert field in error.message
@@ -116,14 +116,14 @@ def test_refuses_other_peft_types(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [1, True, 0, 0.0, "", "none", [0], [None], {"a": None}])
-def test_refuses_unknown_fields_that_ask_for_something_by_name(value: object) -> None:
+def test_refuses_unknown_fields_that_may_have_an_effect_by_name(value: object) -> None:
     error = refusal(lora_gamma=value)
     assert (error.code, error.key) == ("unknown_field", "lora_gamma")
     assert "lora_gamma" in error.message
 
 
-def test_unknown_fields_that_ask_for_nothing_are_named_in_one_warning() -> None:
-    """As every new PEFT writes some for every adapter."""
+def test_unknown_fields_without_effect_are_named_in_one_warning() -> None:
+    """Every new PEFT release writes some such fields for every adapter."""
     checks = Checks()
     unknown = {"lora_gamma": None, "use_delta": False, "eps_config": {}, "zeta": []}
     config = check_config(json.dumps(config_of(**unknown)).encode(), DEFAULT_LIMITS, checks)
@@ -136,7 +136,7 @@ def test_unknown_fields_that_ask_for_nothing_are_named_in_one_warning() -> None:
     assert "the other 4 fields are supported" in [check.message for check in checks.listed()]
 
 
-def test_a_config_full_of_unknown_fields_has_one_warning_that_can_be_shown() -> None:
+def test_a_config_full_of_unknown_fields_has_one_short_ascii_warning() -> None:
     checks = Checks()
     check_config(json.dumps(config_of(**{f"é{i}": [] for i in range(2000)})).encode(), DEFAULT_LIMITS, checks)
     (warning,) = [check for check in checks.listed() if check.status is not CheckStatus.PASS]
@@ -146,7 +146,7 @@ def test_a_config_full_of_unknown_fields_has_one_warning_that_can_be_shown() -> 
         assert len(text) < 700
 
 
-def test_an_unknown_field_beside_one_that_is_refused_changes_nothing() -> None:
+def test_an_ignored_field_does_not_hide_a_refused_one() -> None:
     assert refusal(lora_gamma=None, use_qalora=True).key == "use_qalora"
 
 
@@ -161,7 +161,7 @@ def test_an_unknown_field_beside_one_that_is_refused_changes_nothing() -> None:
         ({}, False),
     ],
 )
-def test_a_class_that_may_compute_otherwise_is_told(auto_mapping: object, is_told: bool) -> None:
+def test_a_base_class_that_may_compute_differently_is_a_warning(auto_mapping: object, is_told: bool) -> None:
     checks = Checks()
     config = config_of(auto_mapping=auto_mapping)
     assert check_config(json.dumps(config).encode(), DEFAULT_LIMITS, checks) == parse()
@@ -241,7 +241,7 @@ def test_refuses_values_out_of_range(field: str, value: object, code: str) -> No
 
 
 @pytest.mark.parametrize("field", ["layers_to_transform", "layers_pattern"])
-def test_refuses_layer_selection_beside_a_pattern_as_peft_does(field: str) -> None:
+def test_refuses_layer_selection_with_a_target_pattern_as_peft_does(field: str) -> None:
     value = [0] if field == "layers_to_transform" else "layers"
     assert refusal(target_modules=".*q_proj", **{field: value}).code == "invalid_field"
 
@@ -249,7 +249,7 @@ def test_refuses_layer_selection_beside_a_pattern_as_peft_does(field: str) -> No
 @pytest.mark.parametrize(
     ("value", "expected"), [(None, ()), ([5], (5,)), ([9, 9, 2], (9, 9, 2)), ([1] * 64, (1,) * 64)]
 )
-def test_invocations_keep_their_order_and_repeats(value: object, expected: tuple[int, ...]) -> None:
+def test_invocation_tokens_keep_their_order_and_repeats(value: object, expected: tuple[int, ...]) -> None:
     assert parse(alora_invocation_tokens=value, task_type="CAUSAL_LM").invocation_token_ids == expected
     assert parse(alora_invocation_tokens=value, task_type=None).invocation_token_ids == expected
 
@@ -261,7 +261,7 @@ def test_invocations_keep_their_order_and_repeats(value: object, expected: tuple
         ({"task_type": "FEATURE_EXTRACTION"}, "FEATURE_EXTRACTION"),
     ],
 )
-def test_refuses_an_invocation_where_peft_would_not_follow_it(fields: dict[str, object], named: str) -> None:
+def test_refuses_an_invocation_that_peft_would_not_apply(fields: dict[str, object], named: str) -> None:
     error = refusal(alora_invocation_tokens=[5], **fields)
     assert (error.code, error.key) == ("invalid_field", "alora_invocation_tokens")
     assert named in error.message
@@ -271,25 +271,25 @@ def test_refuses_an_invocation_where_peft_would_not_follow_it(fields: dict[str, 
     ("value", "expected"),
     [(None, ()), ([], ()), (["experts.down_proj", "a.b", "a.b"], ("a.b", "experts.down_proj"))],
 )
-def test_target_parameters_are_a_set_of_names(value: object, expected: tuple[str, ...]) -> None:
+def test_target_parameters_are_sorted_and_deduplicated(value: object, expected: tuple[str, ...]) -> None:
     assert parse(target_parameters=value).target_parameters == expected
 
 
 @pytest.mark.parametrize("value", [None, []])
-def test_modules_may_be_untargeted_beside_parameters(value: object) -> None:
+def test_target_modules_may_be_empty_if_parameters_are_targeted(value: object) -> None:
     config = parse(target_modules=value, target_parameters=["experts.down_proj"])
     assert (config.target_modules, config.target_parameters) == ((), ("experts.down_proj",))
     assert refusal(target_modules=value, target_parameters=[]).key == "target_modules"
 
 
-def test_refuses_biases_of_parameters_as_peft_does() -> None:
+def test_refuses_lora_bias_with_target_parameters_as_peft_does() -> None:
     error = refusal(target_parameters=["experts.down_proj"], lora_bias=True)
     assert (error.code, error.key) == ("invalid_field", "target_parameters")
     assert parse(target_parameters=[], lora_bias=True).lora_bias
 
 
 @pytest.mark.parametrize(("value", "expected"), [(True, True), (False, False), (None, False)])
-def test_dora_is_on_or_off(value: bool | None, expected: bool) -> None:
+def test_use_dora_may_be_true_false_or_null(value: bool | None, expected: bool) -> None:
     checks = Checks()
     config = check_config(json.dumps(config_of(use_dora=value)).encode(), DEFAULT_LIMITS, checks)
     assert config is not None
@@ -306,7 +306,7 @@ def test_dora_is_on_or_off(value: bool | None, expected: bool) -> None:
         ("target_parameters", ["experts.down_proj"], []),
     ],
 )
-def test_refuses_dora_beside_what_peft_refuses_beside_it(field: str, value: object, nothing: object) -> None:
+def test_refuses_dora_with_options_that_peft_refuses_with_it(field: str, value: object, nothing: object) -> None:
     error = refusal(use_dora=True, **{field: value})
     assert (error.code, error.key, error.file) == ("invalid_field", "use_dora", "adapter_config.json")
     assert f"cannot be combined with {field}" in error.message
@@ -331,7 +331,7 @@ def test_refuses_dora_beside_what_peft_refuses_beside_it(field: str, value: obje
         b'{"a": ' + b"9" * 5000 + b"}",
     ],
 )
-def test_refuses_what_is_not_plain_json(data: bytes) -> None:
+def test_refuses_configs_that_are_not_plain_json(data: bytes) -> None:
     with pytest.raises(AdapterError) as refused:
         parse_config(data)
     assert refused.value.code == "bad_json"
@@ -357,7 +357,7 @@ def test_refuses_a_config_over_256_kib(tmp_path: Path) -> None:
     assert refused.value.code == "too_large"
 
 
-def test_refuses_files_that_are_not_regular_without_waiting(tmp_path: Path) -> None:
+def test_refuses_files_that_are_not_regular_without_blocking(tmp_path: Path) -> None:
     path = tmp_path / "adapter_config.json"
     with pytest.raises(AdapterError) as refused:
         read_config(tmp_path)
@@ -382,7 +382,7 @@ def test_refuses_files_that_are_not_regular_without_waiting(tmp_path: Path) -> N
     assert refused.value.code == "missing_file"
 
 
-def test_follows_links_only_where_the_caller_says_so(tmp_path: Path) -> None:
+def test_follows_symlinks_only_if_the_caller_allows_it(tmp_path: Path) -> None:
     (tmp_path / "blob").write_text(json.dumps(config_of()))
     (tmp_path / "adapter_config.json").symlink_to("blob")
     with pytest.raises(AdapterError, match="symbolic link"):

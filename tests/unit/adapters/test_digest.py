@@ -29,7 +29,7 @@ def digest_of(folder: Path, tensors: dict = TENSORS, **fields: Any) -> str:
     return read_adapter(write_folder(folder, config_of(**{**BOTH, **fields}), tensors), LAYOUT).digest
 
 
-def test_does_not_depend_on_order_metadata_or_fields_without_effect(tmp_path: Path) -> None:
+def test_digest_does_not_depend_on_order_metadata_or_fields_without_effect(tmp_path: Path) -> None:
     digest = digest_of(tmp_path)
     assert len(digest) == 64
     assert digest_of(tmp_path, dict(reversed(TENSORS.items()))) == digest
@@ -43,12 +43,12 @@ def test_does_not_depend_on_order_metadata_or_fields_without_effect(tmp_path: Pa
     assert read_adapter(tmp_path, LAYOUT).digest == digest
 
 
-def test_does_not_depend_on_the_base_model(tmp_path: Path) -> None:
+def test_digest_does_not_depend_on_the_base_model(tmp_path: Path) -> None:
     digest = digest_of(tmp_path)
     assert read_adapter(tmp_path, tiny_layout("bfloat16")).digest == digest
 
 
-def test_changes_with_every_bit_dtype_and_option(tmp_path: Path) -> None:
+def test_digest_changes_with_every_bit_dtype_and_option(tmp_path: Path) -> None:
     name, (dtype, shape, raw) = next(iter(TENSORS.items()))
     flipped = {**TENSORS, name: (dtype, shape, bytes([raw[0] ^ 1]) + raw[1:])}
     in_bfloat16 = lora_tensors(LAYOUT, ["q_proj", "v_proj"], dtype="bfloat16")
@@ -65,7 +65,7 @@ def test_changes_with_every_bit_dtype_and_option(tmp_path: Path) -> None:
     assert len(digests) == 8
 
 
-def test_changes_with_magnitudes(tmp_path: Path) -> None:
+def test_digest_changes_with_magnitudes(tmp_path: Path) -> None:
     digests = {
         digest_of(tmp_path),
         digest_of(tmp_path, with_magnitudes(TENSORS), use_dora=True),
@@ -83,8 +83,8 @@ def test_the_canonical_config_is_documented_by_example() -> None:
     )
 
 
-def test_a_digest_is_what_it_was_in_releases_before() -> None:
-    """Contents are kept under their digests, on disks and in Redis."""
+def test_a_digest_is_the_same_as_in_earlier_releases() -> None:
+    """Contents are stored under their digests, on disk and in Redis."""
     config = parse_config(json.dumps(config_of(rank_pattern={"q": 2})).encode())
     tensors = [
         HashedTensor(TensorEntry("a", "F32", (4, 32), 0, 0), bytes(32)),
@@ -93,8 +93,8 @@ def test_a_digest_is_what_it_was_in_releases_before() -> None:
     assert adapter_digest(config, tensors) == "bfd9838ca711e1d95a2683d37d66099486fdd59e50cc2d69cca3afce989f2973"
 
 
-def test_target_parameters_are_in_the_canonical_config_only_where_there_are_some() -> None:
-    """So that contents have the names that they had before there was the field."""
+def test_the_canonical_config_includes_target_parameters_only_if_set() -> None:
+    """So that contents keep the names that they had before the field existed."""
 
     def canonical(**fields: Any) -> bytes:
         return canonical_config(parse_config(json.dumps(config_of(**fields)).encode()))
@@ -108,7 +108,7 @@ def test_target_parameters_are_in_the_canonical_config_only_where_there_are_some
 
 
 @pytest.mark.parametrize("targets", [["q_proj"], []])
-def test_a_cleaned_config_has_the_same_digest_with_target_parameters(targets: list[str]) -> None:
+def test_a_clean_config_with_target_parameters_has_the_same_digest(targets: list[str]) -> None:
     config = config_of(target_modules=targets, target_parameters=["experts.gate_up_proj", "experts.down_proj"])
     parsed = parse_config(json.dumps(config).encode())
     cleaned = parse_config(clean_config(parsed))

@@ -10,7 +10,7 @@ def state_of(path: Path) -> FileState:
     return state
 
 
-def test_tells_that_a_file_was_replaced_or_written_to(tmp_path: Path) -> None:
+def test_a_replaced_file_has_another_state_even_with_the_same_mtime(tmp_path: Path) -> None:
     path, other = tmp_path / "a", tmp_path / "b"
     assert file_state(path) is None
     path.write_bytes(b"content")
@@ -21,7 +21,7 @@ def test_tells_that_a_file_was_replaced_or_written_to(tmp_path: Path) -> None:
     other.replace(path)
     replaced = state_of(path)
     assert replaced != first
-    # As a program does that writes and then hides it.
+    # Like a program that writes to the file and then resets its mtime to hide it.
     os.utime(path, ns=(0, replaced.modified_ns + 1))
     os.utime(path, ns=(0, replaced.modified_ns))
     hidden = state_of(path)
@@ -29,7 +29,7 @@ def test_tells_that_a_file_was_replaced_or_written_to(tmp_path: Path) -> None:
     assert hidden.changed_ns >= replaced.changed_ns
 
 
-def test_a_state_is_settled_a_while_after_the_newest_of_its_times() -> None:
+def test_a_state_is_settled_some_time_after_the_newest_of_its_timestamps() -> None:
     for state in (FileState(1, 2, 3, 4, 50), FileState(1, 2, 3, 50, 4)):
         assert not state.was_settled(50 + SETTLED_NS)
         assert state.was_settled(51 + SETTLED_NS)

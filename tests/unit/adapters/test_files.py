@@ -1,4 +1,4 @@
-"""Links in a folder whose files may lie below some roots only, made by somebody who can write below these."""
+"""Symlinks in a folder whose files must lie below certain roots, made by a user who can write below these roots."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ INSIDE, OUTSIDE = b"inside", b"outside"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """With a folder `adapter` to be read; `tmp_path` has what lies outside."""
+    """Has a folder `adapter` to read; `tmp_path` has the files that lie outside."""
     root = tmp_path / "root"
     (root / "adapter").mkdir(parents=True)
     (root / "inside").write_bytes(INSIDE)
@@ -48,12 +48,12 @@ def test_links_to_files_below_a_root_are_followed(root: Path, tmp_path: Path) ->
     assert read(root, tmp_path / "root2") == OUTSIDE
 
 
-def test_a_file_that_is_no_link_is_read_as_ever(root: Path) -> None:
+def test_a_regular_file_is_read(root: Path) -> None:
     (root / "adapter" / NAME).write_bytes(INSIDE)
     assert read(root) == INSIDE
 
 
-def test_no_link_leads_out_and_none_tells_what_is_there(root: Path, tmp_path: Path) -> None:
+def test_links_that_lead_outside_are_refused_with_one_message_that_reveals_nothing(root: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (root / "adapter" / "folder").symlink_to(tmp_path)
     (root / "adapter" / "loop").symlink_to("loop")
@@ -87,7 +87,7 @@ def test_no_link_leads_out_and_none_tells_what_is_there(root: Path, tmp_path: Pa
     assert str(tmp_path) not in message
 
 
-def test_what_below_a_root_is_no_file_is_refused_and_not_waited_for(root: Path) -> None:
+def test_links_to_non_files_below_a_root_are_refused_without_blocking(root: Path) -> None:
     os.mkfifo(root / "fifo")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(root / "socket"))
@@ -99,7 +99,7 @@ def test_what_below_a_root_is_no_file_is_refused_and_not_waited_for(root: Path) 
 
 
 @pytest.mark.parametrize("exchanged", ["file", "folder"])
-def test_what_is_exchanged_for_a_link_once_it_was_looked_at_is_not_followed(
+def test_a_link_that_replaces_a_checked_file_or_folder_is_not_followed(
     root: Path, tmp_path: Path, exchanged: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "folder").mkdir()

@@ -1,4 +1,4 @@
-"""Adapters of the model without its head: what they mean, and what is refused of them."""
+"""Adapters of the model without its head: how they are interpreted, and which are refused."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,7 +46,7 @@ TASK_TYPES = [{"task_type": "FEATURE_EXTRACTION"}, {"task_type": None}, {}]
 
 
 def headless(tensors: Tensors) -> dict[str, RawTensor]:
-    """By the names that PEFT gives them on `AutoModel`."""
+    """The tensors under the names that PEFT gives them on `AutoModel`."""
     return {name.replace("base_model.model.model.", "base_model.model."): tensor for name, tensor in tensors.items()}
 
 
@@ -75,20 +75,20 @@ def checked(folder: Path, tensors: Tensors, layout: BaseLayout = LAYOUT, **field
 
 
 @pytest.mark.parametrize("fields", TASK_TYPES)
-def test_is_packed_as_the_same_adapter_of_the_whole_model_is(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_is_packed_like_the_same_adapter_of_the_whole_model(fields: dict[str, Any], tmp_path: Path) -> None:
     of_whole = load_and_pack(write_folder(tmp_path / "whole", config_of(), WHOLE), LAYOUT, tmp_path)
     folder = write_folder(tmp_path / "headless", config_of(**fields), headless(WHOLE))
     packed = load_and_pack(folder, LAYOUT, tmp_path)
     assert bytes(packed.payload) == bytes(of_whole.payload)
     assert packed.offset_a.tolist() == of_whole.offset_a.tolist()
     assert packed.layout_fingerprint == LAYOUT.fingerprint
-    assert packed.digest != of_whole.digest  # of the source as it is
+    assert packed.digest != of_whole.digest  # computed from the source's own names
     source = read_adapter(folder, LAYOUT)
     assert source.judged.is_headless
     assert source.summary.target_modules == ("q_proj",)
 
 
-def test_magnitudes_have_such_names_too(tmp_path: Path) -> None:
+def test_magnitudes_may_have_headless_names_too(tmp_path: Path) -> None:
     tensors, config = with_magnitudes(WHOLE), config_of(use_dora=True)
     of_whole = load_and_pack(write_folder(tmp_path / "whole", config, tensors), LAYOUT, tmp_path)
     packed = load_and_pack(write_folder(tmp_path / "headless", config, headless(tensors)), LAYOUT, tmp_path)
@@ -99,14 +99,14 @@ def test_magnitudes_have_such_names_too(tmp_path: Path) -> None:
     assert "Set task_type to FEATURE_EXTRACTION" in (error.remedy or "")
 
 
-def test_task_types_are_no_part_of_the_digest(tmp_path: Path) -> None:
+def test_the_digest_does_not_depend_on_the_task_type(tmp_path: Path) -> None:
     folders = [write_folder(tmp_path / str(n), config_of(**task), headless(WHOLE)) for n, task in enumerate(TASK_TYPES)]
     assert len({read_adapter(folder, LAYOUT).digest for folder in folders}) == 1
 
 
 @pytest.mark.parametrize("names", ["whole", "headless"])
-def test_the_clean_config_is_of_the_same_model_whatever_the_author_called_it(names: str, tmp_path: Path) -> None:
-    """Both kinds go with a config without a task type, and are kept with one that says which it is."""
+def test_the_clean_config_has_the_task_type_that_matches_the_tensor_names(names: str, tmp_path: Path) -> None:
+    """Both kinds may have a config without a task type; the stored config names the right one."""
     source = read(tmp_path, WHOLE if names == "whole" else headless(WHOLE), task_type=None)
     (tmp_path / "adapter_config.json").write_bytes(clean_config(source.config, is_headless=source.judged.is_headless))
     again = read_adapter(tmp_path, LAYOUT)
@@ -115,8 +115,8 @@ def test_the_clean_config_is_of_the_same_model_whatever_the_author_called_it(nam
 
 
 @pytest.mark.parametrize("fields", TASK_TYPES)
-def test_names_of_the_whole_model_are_its_own_whatever_the_task_type(fields: dict[str, Any], tmp_path: Path) -> None:
-    """As PEFT saves of `AutoModelForCausalLM`, whose `lm_head` may be targeted then."""
+def test_whole_model_names_mean_the_whole_model_whatever_the_task_type(fields: dict[str, Any], tmp_path: Path) -> None:
+    """As PEFT saves them for `AutoModelForCausalLM`, whose `lm_head` may then be targeted."""
     tensors = lora_tensors(LAYOUT, ["q_proj", "lm_head"])
     source = read(tmp_path, tensors, target_modules=[r"q_proj", "lm_head"], **fields)
     assert not source.judged.is_headless
@@ -138,7 +138,7 @@ Q0, Q1 = (f"model.layers.{layer}.self_attn.q_proj" for layer in range(2))
         ({"rank_pattern": {"^layers.0.self_attn.q_proj": 2, "model.layers.1.self_attn.q_proj": 3}}, {Q0: 2, Q1: 4}),
     ],
 )
-def test_the_config_means_names_without_the_bodys(
+def test_config_entries_match_names_without_the_body_prefix(
     fields: dict[str, Any], ranks: dict[str, int], tmp_path: Path
 ) -> None:
     tensors: dict[str, RawTensor] = {}
@@ -154,17 +154,17 @@ def test_the_config_means_names_without_the_bodys(
         {"target_modules": r"model\.layers\..*q_proj"},
         {"target_modules": ["model.layers.0.self_attn.q_proj"]},
         {"target_modules": ["lm_head"]},
-        # PEFT looks for the number behind the second dot, and finds no module either.
+        # PEFT looks for the number after the second dot, so it finds no module either.
         {"layers_to_transform": [0]},
     ],
 )
-def test_a_config_of_the_whole_models_names_targets_nothing(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_config_entries_with_whole_model_names_match_nothing(fields: dict[str, Any], tmp_path: Path) -> None:
     error = refusal(tmp_path, headless(WHOLE), **fields)
     assert (error.code, error.file) == ("unknown_module", "adapter_config.json")
     assert "the base model without its head" in error.message
 
 
-def test_names_of_both_kinds_are_refused(tmp_path: Path) -> None:
+def test_a_mix_of_whole_model_and_headless_names_is_refused(tmp_path: Path) -> None:
     name = lora_key("layers.1.self_attn.q_proj", "B")
     tensors = {**WHOLE, name: WHOLE[lora_key(Q1, "B")]}
     del tensors[lora_key(Q1, "B")]
@@ -175,12 +175,12 @@ def test_names_of_both_kinds_are_refused(tmp_path: Path) -> None:
         assert "base_model.model. to base_model.model.model." in (error.remedy or "")
 
 
-def test_all_of_both_kinds_are_refused_too(tmp_path: Path) -> None:
+def test_all_tensors_under_both_kinds_of_names_are_refused_too(tmp_path: Path) -> None:
     error = refusal(tmp_path, {**WHOLE, **headless(WHOLE)})
     assert (error.code, error.key) == ("unknown_module", lora_key("layers.0.self_attn.q_proj", "A"))
 
 
-def test_a_causal_language_model_has_its_head(tmp_path: Path) -> None:
+def test_headless_names_with_task_type_causal_lm_are_refused(tmp_path: Path) -> None:
     error = refusal(tmp_path, headless(WHOLE), task_type="CAUSAL_LM")
     assert (error.code, error.key) == ("unknown_module", lora_key("layers.0.self_attn.q_proj", "A"))
     assert "FEATURE_EXTRACTION" in error.message
@@ -188,21 +188,21 @@ def test_a_causal_language_model_has_its_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [lora_key("lm_head", "A"), "base_model.model.lm_head.weight"])
-def test_the_head_has_no_tensor_beside_it(name: str, tmp_path: Path) -> None:
+def test_a_tensor_of_the_head_among_headless_names_is_refused(name: str, tmp_path: Path) -> None:
     tensors = headless(WHOLE) | {name: raw_tensor(head_weight())}
     error = refusal(tmp_path, tensors, target_modules=["q_proj", "lm_head"])
     assert error.key == name
     assert error.code in ("unknown_module", "unexpected_tensor")
 
 
-def test_an_entry_that_names_the_head_is_a_warning_as_peft_tolerates_it(tmp_path: Path) -> None:
+def test_a_target_entry_that_names_the_head_is_a_warning_because_peft_tolerates_it(tmp_path: Path) -> None:
     checks = checked(tmp_path, headless(WHOLE), target_modules=["q_proj", "lm_head"])
     (warning,) = [check for check in checks if check.status is not CheckStatus.PASS]
     assert (warning.status, warning.code, warning.found) == (CheckStatus.WARN, "unused_entry", '"lm_head"')
     assert warning.message.endswith("names no module of the base model without its head")
 
 
-def test_a_tensor_that_is_missing_is_named_as_it_should_be(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_reported_by_its_headless_name(tmp_path: Path) -> None:
     name = lora_key("layers.1.self_attn.q_proj", "B")
     tensors = headless(WHOLE)
     del tensors[name]
@@ -210,14 +210,14 @@ def test_a_tensor_that_is_missing_is_named_as_it_should_be(tmp_path: Path) -> No
     assert (error.code, error.key) == ("missing_tensor", name)
 
 
-def test_shapes_and_values_are_judged(tmp_path: Path) -> None:
+def test_wrong_ranks_and_values_are_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, headless(WHOLE), r=8).code == "rank_mismatch"
     name = lora_key("layers.0.self_attn.q_proj", "A")
     nan = raw_tensor(np.full((4, HIDDEN), np.nan, np.float32))
     assert refusal(tmp_path, {**headless(WHOLE), name: nan}).code == "not_finite"
 
 
-def test_the_embedding_and_the_copy_of_its_table_are_taken(tmp_path: Path) -> None:
+def test_an_embedding_and_a_copy_of_its_table_are_accepted(tmp_path: Path) -> None:
     layout, key = with_embedding(LAYOUT), "base_model.model.embed_tokens"
     tensors = {
         f"{key}.lora_embedding_A": raw_tensor(np.ones((4, VOCABULARY), np.float32)),
@@ -234,7 +234,7 @@ def test_the_embedding_and_the_copy_of_its_table_are_taken(tmp_path: Path) -> No
     assert refusal(tmp_path, tensors | other, layout, target_modules=["embed_tokens"]).code == "base_weight_differs"
 
 
-def test_experts_are_taken_by_todays_names_and_by_former_ones(tmp_path: Path) -> None:
+def test_experts_are_accepted_under_current_and_former_names(tmp_path: Path) -> None:
     layout = experts_layout(num_layers=1)
     names = ["model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"]
     block = "layers.0.mlp.experts"
@@ -251,7 +251,7 @@ def test_experts_are_taken_by_todays_names_and_by_former_ones(tmp_path: Path) ->
     assert targeted(former) == {names[0]: (8, 2.0)}
 
 
-def test_what_text_never_reaches_is_left_out(tmp_path: Path) -> None:
+def test_tensors_of_modules_that_text_never_reaches_are_ignored(tmp_path: Path) -> None:
     layout = multimodal_layout()
     text = lora_tensors(layout, ["q_proj"])
     source = read(tmp_path, headless(text | tower_tensors(TOWER_LINEARS[::2])), layout)
@@ -259,21 +259,21 @@ def test_what_text_never_reaches_is_left_out(tmp_path: Path) -> None:
     assert all(name.startswith("model.language_model.layers.") for name in targeted(source))
 
 
-def test_an_adapter_of_another_class_is_still_told_its_names(tmp_path: Path) -> None:
-    """As of `AutoModel` of the class for text only."""
+def test_the_error_for_an_adapter_of_another_class_gives_the_expected_names(tmp_path: Path) -> None:
+    """For example, one trained on `AutoModel` of the text-only class."""
     error = refusal(tmp_path, headless(WHOLE), multimodal_layout())
     assert error.code == "unknown_module"
     assert "base_model.model. to base_model.model.model.language_model." in (error.remedy or "")
 
 
-def test_the_body_is_what_is_computed_first() -> None:
+def test_the_body_is_the_root_of_the_first_modules_name() -> None:
     assert body_name(LAYOUT) == "model"
     assert body_name(without_head(LAYOUT)) is None
     flat = replace(LAYOUT, groups=((BaseModule("q_proj", HIDDEN, HIDDEN),), *LAYOUT.groups))
     assert body_name(flat) is None
 
 
-def test_a_model_that_is_no_part_of_another_has_only_its_own_names(tmp_path: Path) -> None:
+def test_a_model_without_a_body_has_only_its_own_names(tmp_path: Path) -> None:
     flat = replace(LAYOUT, groups=((BaseModule("q_proj", HIDDEN, HIDDEN),),), other_modules=(), embedding_modules=())
     source = read(tmp_path, lora_pair("q_proj", HIDDEN, HIDDEN), flat)
     assert (targeted(source), source.judged.is_headless) == ({"q_proj": (4, 2.0)}, False)

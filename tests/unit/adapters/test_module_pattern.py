@@ -121,7 +121,7 @@ def test_work_is_bounded_by_the_budget() -> None:
         ("(" * 256 + ")" * 256, "unsupported_pattern"),
     ],
 )
-def test_refuses_by_name_what_it_does_not_evaluate(pattern: str, code: str) -> None:
+def test_refuses_invalid_and_unsupported_patterns_by_name(pattern: str, code: str) -> None:
     with pytest.raises(AdapterError) as refused:
         ModulePattern(pattern, "adapter_config.json: target_modules")
     assert refused.value.code == code

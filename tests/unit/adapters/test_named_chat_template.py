@@ -1,4 +1,4 @@
-"""`chat_template` of adapter_config.json: a name of one of the operator's templates."""
+"""`chat_template` of adapter_config.json: the name of one of the operator's templates."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def refused(folder: Path, **fields: object) -> AdapterError:
 
 
 def known(folder: Path, *names: str) -> list[str | None]:
-    """Codes of what is refused where the server has these."""
+    """Codes of the failed checks on a server that has these templates."""
     checks = Checks()
     data = (folder / "adapter_config.json").read_bytes()
     judge_config(data, checks, chat_templates=names)
@@ -32,7 +32,7 @@ def known(folder: Path, *names: str) -> list[str | None]:
 
 
 @pytest.mark.parametrize("name", ["chatml", "Llama-3.1_v2", "7b", "x" * 64])
-def test_it_is_content(name: str, tmp_path: Path) -> None:
+def test_the_template_name_is_part_of_the_content(name: str, tmp_path: Path) -> None:
     named, plain = config(tmp_path / "named", chat_template=name), config(tmp_path / "plain")
     assert (named.chat_template, plain.chat_template) == (name, None)
     assert canonical_config(named) != canonical_config(plain)
@@ -44,7 +44,7 @@ def test_it_is_content(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", ["", "x" * 65, "-a", "a b", "../a", "{{ messages }}", 3, ["chatml"], {"a": "b"}, True]
 )
-def test_anything_but_a_name_is_refused(value: object, tmp_path: Path) -> None:
+def test_values_that_are_not_template_names_are_refused(value: object, tmp_path: Path) -> None:
     error = refused(tmp_path, chat_template=value)
     assert (error.code, error.key) == ("invalid_field", "chat_template")
     assert "1 to 64 letters, digits" in error.message
@@ -53,13 +53,13 @@ def test_anything_but_a_name_is_refused(value: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fields", [{"task_type": "FEATURE_EXTRACTION"}, {"task_type": "SEQ_CLS", "modules_to_save": ["score"]}]
 )
-def test_what_answers_no_chats_has_none(fields: dict[str, object], tmp_path: Path) -> None:
+def test_adapters_that_cannot_chat_may_not_name_a_template(fields: dict[str, object], tmp_path: Path) -> None:
     error = refused(tmp_path, chat_template="chatml", **fields)
     assert (error.code, error.key) == ("invalid_field", "chat_template")
     assert str(fields["task_type"]) in error.message
 
 
-def test_it_is_one_that_the_server_has(tmp_path: Path) -> None:
+def test_a_template_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
     config(tmp_path / "named", chat_template="chatml")
     config(tmp_path / "plain")
     assert known(tmp_path / "named", "llama", "chatml") == []

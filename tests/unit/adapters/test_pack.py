@@ -55,7 +55,7 @@ def test_lays_out_mixed_ranks_as_documented(dtype: str, tmp_path: Path) -> None:
     assert packed.size_bytes % ALIGNMENT_BYTES == 0
 
 
-def test_plans_exactly_the_bytes_that_the_ranks_take() -> None:
+def test_plans_exactly_the_bytes_that_the_ranks_need() -> None:
     layout = tiny_layout("bfloat16")
     num_members = sum(len(group) for group in layout.groups)
     assert plan_payload(layout.groups, [0] * num_members, "bfloat16").size_bytes == 0
@@ -74,7 +74,7 @@ def test_plans_exactly_the_bytes_that_the_ranks_take() -> None:
 def test_plans_magnitudes_in_float32_whatever_the_dtype(
     dtype: str, starts_of_b: list[int], starts_of_magnitudes: list[int], size_bytes: int
 ) -> None:
-    """All in bytes: 768 of magnitudes and zeros of 96 outputs, 320 of 40."""
+    """All sizes in bytes: magnitudes and zeros take 768 for 96 outputs and 320 for 40."""
     group = (BaseModule("q", 32, 96), BaseModule("k", 32, 16), BaseModule("v", 32, 40))
     plan = plan_payload([group], [1, 0, 2], dtype, has_magnitude=[True, False, True])
     item_bytes = STORAGE[dtype].itemsize
@@ -147,7 +147,7 @@ def test_uses_the_cached_file_and_repairs_a_damaged_one(tmp_path: Path) -> None:
     assert [file.name for file in cache_dir.iterdir()] == [path.name]
 
 
-def test_a_bias_lies_behind_its_b(tmp_path: Path) -> None:
+def test_biases_are_packed_aligned_in_the_base_dtype(tmp_path: Path) -> None:
     layout = tiny_layout("bfloat16")
     tensors = lora_tensors(layout, ["k_proj", "v_proj"])
     bias = np.arange(16, dtype=np.float32)
@@ -164,7 +164,7 @@ def test_a_bias_lies_behind_its_b(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_magnitudes_lie_behind_their_b_in_float32_before_as_many_zeros(dtype: str, tmp_path: Path) -> None:
+def test_magnitudes_in_float32_and_as_many_zeros_follow_their_b(dtype: str, tmp_path: Path) -> None:
     layout = tiny_layout(dtype)
     plain = lora_tensors(layout, ["k_proj", "v_proj"])
     tensors = with_magnitudes(plain, "bfloat16" if dtype == "float16" else "float32")
@@ -177,7 +177,7 @@ def test_magnitudes_lie_behind_their_b_in_float32_before_as_many_zeros(dtype: st
     for index in (1, 2, 8, 9):
         start = int(packed.offset_magnitude[index]) * item_bytes
         assert start % ALIGNMENT_BYTES == 0
-        assert start - int(packed.offset_b[index]) * item_bytes == 256  # of a B of 4 * 16
+        assert start - int(packed.offset_b[index]) * item_bytes == 256  # a B of 4 * 16, aligned
         found, zeros = payload[start : start + 128].view(np.float32).reshape(2, 16)
         assert np.array_equal(found, values_of(tensors[magnitude_key(members[index].name)]))
         assert not zeros.any()
@@ -196,7 +196,7 @@ def test_magnitudes_need_not_fit_the_base_dtype(dtype: str, value: float, tmp_pa
     assert np.array_equal(np.array(packed.payload)[start : start + 128].view(np.float32), np.full(HIDDEN, value, "f4"))
 
 
-def test_what_activates_an_adapter_is_in_its_file(tmp_path: Path) -> None:
+def test_the_packed_file_of_an_activated_adapter_has_its_invocation(tmp_path: Path) -> None:
     layout = tiny_layout()
     for invocation in (None, [5, 9, 5]):
         config = config_of(alora_invocation_tokens=invocation)
@@ -204,7 +204,7 @@ def test_what_activates_an_adapter_is_in_its_file(tmp_path: Path) -> None:
         assert load_and_pack(folder, layout, tmp_path).invocation_token_ids == tuple(invocation or ())
 
 
-def test_keeps_one_file_for_each_layout(tmp_path: Path) -> None:
+def test_keeps_one_file_per_layout(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "adapter", config_of(), lora_tensors(tiny_layout(), ["q_proj"]))
     packed = [load_and_pack(folder, tiny_layout(dtype), tmp_path / "cache") for dtype in ("float32", "bfloat16")]
     assert packed[0].digest == packed[1].digest

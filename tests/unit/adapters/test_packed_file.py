@@ -57,10 +57,10 @@ def test_reads_back_what_was_written_as_a_read_only_mapping(
     assert (path.stat().st_size - read.size_bytes) % PAGE_BYTES == 0
 
 
-def test_only_files_with_magnitudes_differ_from_those_of_releases_before(
+def test_only_files_with_magnitudes_have_a_newer_version(
     packed: PackedAdapter, packed_dora: PackedAdapter, tmp_path: Path
 ) -> None:
-    """Which read the one, and refuse the other: they would compute it as plain LoRA."""
+    """Earlier releases read plain files and refuse those with magnitudes, which they would compute as plain LoRA."""
     found = []
     for adapter in (packed, packed_dora):
         write_packed(adapter, tmp_path / "a.packed")
@@ -72,7 +72,7 @@ def test_only_files_with_magnitudes_differ_from_those_of_releases_before(
     assert packed.offset_magnitude.tolist() == [-1] * len(packed.offset_b)
 
 
-def test_notices_damage_of_any_byte_that_matters(packed: PackedAdapter, tmp_path: Path) -> None:
+def test_refuses_files_with_damaged_or_missing_bytes(packed: PackedAdapter, tmp_path: Path) -> None:
     path = tmp_path / "a.packed"
     write_packed(packed, path)
     good = path.read_bytes()
@@ -102,7 +102,7 @@ def test_refuses_the_file_of_another_layout(packed: PackedAdapter, tmp_path: Pat
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_maps_the_file_whose_header_it_read_when_the_path_changes_meanwhile(
+def test_maps_the_file_whose_header_it_read_even_if_the_path_changes(
     packed: PackedAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
     path, other = tmp_path / "a.packed", tmp_path / "b.packed"
@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_mapped_is_refused_as_unreadable(
 
 
 @pytest.mark.parametrize(("error", "num_fsyncs"), [(None, 0), (errno.ENOTSUP, 2)])
-def test_on_macos_the_cache_of_the_drive_is_emptied_where_that_can_be(
+def test_on_macos_the_drive_cache_is_flushed_or_fsync_is_used_if_that_is_unsupported(
     packed: PackedAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None, num_fsyncs: int
 ) -> None:
     calls: list[str] = []
@@ -163,7 +163,7 @@ def test_leaves_nothing_behind_when_writing_fails(
     assert not list(cache_dir.iterdir())
 
 
-def test_fingerprints_tell_layouts_apart() -> None:
+def test_fingerprints_distinguish_layouts() -> None:
     def fingerprint(*groups: tuple[BaseModule, ...], dtype: str = "float32") -> str:
         return layout_fingerprint(groups, dtype)
 

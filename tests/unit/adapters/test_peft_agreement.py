@@ -1,4 +1,4 @@
-"""What PEFT builds and saves is what we read: modules, ranks, scalings and bits."""
+"""We read what PEFT builds and saves: the same modules, ranks, scalings and bits."""
 
 import copy
 import json
@@ -56,7 +56,7 @@ def unpacked(packed: PackedAdapter, layout: BaseLayout) -> dict[str, tuple[torch
 
 
 def unpacked_magnitudes(packed: PackedAdapter, layout: BaseLayout) -> dict[str, torch.Tensor]:
-    """name → float32 [2, out] of those that have some, likewise."""
+    """name → float32 [2, out] for modules with magnitudes, read by the same layout."""
     payload = torch.from_numpy(np.array(packed.payload))
     item_bytes = STORAGE[packed.dtype].itemsize
     members = [module for group in layout.groups for module in group]
@@ -111,7 +111,7 @@ def test_packs_what_peft_saved_in_any_dtype(
 
 
 @pytest.mark.parametrize("task_type", ["FEATURE_EXTRACTION", None])
-def test_packs_what_peft_saved_of_the_model_without_its_head(
+def test_packs_what_peft_saved_for_the_model_without_its_head(
     task_type: str | None, save_adapter: SaveAdapter, tmp_path: Path
 ) -> None:
     model = make_llama()
@@ -131,7 +131,7 @@ def test_packs_what_peft_saved_of_the_model_without_its_head(
 
 
 @pytest.mark.parametrize("task_type", ["FEATURE_EXTRACTION", None])
-def test_packs_dora_of_the_model_without_its_head(
+def test_packs_dora_for_the_model_without_its_head(
     task_type: str | None, save_adapter: SaveAdapter, tmp_path: Path
 ) -> None:
     model = make_llama()
@@ -159,7 +159,7 @@ def test_packs_adapters_of_models_with_fused_projections(
 
 
 @pytest.mark.parametrize("layout_dtype", ["float32", "bfloat16"])
-def test_packs_dora_of_ranks_and_alphas_that_patterns_give(
+def test_packs_dora_with_ranks_and_alphas_from_patterns(
     layout_dtype: str, save_adapter: SaveAdapter, tmp_path: Path
 ) -> None:
     model = make_phi3()
@@ -201,7 +201,7 @@ def test_refuses_an_lm_head_adapter_of_another_base(save_adapter: SaveAdapter) -
 
 
 @pytest.mark.parametrize("use_dora", [False, True])
-def test_a_bias_of_the_lm_head_is_accepted_beside_its_adapter_where_it_is_the_served_one(
+def test_an_lm_head_bias_saved_with_its_adapter_is_accepted_only_if_it_is_the_served_one(
     use_dora: bool, save_adapter: SaveAdapter, tmp_path: Path
 ) -> None:
     folder = save_adapter(make_phi(), r=4, lora_alpha=4, target_modules=["lm_head", "q_proj"], use_dora=use_dora)
@@ -216,7 +216,7 @@ def test_a_bias_of_the_lm_head_is_accepted_beside_its_adapter_where_it_is_the_se
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_accepts_saved_embeddings_that_are_the_served_ones(tied: bool, save_adapter: SaveAdapter) -> None:
+def test_accepts_saved_embeddings_only_if_they_are_the_served_ones(tied: bool, save_adapter: SaveAdapter) -> None:
     folder = save_adapter(make_llama(tied), r=4, target_modules=["q_proj"], save={"save_embedding_layers": True})
     saved = load_file(str(folder / "adapter_model.safetensors"))
     assert saved.keys() & {f"{PREFIX}model.embed_tokens.weight", f"{PREFIX}lm_head.weight"}
@@ -267,7 +267,9 @@ def test_accepts_lora_on_the_embedding_with_the_table_that_peft_saves_beside_it(
         ({"bias": "all"}, "unsupported_option"),
     ],
 )
-def test_refuses_variants_that_peft_really_saves(fields: dict[str, Any], code: str, save_adapter: SaveAdapter) -> None:
+def test_refuses_unsupported_variants_as_peft_saves_them(
+    fields: dict[str, Any], code: str, save_adapter: SaveAdapter
+) -> None:
     model = make_llama()
     layout = layout_of(model)
     with pytest.raises(AdapterError) as refused:
@@ -275,7 +277,7 @@ def test_refuses_variants_that_peft_really_saves(fields: dict[str, Any], code: s
     assert (refused.value.code, refused.value.key) == (code, next(iter(fields)))
 
 
-def test_refuses_dora_of_the_embedding_which_peft_really_saves(save_adapter: SaveAdapter) -> None:
+def test_refuses_dora_on_the_embedding_although_peft_saves_it(save_adapter: SaveAdapter) -> None:
     model = make_llama()
     layout = layout_of(model)
     folder = save_adapter(model, r=4, target_modules=["embed_tokens", "q_proj"], use_dora=True)
@@ -294,7 +296,7 @@ def test_refuses_dora_of_the_embedding_which_peft_really_saves(save_adapter: Sav
         {"target_parameters": ["v_proj.weight"]},
     ],
 )
-def test_what_is_refused_beside_dora_peft_refuses_too(fields: dict[str, Any]) -> None:
+def test_options_that_are_refused_with_dora_are_refused_by_peft_too(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="use_dora"):
         get_peft_model(make_llama(), LoraConfig(target_modules=["q_proj"], use_dora=True, **fields))
     with pytest.raises(AdapterError) as refused:
@@ -302,8 +304,10 @@ def test_what_is_refused_beside_dora_peft_refuses_too(fields: dict[str, Any]) ->
     assert (refused.value.code, refused.value.key) == ("invalid_field", "use_dora")
 
 
-def test_what_peft_saves_of_dora_in_two_dtypes_is_clean_as_it_is(save_adapter: SaveAdapter, tmp_path: Path) -> None:
-    """All magnitudes come before A and B then."""
+def test_dora_weights_that_peft_saves_in_two_dtypes_are_already_clean(
+    save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
+    """All magnitudes then precede A and B in the file."""
     model = make_llama()
     layout = layout_of(model, "bfloat16")
     path = save_adapter(model, r=4, lora_alpha=4, target_modules=["q_proj"], use_dora=True) / WEIGHTS_NAME
@@ -331,7 +335,7 @@ def test_refuses_tensors_of_variants_that_the_config_hides(field: str, in_key: s
 
 
 @pytest.mark.parametrize("init", [False, "gaussian", "orthogonal", "mica"])
-def test_inits_that_we_accept_leave_the_base_weights_alone(init: object, save_adapter: SaveAdapter) -> None:
+def test_inits_that_we_accept_leave_the_base_weights_unchanged(init: object, save_adapter: SaveAdapter) -> None:
     model = make_llama()
     layout = layout_of(model)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -408,7 +412,7 @@ def llama_layout(llama: PreTrainedModel) -> BaseLayout:
 
 @settings(max_examples=120, deadline=None)
 @given(fields=peft_fields)
-def test_targets_ranks_and_scalings_are_those_of_peft(
+def test_targets_ranks_and_scalings_agree_with_peft(
     llama: PreTrainedModel, llama_layout: BaseLayout, fields: dict[str, Any]
 ) -> None:
     assert_targets_as_peft(llama, llama_layout, fields)
@@ -416,7 +420,7 @@ def test_targets_ranks_and_scalings_are_those_of_peft(
 
 @settings(max_examples=120, deadline=None)
 @given(fields=peft_fields)
-def test_without_the_head_they_are_those_of_peft_on_what_automodel_loads(
+def test_targets_without_the_head_agree_with_peft_on_automodel(
     llama: PreTrainedModel, llama_layout: BaseLayout, fields: dict[str, Any]
 ) -> None:
     body = llama.base_model

@@ -35,7 +35,7 @@ def test_accepts_a_header_padded_with_spaces_and_empty_tensors() -> None:
     assert [entry.name for entry in parse(header, 4)] == ["a", "empty"]
 
 
-def test_tells_how_many_bytes_the_header_needs_from_the_first_eight() -> None:
+def test_the_first_eight_bytes_give_the_end_of_the_header() -> None:
     data = safetensors_bytes({"a": ("F32", [1], bytes(4))})
     needed = header_end(data[:8], len(data))
     assert needed == len(data) - 4
@@ -103,7 +103,7 @@ def test_refuses_one_tensor_too_many() -> None:
     assert refused.value.code == "too_large"
 
 
-def test_refuses_many_objects_that_are_no_tensors_before_building_them() -> None:
+def test_refuses_many_non_tensor_objects_before_building_them() -> None:
     with pytest.raises(AdapterError) as refused:
         parse(b'{"a":[' + b"{}," * 100_000 + b"{}]}")
     assert refused.value.code == "too_large"
@@ -183,7 +183,7 @@ def test_notices_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     assert refused.value.code == "file_changed"
 
 
-def test_says_that_a_pickle_is_never_read(tmp_path: Path) -> None:
+def test_refuses_a_pickle_and_asks_for_safetensors(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.bin").write_bytes(b"pickle")
     with pytest.raises(AdapterError, match="safetensors") as refused, open_weights(tmp_path):
         pass

@@ -36,7 +36,7 @@ Q0 = "model.layers.0.self_attn.q_proj"
 A0, B0 = lora_key(Q0, "A"), lora_key(Q0, "B")
 
 
-def test_accounts_for_every_tensor_and_summarises(tmp_path: Path) -> None:
+def test_accounts_for_every_tensor_and_summarizes_the_adapter(tmp_path: Path) -> None:
     tensors = lora_tensors(LAYOUT, ["q_proj", "down_proj"], dtype="bfloat16")
     config = config_of(target_modules=["q_proj", "down_proj"], base_model_name_or_path="org/base", use_rslora=True)
     source = read_adapter(write_folder(tmp_path, config, tensors), LAYOUT)
@@ -125,7 +125,7 @@ ZEROS = np.zeros((4, HIDDEN), np.float32)
         ),
     ],
 )
-def test_refuses_tensors_by_name(
+def test_refuses_wrong_tensors_by_name(
     change: Callable[[dict[str, RawTensor]], None], code: str, key: str | None, text: str, tmp_path: Path
 ) -> None:
     tensors = lora_tensors(LAYOUT, ["q_proj"])
@@ -143,7 +143,7 @@ ONES = np.ones(HIDDEN, np.float32)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_takes_magnitudes_of_dora_and_counts_them(dtype: str, tmp_path: Path) -> None:
+def test_reads_and_counts_magnitudes_of_dora(dtype: str, tmp_path: Path) -> None:
     tensors = with_magnitudes(lora_tensors(LAYOUT, ["q_proj", "down_proj"], dtype="bfloat16"), dtype)
     config = config_of(target_modules=["q_proj", "down_proj"], use_dora=True)
     source = read_adapter(write_folder(tmp_path, config, tensors), LAYOUT)
@@ -200,7 +200,7 @@ def test_takes_magnitudes_of_dora_and_counts_them(dtype: str, tmp_path: Path) ->
         ),
     ],
 )
-def test_refuses_magnitudes_by_name(
+def test_refuses_wrong_magnitudes_by_name(
     change: Callable[[dict[str, RawTensor]], None], code: str, key: str, text: str, tmp_path: Path
 ) -> None:
     tensors = with_magnitudes(lora_tensors(LAYOUT, ["q_proj"]))
@@ -212,7 +212,7 @@ def test_refuses_magnitudes_by_name(
     assert text in error.message
 
 
-def test_a_magnitude_of_the_embedding_is_refused_beside_those_of_linears(tmp_path: Path) -> None:
+def test_a_magnitude_of_the_embedding_is_refused(tmp_path: Path) -> None:
     name = magnitude_key("model.embed_tokens")
     tensors = with_magnitudes(lora_tensors(LAYOUT, ["q_proj"])) | {name: raw_tensor(ONES)}
     with pytest.raises(AdapterError, match="expected lora_embedding_A or lora_embedding_B") as refused:
@@ -230,7 +230,7 @@ def warnings_of(folder: Path) -> list[Check]:
     return [check for check in checks.listed() if check.status is CheckStatus.WARN]
 
 
-def test_tensors_of_linears_that_text_never_reaches_are_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_tensors_of_linears_that_text_never_reaches_are_ignored_with_a_warning(tmp_path: Path) -> None:
     text = lora_tensors(MULTIMODAL, ["q_proj"])
     folder = write_folder(tmp_path / "all", config_of(), text | tower_tensors(QUERIES_OF_TOWER))
     source = read_adapter(folder, MULTIMODAL)
@@ -247,7 +247,7 @@ def test_tensors_of_linears_that_text_never_reaches_are_left_out_with_a_warning(
     assert [check.name for check in warnings_of(without)] == ["config.targets"]
 
 
-def test_their_magnitudes_are_left_out_too(tmp_path: Path) -> None:
+def test_magnitudes_of_linears_that_text_never_reaches_are_ignored_too(tmp_path: Path) -> None:
     text = with_magnitudes(lora_tensors(MULTIMODAL, ["q_proj"]))
     tower = with_magnitudes(tower_tensors(QUERIES_OF_TOWER))
     folder = write_folder(tmp_path / "all", config_of(use_dora=True), text | tower)
@@ -273,7 +273,7 @@ def test_their_magnitudes_are_left_out_too(tmp_path: Path) -> None:
         (lora_key("model.language_model.layers.0.self_attn.v_proj", "A"), "unexpected_tensor", "not targeted"),
     ],
 )
-def test_nothing_else_is_left_out_beside_them(name: str, code: str, text: str, tmp_path: Path) -> None:
+def test_other_tensors_are_not_ignored_beside_those_of_a_tower(name: str, code: str, text: str, tmp_path: Path) -> None:
     tensors = lora_tensors(MULTIMODAL, ["q_proj"]) | tower_tensors(QUERIES_OF_TOWER) | {name: raw_tensor(ZEROS)}
     with pytest.raises(AdapterError) as refused:
         read_adapter(write_folder(tmp_path, config_of(), tensors), MULTIMODAL)
@@ -281,7 +281,7 @@ def test_nothing_else_is_left_out_beside_them(name: str, code: str, text: str, t
     assert text in refused.value.message
 
 
-def test_a_tensor_of_text_that_is_missing_is_refused_beside_them(tmp_path: Path) -> None:
+def test_a_missing_text_tensor_is_refused_beside_those_of_a_tower(tmp_path: Path) -> None:
     tensors = lora_tensors(MULTIMODAL, ["q_proj"]) | tower_tensors(QUERIES_OF_TOWER)
     missing = lora_key("model.language_model.layers.1.self_attn.q_proj", "B")
     del tensors[missing]
@@ -292,10 +292,10 @@ def test_a_tensor_of_text_that_is_missing_is_refused_beside_them(tmp_path: Path)
 
 @pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.parametrize(("trained_on", "served"), [(LAYOUT, MULTIMODAL), (MULTIMODAL, LAYOUT)])
-def test_an_adapter_of_another_class_of_the_model_is_told_what_its_linears_are_called(
+def test_the_error_for_an_adapter_of_another_class_names_the_served_linears(
     trained_on: BaseLayout, served: BaseLayout, use_dora: bool, tmp_path: Path
 ) -> None:
-    """As of the text-only class, where the other one is served."""
+    """For example, one of the text-only class when the multimodal class is served."""
     tensors = lora_tensors(trained_on, ["q_proj"])
     tensors = with_magnitudes(tensors) if use_dora else tensors
     with pytest.raises(AdapterError) as refused:
@@ -308,7 +308,7 @@ def test_an_adapter_of_another_class_of_the_model_is_told_what_its_linears_are_c
     assert f"base_model.model.{prefixes[0]} to base_model.model.{prefixes[1]}" in (error.remedy or "")
 
 
-def test_a_linear_of_another_size_is_not_taken_for_one_of_another_class(tmp_path: Path) -> None:
+def test_a_linear_of_another_size_does_not_suggest_another_class(tmp_path: Path) -> None:
     tensors = tower_tensors(["model.vision_tower.layers.0.self_attn.q_proj"]) | lora_tensors(LAYOUT, ["q_proj"])
     checks = Checks()
     assert check_adapter(write_folder(tmp_path, config_of(), tensors), LAYOUT, checks) is None
@@ -317,10 +317,10 @@ def test_a_linear_of_another_size_is_not_taken_for_one_of_another_class(tmp_path
     assert all("no such linear; did you mean model.layers." in failure.message for failure in failures)
 
 
-def test_refuses_an_invocation_of_tokens_that_the_base_does_not_have(tmp_path: Path) -> None:
+def test_refuses_an_invocation_with_tokens_outside_the_vocabulary(tmp_path: Path) -> None:
     layout, config = tiny_layout(), config_of(alora_invocation_tokens=[3, VOCABULARY, 4])
     folder = write_folder(tmp_path, config, lora_tensors(layout, ["q_proj"]))
-    assert read_adapter(folder, layout).config.invocation_token_ids == (3, VOCABULARY, 4)  # its vocabulary is not known
+    assert read_adapter(folder, layout).config.invocation_token_ids == (3, VOCABULARY, 4)  # vocabulary size unknown
     with pytest.raises(AdapterError, match=r"token id 64 is outside the vocabulary .* \(0 to 63\)") as refused:
         read_adapter(folder, replace(layout, vocab_size=VOCABULARY))
     assert (refused.value.code, refused.value.key) == ("invalid_field", "alora_invocation_tokens")
@@ -334,7 +334,7 @@ def test_refuses_a_rank_that_is_not_the_tensors_rank(tmp_path: Path) -> None:
     assert "rank 8" in refused.value.message
 
 
-def test_honours_rank_pattern_against_the_tensors(tmp_path: Path) -> None:
+def test_checks_rank_pattern_against_the_tensors(tmp_path: Path) -> None:
     tensors = lora_tensors(LAYOUT, ["q_proj"], rank=4) | lora_tensors(LAYOUT, ["k_proj"], rank=2)
     config = config_of(target_modules=["q_proj", "k_proj"], rank_pattern={"k_proj": 2})
     source = read_adapter(write_folder(tmp_path, config, tensors), LAYOUT)
@@ -362,7 +362,7 @@ def test_accepts_a_copy_of_the_served_lm_head_weight(name: str, dtype: str, tmp_
         raw_tensor(head_weight().reshape(-1)),
     ],
 )
-def test_refuses_another_lm_head_weight(tensor: RawTensor, tmp_path: Path) -> None:
+def test_refuses_an_lm_head_weight_that_is_not_the_served_one(tensor: RawTensor, tmp_path: Path) -> None:
     tensors = lora_tensors(LAYOUT, ["lm_head"]) | {"base_model.model.lm_head.base_layer.weight": tensor}
     with pytest.raises(AdapterError) as refused:
         read_adapter(write_folder(tmp_path, config_of(target_modules=["lm_head"]), tensors), LAYOUT)
@@ -394,7 +394,7 @@ def test_needs_both_files(tmp_path: Path) -> None:
         assert refused.value.code == "missing_file"
 
 
-def test_reads_linked_files_only_where_the_caller_says_so(tmp_path: Path) -> None:
+def test_reads_symlinked_files_only_if_the_caller_allows_it(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "blobs", config_of(), lora_tensors(LAYOUT, ["q_proj"]))
     snapshot = tmp_path / "snapshot"
     snapshot.mkdir()
@@ -406,7 +406,7 @@ def test_reads_linked_files_only_where_the_caller_says_so(tmp_path: Path) -> Non
     assert linked.digest == read_adapter(folder, LAYOUT).digest
 
 
-def test_other_files_of_the_folder_are_not_touched(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, config_of(), lora_tensors(LAYOUT, ["q_proj"]))
     (folder / "README.md").write_text("a card")
     (folder / "adapter_model.bin").write_bytes(b"a pickle")
@@ -417,14 +417,14 @@ EMBEDDING = "base_model.model.model.embed_tokens"
 
 
 def of_embedding(rank: int = 4) -> dict[str, RawTensor]:
-    """As PEFT starts: A is zero."""
+    """As PEFT initializes them: A is zero."""
     return {
         f"{EMBEDDING}.lora_embedding_A": raw_tensor(np.zeros((rank, VOCABULARY), np.float32)),
         f"{EMBEDDING}.lora_embedding_B": raw_tensor(np.ones((HIDDEN, rank), np.float32)),
     }
 
 
-def test_the_tensors_of_an_embedding_are_taken_with_the_copy_of_its_table(tmp_path: Path) -> None:
+def test_the_tensors_of_an_embedding_are_accepted_with_a_copy_of_its_table(tmp_path: Path) -> None:
     tensors = of_embedding() | {f"{EMBEDDING}.base_layer.weight": raw_tensor(head_weight())}
     folder = write_folder(tmp_path, config_of(target_modules=["embed_tokens"]), tensors)
     checks = Checks()
@@ -489,7 +489,7 @@ def test_the_tensors_of_an_embedding_are_taken_with_the_copy_of_its_table(tmp_pa
         ),
     ],
 )
-def test_refuses_what_is_wrong_with_an_embedding(
+def test_refuses_wrong_tensors_of_an_embedding(
     change: Callable[[dict[str, RawTensor]], None], targets: str, code: str, text: str, tmp_path: Path
 ) -> None:
     tensors = of_embedding()

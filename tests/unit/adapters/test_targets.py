@@ -35,7 +35,7 @@ def test_returns_targets_in_the_order_of_the_layout() -> None:
     ]
 
 
-def test_all_linear_leaves_the_embeddings_out() -> None:
+def test_all_linear_excludes_the_embedding_and_lm_head() -> None:
     names = [
         target.module.name for target in select(with_embedding(tiny_layout()), target_modules="all-linear").targets
     ]
@@ -101,7 +101,7 @@ def test_a_plain_pattern_matches_as_a_regular_expression(pattern: str, expected:
         ("(q_proj", "bad_pattern", "target_modules"),
     ],
 )
-def test_refuses_targets_by_name(target: object, code: str, text: str) -> None:
+def test_refuses_wrong_targets_by_name(target: object, code: str, text: str) -> None:
     error = refusal(target_modules=target)
     assert error.code == code
     assert text in error.message
@@ -119,7 +119,7 @@ def test_refuses_targets_by_name(target: object, code: str, text: str) -> None:
         ({"target_modules": ["language_model.layers.0.self_attn.q_proj"]}, 1, ()),
     ],
 )
-def test_linears_that_text_never_reaches_are_told_from_those_it_does(
+def test_linears_that_text_never_reaches_are_listed_separately(
     fields: dict[str, Any], num_targets: int, unreached: tuple[str, ...]
 ) -> None:
     selection = select(multimodal_layout(), **fields)
@@ -140,14 +140,14 @@ def test_linears_that_text_never_reaches_are_told_from_those_it_does(
         (["model.layers.0.self_attn.q_proj"], "unknown_module", "did you mean model.language_model.layers."),
     ],
 )
-def test_what_is_no_linear_of_text_is_refused_beside_a_tower_too(target: list[str], code: str, text: str) -> None:
+def test_wrong_targets_are_refused_for_a_multimodal_base_too(target: list[str], code: str, text: str) -> None:
     with pytest.raises(AdapterError) as refused:
         select(multimodal_layout(), target_modules=target)
     assert refused.value.code == code
     assert text in refused.value.message
 
 
-def test_an_entry_that_names_nothing_is_harmless_beside_one_that_does() -> None:
+def test_an_entry_that_matches_nothing_is_ignored_if_another_matches() -> None:
     assert resolve(target_modules=["q_proj", "w_gate"]) == resolve(target_modules=["q_proj"])
 
 
@@ -155,7 +155,7 @@ def test_refuses_a_layer_that_the_base_does_not_have() -> None:
     assert "no layer 2" in refusal(layers_to_transform=[0, 2]).message
 
 
-def test_refuses_a_result_without_modules() -> None:
+def test_refuses_a_config_that_excludes_all_its_targets() -> None:
     assert refusal(exclude_modules=["q_proj"]).code == "unknown_module"
 
 
@@ -163,7 +163,7 @@ def test_refuses_regular_expressions_in_layers_pattern() -> None:
     assert refusal(layers_to_transform=[0], layers_pattern="(a+)+").code == "unsupported_pattern"
 
 
-def test_refuses_bad_patterns_of_ranks_by_field() -> None:
+def test_refuses_bad_rank_patterns_by_field() -> None:
     error = refusal(rank_pattern={"(?<=a)b": 4})
     assert error.code == "unsupported_pattern"
     assert "rank_pattern" in error.message

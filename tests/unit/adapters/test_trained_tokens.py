@@ -1,4 +1,4 @@
-"""Tokens whose rows of the embedding or `lm_head` are an adapter's, read, packed and refused."""
+"""Tokens for which an adapter has its own rows of the embedding or `lm_head`: reading, packing and refusals."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ def adapter(
     targets: Sequence[str] = ("q_proj",),
     **fields: Any,
 ) -> Path:
-    """rows: by the table's name."""
+    """rows: table name → tensor."""
     given = rows_of(2) if rows is None else None
     of_tables = {"model.embed_tokens": given} if rows is None else rows
     tensors = lora_tensors(LAYOUT, targets) | {rows_key(name): rows for name, rows in of_tables.items() if rows}
@@ -71,7 +71,7 @@ def refusal(folder: Path, layout: BaseLayout = LAYOUT) -> AdapterError:
 
 
 def own_rows(packed: PackedAdapter, layout: BaseLayout) -> dict[str, tuple[tuple[int, ...], Tensor]]:
-    """Table → (token ids as its one-hot matrix says, [num_tokens, hidden_size]), by the layout in packed.py."""
+    """Table → (token ids from its one-hot matrix, rows [num_tokens, hidden_size]), by the layout in packed.py."""
     values = torch.from_numpy(np.array(packed.payload)).view(getattr(torch, packed.dtype))
     groups = [index for index, group in enumerate(layout.groups) for _ in group]
     members = [module for group in layout.groups for module in group]
@@ -103,7 +103,7 @@ TOKENS = [
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("layout_dtype", ["float32", "bfloat16"])
-def test_tables_are_those_of_peft(
+def test_tables_with_trained_rows_equal_those_of_peft(
     tokens: Tokens, tied: bool, layout_dtype: str, save_adapter: SaveAdapter, tmp_path: Path
 ) -> None:
     model = make_llama(tied)
@@ -122,10 +122,10 @@ def test_tables_are_those_of_peft(
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_tables_that_peft_saves_beside_added_tokens_are_copies_of_the_served_ones(
+def test_tables_that_peft_saves_with_added_tokens_are_copies_of_the_served_ones(
     tied: bool, save_adapter: SaveAdapter, tmp_path: Path
 ) -> None:
-    """With an `lm_head` that is tied its rows come twice, too."""
+    """With a tied `lm_head`, PEFT saves its rows twice, too."""
     model = make_llama(tied)
     model.resize_token_embeddings(VOCABULARY + 8)
     layout = layout_of(model)
@@ -141,14 +141,14 @@ def test_tables_that_peft_saves_beside_added_tokens_are_copies_of_the_served_one
     assert refusal(folder, layout_of(make_llama(tied))).found == str(VOCABULARY + 3)
 
 
-def test_rows_are_in_the_summary_and_what_is_not_targeted_is_not(tmp_path: Path) -> None:
+def test_the_summary_counts_rows_but_does_not_list_their_tables_as_targets(tmp_path: Path) -> None:
     source = read_adapter(adapter(tmp_path / "adapter"), LAYOUT)
     plain = read_adapter(adapter(tmp_path / "plain", {}, {}), LAYOUT)
     assert source.summary.num_parameters == plain.summary.num_parameters + 2 * HIDDEN
     assert (source.summary.target_modules, source.summary.lora_ranks) == (("q_proj",), (4,))
 
 
-def test_a_model_without_its_head_has_those_of_the_embedding_alone(tmp_path: Path) -> None:
+def test_a_headless_adapter_has_trained_rows_in_the_embedding_alone(tmp_path: Path) -> None:
     tensors = {name.replace("model.model.", "model."): raw for name, raw in lora_tensors(LAYOUT, ["q_proj"]).items()}
     tensors[rows_key("embed_tokens")] = rows_of(2)
     config = config_of(task_type="FEATURE_EXTRACTION", **{FIELD: [9, 4]})
@@ -157,7 +157,7 @@ def test_a_model_without_its_head_has_those_of_the_embedding_alone(tmp_path: Pat
     assert [*own_rows(packed, LAYOUT)] == ["model.embed_tokens"]
 
 
-def test_a_classifier_has_those_of_the_embedding_alone(tmp_path: Path) -> None:
+def test_a_classifier_has_trained_rows_in_the_embedding_alone(tmp_path: Path) -> None:
     tensors = {**lora_tensors(LAYOUT, ["q_proj"]), rows_key(): rows_of(2)}
     head = {"base_model.model.score.weight": raw_tensor(np.ones((3, HIDDEN), np.float32))}
     config = config_of(task_type="SEQ_CLS", modules_to_save=["score"], **{FIELD: [9, 4]})
@@ -166,7 +166,7 @@ def test_a_classifier_has_those_of_the_embedding_alone(tmp_path: Path) -> None:
     assert packed.head is not None
 
 
-def test_ids_and_rows_are_in_its_digest(tmp_path: Path) -> None:
+def test_the_digest_includes_token_ids_and_rows(tmp_path: Path) -> None:
     both = {"model.embed_tokens": rows_of(2), "lm_head": rows_of(2)}
     others = [
         adapter(tmp_path / "1"),
@@ -186,14 +186,14 @@ def test_ids_and_rows_are_in_its_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_what_is_kept_of_the_config_says_the_same_to_peft_and_to_us(tokens: Tokens) -> None:
+def test_the_clean_config_has_the_same_tokens_for_peft_and_for_us(tokens: Tokens) -> None:
     config = parse_config(json.dumps(config_of(**{FIELD: tokens})).encode())
     clean = clean_config(config)
     assert parse_config(clean).trained_tokens == config.trained_tokens
     assert LoraConfig(**json.loads(clean)).trainable_token_indices == tokens
 
 
-def test_releases_that_know_no_such_rows_refuse_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_releases_without_trained_rows_refuse_the_packed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(read_adapter(adapter(tmp_path / "adapter"), LAYOUT), LAYOUT, path := tmp_path / "file.packed")
     assert len(read_packed(path).trained_tokens) == 2
     monkeypatch.setattr("loraserve_adapters.packed_file.NEWEST_VERSION", 4)
@@ -217,14 +217,14 @@ def test_releases_that_know_no_such_rows_refuse_the_file(tmp_path: Path, monkeyp
         ({"embed_tokens": [9, 4], "model.embed_tokens": [9, 4]}, "names model.embed_tokens twice"),
     ],
 )
-def test_lists_that_mean_nothing_are_refused(tokens: Any, said: str, tmp_path: Path) -> None:
+def test_invalid_token_lists_are_refused(tokens: Any, said: str, tmp_path: Path) -> None:
     error = refusal(adapter(tmp_path, tokens))
     assert error.key is not None
     assert error.key.startswith(FIELD)
     assert said in error.message
 
 
-def test_a_token_that_no_text_has_is_refused(tmp_path: Path) -> None:
+def test_a_token_outside_the_tokenizers_vocabulary_is_refused(tmp_path: Path) -> None:
     """Tables often have more rows than the tokenizer has tokens."""
     error = refusal(adapter(tmp_path, [9, 40]), replace(LAYOUT, vocab_size=40))
     assert (error.found, error.expected) == ("40", "0 to 39")
@@ -232,7 +232,7 @@ def test_a_token_that_no_text_has_is_refused(tmp_path: Path) -> None:
     read_adapter(adapter(tmp_path, [9, 39]), replace(LAYOUT, vocab_size=40))
 
 
-def test_more_of_them_than_the_limit_are_refused(tmp_path: Path) -> None:
+def test_more_tokens_than_the_limit_are_refused(tmp_path: Path) -> None:
     error = refusal(adapter(tmp_path, [*range(129)]))
     assert (error.code, error.found, error.expected) == ("too_large", "129 tokens", "at most 128")
     with pytest.raises(AdapterError, match="5 tokens; at most 4"):
@@ -256,7 +256,7 @@ def test_more_of_them_than_the_limit_are_refused(tmp_path: Path) -> None:
         ({"model.embed_tokens": rows_of(2), "model.norm": rows_of(2)}, "unexpected_tensor", "holds rows of tokens"),
     ],
 )
-def test_rows_that_are_not_as_the_config_says_are_refused(
+def test_rows_that_do_not_match_the_config_are_refused(
     rows: dict[str, RawTensor], code: str, said: str, tmp_path: Path
 ) -> None:
     error = refusal(adapter(tmp_path, rows=rows))
@@ -295,7 +295,7 @@ TIED = {"ensure_weight_tying": True}
         {"target_modules": ["q_proj"], FIELD: {"lm_head": [9, 4]}},
     ],
 )
-def test_tying_that_says_what_is_so_anyway_is_accepted(
+def test_ensure_weight_tying_is_accepted_if_it_changes_nothing(
     fields: dict[str, Any], tied: bool, save_adapter: SaveAdapter
 ) -> None:
     model = make_llama(tied)
@@ -305,7 +305,7 @@ def test_tying_that_says_what_is_so_anyway_is_accepted(
 
 
 @pytest.mark.parametrize("table", ["embed_tokens", "lm_head"])
-def test_lora_that_both_tables_share_is_refused_and_of_an_untied_base_is_lora(
+def test_lora_that_tied_tables_share_is_refused_but_accepted_for_an_untied_base(
     table: str, save_adapter: SaveAdapter
 ) -> None:
     for tied in (False, True):
@@ -319,7 +319,7 @@ def test_lora_that_both_tables_share_is_refused_and_of_an_untied_base_is_lora(
         assert (error.code, error.key) == ("unsupported_option", "ensure_weight_tying")
 
 
-def test_other_tokens_of_lm_head_are_refused_beside_tying_as_by_peft(tmp_path: Path) -> None:
+def test_different_tokens_of_lm_head_with_weight_tying_are_refused_as_by_peft(tmp_path: Path) -> None:
     tokens = {"embed_tokens": [9, 4], "lm_head": [9, 5]}
     error = refusal(adapter(tmp_path, tokens, {"model.embed_tokens": rows_of(2), "lm_head": rows_of(2)}, **TIED))
     assert (error.code, error.key) == ("invalid_field", FIELD)
@@ -327,14 +327,14 @@ def test_other_tokens_of_lm_head_are_refused_beside_tying_as_by_peft(tmp_path: P
         get_peft_model(make_llama(True), LoraConfig(target_modules=["q_proj"], trainable_token_indices=tokens, **TIED))
 
 
-def test_an_activated_one_is_refused(tmp_path: Path) -> None:
-    """PEFT would apply them before the invocation, too."""
+def test_trained_tokens_of_an_activated_adapter_are_refused(tmp_path: Path) -> None:
+    """PEFT would also apply them before the invocation."""
     error = refusal(adapter(tmp_path, alora_invocation_tokens=[3], task_type="CAUSAL_LM"))
     assert error.key == "alora_invocation_tokens"
     assert FIELD in error.message
 
 
-def test_a_base_whose_tables_can_have_none_is_named(tmp_path: Path, save_adapter: SaveAdapter) -> None:
+def test_tables_that_cannot_have_trained_rows_are_refused_by_name(tmp_path: Path, save_adapter: SaveAdapter) -> None:
     without_head = replace(LAYOUT, groups=LAYOUT.groups[:-1])
     for layout, name in ((tiny_layout(), "embedding"), (without_head, "lm_head")):
         error = refusal(adapter(tmp_path / name), layout)

@@ -2,8 +2,8 @@ import subprocess
 import sys
 
 
-def test_the_api_process_imports_neither_torch_nor_transformers_nor_what_sends_traces() -> None:
-    # redis-py imports OpenTelemetry's metrics by itself, where they are installed.
+def test_the_api_process_imports_neither_torch_nor_transformers_nor_trace_exporters() -> None:
+    # redis-py itself imports OpenTelemetry's metrics if they are installed.
     code = (
         "import sys, loraserve.api.app, loraserve.cli.serve.control_start, loraserve.cli.serve.server_start\n"
         "heavy = {'torch', 'transformers', 'triton', 'safetensors', 'peft'}\n"

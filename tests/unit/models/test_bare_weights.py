@@ -1,4 +1,4 @@
-"""Which modules' own weights can have adapters."""
+"""Which weights that a module multiplies by itself can have adapters."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ class Router(nn.Module):
 
 
 def record(use: Callable[[Tensor, Tensor], Tensor]) -> tuple[list[str], set[str]]:
-    """Names that were noted, and those that are excluded. The output is what it is unrecorded."""
+    """The noted and the excluded names. Recording must not change the output."""
     model = nn.Sequential(nn.Linear(4, 4), Router(use))
     expected = model(X)
     noted: list[str] = []
@@ -49,7 +49,7 @@ def record(use: Callable[[Tensor, Tensor], Tensor]) -> tuple[list[str], set[str]
     ],
     ids=["plain", "bias", "named_bias", "dtype"],
 )
-def test_what_is_multiplied_and_nothing_else_can_have_adapters(use: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_a_weight_used_only_in_linear_can_have_adapters(use: Callable[[Tensor, Tensor], Tensor]) -> None:
     assert record(use) == (["1.weight"], set())
 
 
@@ -63,18 +63,20 @@ def test_what_is_multiplied_and_nothing_else_can_have_adapters(use: Callable[[Te
     ],
     ids=["cast", "matmul", "norm", "changed"],
 )
-def test_what_is_used_in_another_way_cannot(use: Callable[[Tensor, Tensor], Tensor], noted: list[str]) -> None:
+def test_a_weight_used_in_another_way_cannot_have_adapters(
+    use: Callable[[Tensor, Tensor], Tensor], noted: list[str]
+) -> None:
     assert record(use) == (noted, {"1.weight"})
 
 
-def test_what_is_multiplied_with_other_rows_cannot() -> None:
+def test_a_weight_multiplied_with_other_rows_cannot_have_adapters() -> None:
     model = nn.Sequential(Router(lambda x, weight: torch.cat([linear(x, weight), linear(x[:2], weight)])))
     with recorded_bare_weights(model, lambda *_: None) as excluded:
         model(X)
     assert excluded == {"0.weight"}
 
 
-def test_what_is_multiplied_in_another_dtype_cannot() -> None:
+def test_a_weight_multiplied_in_another_dtype_cannot_have_adapters() -> None:
     model = nn.Sequential(Router(lambda x, weight: linear(x, weight)))
     with recorded_bare_weights(model, lambda *_: None) as excluded, torch.autocast("cpu", torch.bfloat16):
         model(X.bfloat16())

@@ -20,20 +20,20 @@ def answer(monkeypatch: pytest.MonkeyPatch, onednn: bool, avx512_bf16: bool) -> 
 
 @pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize("avx512_bf16", [True, False])
-def test_x86_needs_instructions_and_onednn(monkeypatch: pytest.MonkeyPatch, onednn: bool, avx512_bf16: bool) -> None:
+def test_x86_needs_avx512_bf16_and_onednn(monkeypatch: pytest.MonkeyPatch, onednn: bool, avx512_bf16: bool) -> None:
     answer(monkeypatch, onednn, avx512_bf16)
     assert has_fast_bfloat16() == (onednn and avx512_bf16)
 
 
 @pytest.mark.parametrize("onednn", [True, False])
-def test_on_arm_onednn_knows(monkeypatch: pytest.MonkeyPatch, onednn: bool) -> None:
+def test_arm_needs_only_onednn(monkeypatch: pytest.MonkeyPatch, onednn: bool) -> None:
     answer(monkeypatch, onednn, avx512_bf16=False)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert has_fast_bfloat16() == onednn
 
 
 @pytest.mark.parametrize("is_available", [True, False])
-def test_without_onednn_it_is_slow(monkeypatch: pytest.MonkeyPatch, is_available: bool) -> None:
+def test_bfloat16_is_slow_without_onednn(monkeypatch: pytest.MonkeyPatch, is_available: bool) -> None:
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: is_available)
     assert not has_fast_bfloat16()

@@ -1,4 +1,4 @@
-"""Factors of DoRA against what its definition says in float64."""
+"""DoRA factors against their definition computed in float64."""
 
 from functools import partial
 
@@ -18,11 +18,11 @@ OUT_FEATURES = (24, 8, 16)
 ALIGNED = 128
 """Elements."""
 TOLERANCE = {torch.float32: 5e-7, torch.bfloat16: 1e-3, torch.float16: 2e-4}
-"""Of a factor: what a product W Aᵀ that is rounded to the dtype may do to it."""
+"""Relative error of a factor that a product W Aᵀ rounded to the dtype may cause."""
 
 
 class Case:
-    """One group with an adapter; the group is neither the layout's first nor are its members."""
+    """One group with an adapter; neither the group nor its members are the layout's first."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Case:
         of_b: float = 1.0,
         of_scaling: float = 1.0,
     ) -> None:
-        """bias: how large it is, 0 = none. of_a, of_b, of_scaling: times what they are otherwise."""
+        """bias: its size, 0 = none. of_a, of_b, of_scaling: factors on their default values."""
         generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> Tensor:
@@ -88,7 +88,7 @@ class Case:
         )
 
     def found(self, member: int) -> tuple[Tensor, Tensor]:
-        """Factors and what is added, of a member that is DoRA."""
+        """Factors and addends of a member with DoRA."""
         start, num_outputs = self.offset_magnitude[member], OUT_FEATURES[member]
         both = self.values[start : start + 2 * num_outputs * 4 // self.values.itemsize].view(torch.float32)
         return both[:num_outputs], both[num_outputs:]
@@ -104,7 +104,7 @@ class Case:
 
 
 def difference(case: Case, member: int) -> float:
-    """Of the factors, and of what is added where that is more, relative to its bias."""
+    """The larger of the factors' relative error and the addends' error relative to the largest bias (at least 1)."""
     (factors, added), (expected, expected_added) = case.found(member), case.expected(member)
     largest = 1.0 if case.bias is None else max(1.0, float(case.bias.abs().max()))
     return max(float((factors / expected - 1).abs().max()), float((added - expected_added).abs().max()) / largest)
@@ -132,10 +132,10 @@ def test_factors_are_magnitudes_over_norms(dtype: torch.dtype, bias: float, rank
         (torch.float16, 2.0**14, 2.0**-10, 2.0**-4),
     ],
 )
-def test_values_whose_squares_leave_the_dtype_have_their_factors(
+def test_factors_are_right_for_values_whose_squares_leave_the_dtypes_range(
     dtype: torch.dtype, of_a: float, of_b: float, of_scaling: float, bias: float
 ) -> None:
-    """An engine ended with the server when an upload of such was tried on it."""
+    """An upload with such values once ended the engine, and the server with it, when it was tried."""
     case = Case(dtype, (4, 9, 2), bias=bias, of_a=of_a, of_b=of_b, of_scaling=of_scaling)
     find_factors([case.linears], case.table, case.values)
     for member in range(3):
@@ -144,7 +144,7 @@ def test_values_whose_squares_leave_the_dtype_have_their_factors(
 
 @pytest.mark.parametrize("quantization", ROUNDINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_with_weights_in_fewer_bits_norms_are_of_what_is_multiplied(
+def test_norms_of_quantized_weights_are_those_of_the_rounded_weights(
     dtype: torch.dtype, quantization: Quantization
 ) -> None:
     case = Case(dtype, (4, 9, 2), bias=1.0, quantization=quantization)
@@ -153,7 +153,7 @@ def test_with_weights_in_fewer_bits_norms_are_of_what_is_multiplied(
         assert difference(case, member) <= TOLERANCE[dtype]
 
 
-def test_nothing_else_is_changed() -> None:
+def test_only_the_magnitudes_of_dora_members_are_changed() -> None:
     case = Case(torch.bfloat16, (4, 0, 3), is_dora=(False, False, True))
     before = case.values.clone()
     find_factors([case.linears], case.table, case.values)
@@ -164,14 +164,14 @@ def test_nothing_else_is_changed() -> None:
     assert difference(case, 2) <= TOLERANCE[torch.bfloat16]
 
 
-def test_plain_adapters_are_left_alone() -> None:
+def test_plain_adapters_are_unchanged() -> None:
     case = Case(torch.float32, (4, 2, 3), is_dora=(False, False, False))
     before = case.values.clone()
     find_factors([case.linears], case.table, case.values)
     assert torch.equal(case.values.view(torch.int32), before.view(torch.int32))
 
 
-def test_outputs_whose_weights_are_all_zero_stay_zero() -> None:
+def test_outputs_whose_weights_are_all_zero_have_a_factor_of_zero() -> None:
     """PEFT would divide by zero."""
     case = Case(torch.float32, (4, 2, 3))
     case.linears.squared_norms[0] = 0

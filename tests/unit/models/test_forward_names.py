@@ -19,22 +19,22 @@ class ClampsWithin(nn.Module):
         return [clamp(self.linear(x))]
 
 
-def test_reads_methods_and_attributes() -> None:
+def test_uses_only_reads_methods_and_attributes() -> None:
     assert uses_only(Clamps(), frozenset({"linear", "clamp", "relu"}))
     assert not uses_only(Clamps(), frozenset({"linear"}))
     assert not uses_only(Clamps(), frozenset({"clamp"}))
 
 
-def test_knows_single_names() -> None:
+def test_uses_finds_methods_but_not_arguments() -> None:
     assert uses(Clamps(), "clamp")
     assert not uses(Clamps(), "x")
 
 
-def test_reads_functions_within() -> None:
+def test_uses_only_reads_nested_functions() -> None:
     assert not uses_only(ClampsWithin(), frozenset({"linear"}))
 
 
-def test_reads_what_a_decorator_wraps() -> None:
+def test_uses_only_reads_the_function_that_a_decorator_wraps() -> None:
     class Decorated(nn.Module):
         @functools.wraps(Clamps.forward)
         def forward(self, *args: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def test_reads_what_a_decorator_wraps() -> None:
     assert not uses_only(Decorated(), frozenset({"forward"}))
 
 
-def test_what_has_no_code_is_unknown() -> None:
+def test_names_of_a_forward_without_code_are_unknown() -> None:
     module = nn.Identity()
     module.forward = torch.neg
     assert not uses_only(module, frozenset())

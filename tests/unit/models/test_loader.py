@@ -1,4 +1,4 @@
-"""Which dtype "auto" is on a CPU."""
+"""Which dtype "auto" selects on a CPU."""
 
 import pytest
 import torch
@@ -31,12 +31,12 @@ def with_experts() -> PreTrainedConfig:
 
 
 def with_experts_of_its_own() -> PreTrainedConfig:
-    """Llama 4 does not call them through transformers' interface."""
+    """Llama 4 does not call its experts through transformers' interface."""
     return Llama4TextConfig(**COMMON, num_local_experts=8, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("has_instructions", [False, True])
-def test_our_linears_take_bfloat16_on_any_cpu(
+def test_auto_is_bfloat16_on_any_cpu_with_our_linears(
     packing: Backend, has_instructions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "has_fast_bfloat16", lambda: has_instructions)
@@ -48,12 +48,12 @@ def test_our_linears_take_bfloat16_on_any_cpu(
     assert loader.choose_dtype("auto", with_experts_of_its_own(), CPU, packing) == by_torch, "torch's products"
 
 
-def test_experts_are_no_linears_that_each_row_reads() -> None:
+def test_a_model_with_experts_is_not_mostly_linears() -> None:
     assert loader.is_mostly_linears(llama())
     assert not loader.is_mostly_linears(with_experts())
 
 
-def test_what_is_asked_for_is_taken(packing: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_dtype_is_used(packing: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "has_fast_bfloat16", lambda: False)
     for name, dtype in loader.DTYPES.items():
         assert loader.choose_dtype(name, with_experts(), CPU, packing) == dtype

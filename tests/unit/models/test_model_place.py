@@ -28,7 +28,7 @@ def test_a_directory_needs_a_config(tmp_path: Path):
     assert why_absent(str(tmp_path), None) is None
 
 
-def test_a_directory_of_somebody_else_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unreadable_directory_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(path: str | Path, *_: object, **__: object) -> os.stat_result:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
@@ -40,18 +40,20 @@ def test_a_directory_of_somebody_else_is_named_as_such(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("model", ["/does/not/exist", "..x/y", "org/name/more", "org/name", "a name", "a" * 5000])
-def test_what_is_neither_a_directory_nor_cached_is_absent(cache: Path, model: str):
+def test_a_model_that_is_neither_a_directory_nor_cached_is_absent(cache: Path, model: str):
     where = "the local Hugging Face cache: `hf download` puts models there"
     assert why_absent(model, None) == f"{model} is neither a directory nor a model in {where}"
 
 
-def test_a_cached_model_is_there_in_the_revision_that_is_cached(cache: Path):
+def test_a_cached_model_is_present_only_in_the_cached_revision(cache: Path):
     add_model(cache, "org/name", "main")
     assert why_absent("org/name", None) is None
     assert why_absent("org/name", "main") is None
     assert why_absent("org/name", "v2") is not None
 
 
-def test_whether_a_download_is_allowed_is_left_to_the_library(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_uncached_model_is_not_reported_absent_if_downloads_are_allowed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert why_absent("org/name", None) is None

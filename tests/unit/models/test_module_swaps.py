@@ -12,7 +12,7 @@ from tests.support.tiny_models import tiny_model
 @pytest.mark.parametrize("shape", [(1, 5), (5,), (2, 3), (1, 0)], ids=str)
 @pytest.mark.parametrize(("architecture", "kind"), [("llama", FusedMlp), ("phi3", FusedGateUpMlp)])
 @torch.inference_mode()
-def test_mlps_take_rows_of_any_shape(architecture: str, kind: type, shape: tuple[int, ...]) -> None:
+def test_fused_mlps_accept_rows_of_any_shape(architecture: str, kind: type, shape: tuple[int, ...]) -> None:
     model = tiny_model(architecture)
     x = torch.randn(*shape, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     expected = model.model.layers[0].mlp(x)
@@ -22,7 +22,7 @@ def test_mlps_take_rows_of_any_shape(architecture: str, kind: type, shape: tuple
     torch.testing.assert_close(fused(x), expected)
 
 
-def test_mlps_that_clamp_where_no_probe_reaches_are_left_alone() -> None:
+def test_mlps_that_clamp_beyond_the_range_of_the_probe_are_not_swapped() -> None:
     model = tiny_model("llama")
     mlp = model.model.layers[0].mlp
 
@@ -35,7 +35,7 @@ def test_mlps_that_clamp_where_no_probe_reaches_are_left_alone() -> None:
     assert isinstance(model.model.layers[1].mlp, FusedMlp)
 
 
-def test_mlps_of_other_inputs_are_left_alone() -> None:
+def test_mlps_with_another_input_size_are_not_swapped() -> None:
     model = tiny_model("llama")
     other = LlamaMLP(LlamaConfig(hidden_size=48, intermediate_size=32, num_attention_heads=4))
     model.add_module("other", other)

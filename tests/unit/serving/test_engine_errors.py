@@ -27,12 +27,14 @@ def failed(code: EngineErrorCode | None, adapter: BoundAdapter | None = ADAPTER)
         (None, ErrorCode.ENGINE_ERROR, 500),
     ],
 )
-def test_every_engine_code_has_its_own_answer(code: EngineErrorCode | None, expected: ErrorCode, status: int) -> None:
+def test_every_engine_code_maps_to_its_own_error(
+    code: EngineErrorCode | None, expected: ErrorCode, status: int
+) -> None:
     error = failed(code)
     assert (error.code, ERROR_TABLE[error.code][0]) == (expected, status)
 
 
-def test_what_asked_for_a_grammar_is_named() -> None:
+def test_a_grammar_error_names_the_parameter_that_requested_it() -> None:
     output = SequenceOutput(
         "r", 0, [], finish_reason=FinishReason.ERROR, error="no", error_code=EngineErrorCode.GRAMMAR
     )
@@ -40,16 +42,16 @@ def test_what_asked_for_a_grammar_is_named() -> None:
     assert error.param == "guided_regex"
 
 
-def test_a_grammar_is_the_same_whatever_asks_for_it() -> None:
+def test_grammars_are_equal_whatever_parameter_requested_them() -> None:
     one, other = (Grammar(GrammarKind.REGEX, "a", param=param) for param in ("guided_regex", None))
     assert (one, hash(one)) == (other, hash(other))
 
 
-def test_no_engine_code_is_forgotten() -> None:
+def test_no_engine_code_maps_to_the_generic_engine_error() -> None:
     assert all(failed(code).code is not ErrorCode.ENGINE_ERROR for code in EngineErrorCode)
 
 
-def test_an_adapter_is_named_as_the_client_knows_it_and_the_reason_is_logged(
+def test_errors_name_the_adapter_as_the_client_does_and_the_reason_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR):

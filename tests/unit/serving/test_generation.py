@@ -61,7 +61,7 @@ def test_every_choice_is_complete_and_in_order(num_prompts: int, n: int) -> None
     asyncio.run(run())
 
 
-def test_steps_are_joined_to_one_delta_per_choice() -> None:
+def test_a_step_has_at_most_one_delta_per_choice() -> None:
     async def run() -> None:
         runtime = runtime_for(FakeEngine())
         generation = runtime.generation.start(job(3, n=2))
@@ -72,7 +72,7 @@ def test_steps_are_joined_to_one_delta_per_choice() -> None:
     asyncio.run(run())
 
 
-def test_a_stop_string_ends_its_choice_and_the_request_when_it_is_the_last() -> None:
+def test_a_stop_string_ends_its_choice_and_the_request_if_it_is_the_last_choice() -> None:
     async def run() -> None:
         engine = FakeEngine(reply=lambda request, index: ([40, 41] if index == 0 else [42]) * 500)
         runtime = runtime_for(engine)
@@ -89,7 +89,7 @@ def test_a_stop_string_ends_its_choice_and_the_request_when_it_is_the_last() -> 
     asyncio.run(run())
 
 
-def test_a_choice_that_stopped_is_aborted_while_its_siblings_run_on() -> None:
+def test_a_choice_that_stopped_is_aborted_while_its_siblings_continue() -> None:
     async def run() -> None:
         engine = FakeEngine(reply=lambda request, index: [40 + index] * 1000)
         runtime = runtime_for(engine)
@@ -104,7 +104,7 @@ def test_a_choice_that_stopped_is_aborted_while_its_siblings_run_on() -> None:
     asyncio.run(run())
 
 
-def test_what_the_engine_ended_by_itself_is_not_aborted() -> None:
+def test_requests_that_the_engine_ended_are_not_aborted() -> None:
     async def run() -> None:
         engine = FakeEngine(tokens_per_step=9)
         runtime = runtime_for(engine)
@@ -117,7 +117,7 @@ def test_what_the_engine_ended_by_itself_is_not_aborted() -> None:
     asyncio.run(run())
 
 
-def test_a_prompt_that_stopped_is_aborted_while_others_run_on() -> None:
+def test_a_prompt_that_stopped_is_aborted_while_others_continue() -> None:
     async def run() -> None:
         engine = FakeEngine(reply=lambda request, index: [40 + request.prompt_token_ids[0] % 2] * 1000)
         runtime = runtime_for(engine)
@@ -135,7 +135,7 @@ def test_a_prompt_that_stopped_is_aborted_while_others_run_on() -> None:
 
 
 @pytest.mark.parametrize("num_prompts", [1, 4])
-def test_closing_aborts_what_runs_and_is_idempotent(num_prompts: int) -> None:
+def test_closing_aborts_running_requests_and_is_idempotent(num_prompts: int) -> None:
     async def run() -> None:
         engine = FakeEngine()
         runtime = runtime_for(engine)
@@ -158,7 +158,7 @@ def test_closing_aborts_what_runs_and_is_idempotent(num_prompts: int) -> None:
 
 
 def num_counted(runtime: Runtime) -> list[float]:
-    """Prompt tokens, under our name and vLLM's; none where nothing was counted yet."""
+    """Counted prompt tokens, under our name and vLLM's; empty if nothing was counted yet."""
     rows = [row.split() for row in runtime.metrics.render().decode().splitlines()]
     names = ("loraserve_prompt_tokens_total{", "vllm:prompt_tokens_total{")
     return [float(value) for name, *_, value in rows if name.startswith(names)]
@@ -171,7 +171,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def leave(steps: AsyncGenerator[list[ChoiceDelta]], when: Callable[[], bool]) -> None:
-    """While the first delta is waited for."""
+    """Cancels the reader while it waits for the first delta."""
     first = asyncio.ensure_future(anext(steps))
     await until(when)
     for _ in range(5):
@@ -187,7 +187,7 @@ def jobs_of_tokens_and_vectors(n: int = 1) -> list[GenerationJob]:
     return [job(n=n), replace(job(), prompts=pooled)]
 
 
-def test_of_many_prompts_those_count_that_were_begun() -> None:
+def test_only_prompts_that_have_begun_are_counted() -> None:
     async def run() -> None:
         engine = FakeEngine()
         runtime = runtime_for(engine)
@@ -207,7 +207,7 @@ def test_of_many_prompts_those_count_that_were_begun() -> None:
 
 
 @pytest.mark.parametrize("asked", jobs_of_tokens_and_vectors(n=2))
-def test_a_prompt_that_the_engine_refused_does_not_count(asked: GenerationJob) -> None:
+def test_a_prompt_that_the_engine_refused_is_not_counted(asked: GenerationJob) -> None:
     async def run() -> None:
         runtime = runtime_for(FakeEngine(refuse_with="no such type", fail_code=EngineErrorCode.GRAMMAR))
         generation = runtime.generation.start(asked)
@@ -221,7 +221,7 @@ def test_a_prompt_that_the_engine_refused_does_not_count(asked: GenerationJob) -
 
 
 @pytest.mark.parametrize("asked", jobs_of_tokens_and_vectors())
-def test_a_prompt_that_only_waited_does_not_count(asked: GenerationJob) -> None:
+def test_a_prompt_that_only_waited_is_not_counted(asked: GenerationJob) -> None:
     async def run() -> None:
         engine = FakeEngine(gate=asyncio.Event())
         runtime = runtime_for(engine)
@@ -235,7 +235,7 @@ def test_a_prompt_that_only_waited_does_not_count(asked: GenerationJob) -> None:
 
 
 @pytest.mark.parametrize("asked", jobs_of_tokens_and_vectors(n=2))
-def test_a_prompt_left_while_it_is_computed_counts(asked: GenerationJob) -> None:
+def test_a_prompt_abandoned_while_it_is_computed_is_counted(asked: GenerationJob) -> None:
     async def run() -> None:
         engine = FakeEngine(rest_of_prompts=asyncio.Event())
         runtime = runtime_for(engine)
@@ -251,7 +251,7 @@ def test_a_prompt_left_while_it_is_computed_counts(asked: GenerationJob) -> None
 
 
 @pytest.mark.parametrize("asked", jobs_of_tokens_and_vectors(n=2))
-def test_a_prompt_counts_once_when_it_is_begun(asked: GenerationJob) -> None:
+def test_a_prompt_is_counted_once_when_it_begins(asked: GenerationJob) -> None:
     async def run() -> None:
         told: list[None] = []
         rest = asyncio.Event()
@@ -272,7 +272,7 @@ def test_a_prompt_counts_once_when_it_is_begun(asked: GenerationJob) -> None:
     asyncio.run(run())
 
 
-def test_a_prompt_counts_that_was_begun_when_it_was_ended_from_outside() -> None:
+def test_a_prompt_that_had_begun_is_counted_if_it_is_ended_from_outside() -> None:
     async def run() -> None:
         rest = asyncio.Event()
         runtime = runtime_for(FakeEngine(rest_of_prompts=rest))
@@ -289,7 +289,7 @@ def test_a_prompt_counts_that_was_begun_when_it_was_ended_from_outside() -> None
     asyncio.run(run())
 
 
-def test_what_is_pooled_is_no_text_in_the_metrics() -> None:
+def test_pooled_prompts_are_not_counted_in_metrics_of_text() -> None:
     async def run() -> None:
         runtime = runtime_for(FakeEngine())
         prompts = [Prompt([10, index], SamplingParams(1), pooling=PoolingParams(Pooling.LAST)) for index in range(3)]
@@ -309,7 +309,7 @@ def test_what_is_pooled_is_no_text_in_the_metrics() -> None:
     asyncio.run(run())
 
 
-def test_closing_before_the_first_step_never_reaches_the_engine() -> None:
+def test_a_generation_closed_before_its_first_step_never_reaches_the_engine() -> None:
     async def run() -> None:
         engine = FakeEngine()
         runtime = runtime_for(engine)
@@ -321,7 +321,7 @@ def test_closing_before_the_first_step_never_reaches_the_engine() -> None:
 
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
-def test_engine_errors_and_death_are_told_and_free_everything(num_prompts: int) -> None:
+def test_engine_errors_and_death_are_raised_and_free_everything(num_prompts: int) -> None:
     async def run(engine: FakeEngine, code: ErrorCode) -> None:
         runtime = runtime_for(engine)
         with pytest.raises(ServingError) as caught:
@@ -336,7 +336,7 @@ def test_engine_errors_and_death_are_told_and_free_everything(num_prompts: int) 
     asyncio.run(run(FakeEngine(die_after=2), ErrorCode.ENGINE_DEAD))
 
 
-def test_a_dead_engine_takes_nothing() -> None:
+def test_a_dead_engine_accepts_no_requests() -> None:
     async def run() -> None:
         engine = FakeEngine()
         runtime = runtime_for(engine)
@@ -368,7 +368,7 @@ def test_the_engine_gets_the_adapters_digest_the_tenant_and_a_fresh_id() -> None
 
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
-def test_ended_from_outside_its_reader_gets_the_reason_and_the_engine_stops(num_prompts: int) -> None:
+def test_ending_from_outside_gives_the_reader_the_reason_and_aborts_in_the_engine(num_prompts: int) -> None:
     async def run() -> None:
         engine = FakeEngine()
         runtime = runtime_for(engine)
@@ -388,7 +388,7 @@ def test_ended_from_outside_its_reader_gets_the_reason_and_the_engine_stops(num_
     asyncio.run(run())
 
 
-def test_ended_before_it_began_it_never_reaches_the_engine() -> None:
+def test_a_generation_ended_before_it_began_never_reaches_the_engine() -> None:
     async def run() -> None:
         engine = FakeEngine()
         generation = runtime_for(engine).generation.start(job())
@@ -401,7 +401,7 @@ def test_ended_before_it_began_it_never_reaches_the_engine() -> None:
     asyncio.run(run())
 
 
-def test_times_are_known_from_the_first_token_on_which_is_told_once() -> None:
+def test_times_are_known_after_the_first_token_whose_callback_runs_once() -> None:
     async def run() -> None:
         told: list[None] = []
         engine = FakeEngine(step_s=0.001)

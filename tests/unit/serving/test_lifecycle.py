@@ -6,7 +6,7 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.lifecycle import Lifecycle
 
 
-def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
+def test_draining_refuses_new_sequences_and_waits_for_running_ones() -> None:
     async def run() -> None:
         lifecycle = Lifecycle()
         lifecycle.enter(3)
@@ -23,7 +23,7 @@ def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
     asyncio.run(run())
 
 
-def test_idle_at_once_when_nothing_runs() -> None:
+def test_is_idle_at_once_if_nothing_runs() -> None:
     async def run() -> None:
         assert await Lifecycle().wait_idle(0.1)
 

@@ -43,7 +43,7 @@ def test_every_item_arrives_once_and_in_its_streams_order(num_sources: int) -> N
 
 
 @pytest.mark.parametrize("max_open", [1, 2, 4, 9])
-def test_no_more_are_open_than_may_be(max_open: int) -> None:
+def test_no_more_streams_are_open_than_the_maximum(max_open: int) -> None:
     num_open = most_open = 0
 
     async def counted(index: int) -> AsyncGenerator[list[int]]:
@@ -63,7 +63,7 @@ def test_no_more_are_open_than_may_be(max_open: int) -> None:
     assert 1 <= most_open <= max_open
 
 
-def test_closing_it_leaves_those_alone_that_were_not_begun() -> None:
+def test_closing_does_not_touch_streams_that_were_not_begun() -> None:
     sources = [Source([1], blocks=True) for _ in range(4)]
     num_taken = 0
 
@@ -86,7 +86,7 @@ def test_closing_it_leaves_those_alone_that_were_not_begun() -> None:
 
 
 @pytest.mark.parametrize("num_others", [0, 3])
-def test_an_error_ends_everything(num_others: int) -> None:
+def test_an_error_closes_all_streams(num_others: int) -> None:
     others = [Source([1], blocks=True) for _ in range(num_others)]
 
     async def run() -> None:
@@ -100,7 +100,7 @@ def test_an_error_ends_everything(num_others: int) -> None:
 
 
 @pytest.mark.parametrize("num_sources", [1, 3])
-def test_closing_it_closes_the_streams(num_sources: int) -> None:
+def test_closing_closes_the_open_streams(num_sources: int) -> None:
     sources = [Source([1, 2, 3], blocks=True) for _ in range(num_sources)]
 
     async def run() -> None:

@@ -38,7 +38,7 @@ def test_calls_and_their_results_are_kept() -> None:
     ]
 
 
-def test_what_clients_add_to_an_answer_is_left_out() -> None:
+def test_fields_that_clients_add_to_an_answer_are_ignored() -> None:
     function = {**CALL["function"], "parsed_arguments": {"a": [1, 2.5]}}
     added = {"parsed": {"x": 1}, "provider_specific_fields": {"reasoning": "Hm."}}
     chat = conversation(
@@ -50,7 +50,7 @@ def test_what_clients_add_to_an_answer_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_what_was_thought_is_kept_also_where_nothing_was_said_then(name: str) -> None:
+def test_reasoning_is_kept_even_without_content(name: str) -> None:
     said, cut_off = ({"role": "assistant", "content": content, name: "Hm."} for content in ("4", None))
     called = {"role": "assistant", "content": None, "tool_calls": [CALL], name: "Hm."}
     found = [
@@ -65,13 +65,13 @@ def call(**function: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "{}", **function}}]}
 
 
-def test_no_arguments_are_an_empty_object() -> None:
+def test_empty_arguments_become_an_empty_object() -> None:
     (message,) = conversation(call(arguments="")).messages
     assert message.tool_calls[0].arguments == "{}"
 
 
 @pytest.mark.parametrize("arguments", ["{", '{"a": "b', '{"a": x}</tool_call>'])
-def test_arguments_that_a_model_broke_off_can_be_sent_back(arguments: str) -> None:
+def test_truncated_or_malformed_arguments_can_be_sent_back(arguments: str) -> None:
     (message,) = conversation(call(arguments=arguments)).messages
     assert message.tool_calls[0].arguments == arguments
 
@@ -100,7 +100,7 @@ OF_CALL = "messages[1].tool_calls[0].function"
         (call(arguments='{"a":' + "[" * 8 + "]" * 8 + "}"), f"{OF_CALL}.arguments"),
     ],
 )
-def test_the_message_at_fault_is_named(message: object, param: str) -> None:
+def test_errors_name_the_message_at_fault(message: object, param: str) -> None:
     with pytest.raises(ServingError) as caught:
         conversation(USER, message)
     assert caught.value.param == param
@@ -114,7 +114,7 @@ def test_continue_final_message_needs_an_assistants_text_and_no_generation_promp
     assert conversation(USER, assistant, add_generation_prompt=False, continue_final_message=True)
 
 
-def test_how_many_messages_and_calls() -> None:
+def test_the_numbers_of_messages_and_calls_are_limited() -> None:
     for count in (0, 5):
         with pytest.raises(ServingError, match="messages"):
             conversation(*[USER] * count)
@@ -138,14 +138,14 @@ def test_template_variables_are_bounded(given: dict[str, Any], shown: str) -> No
     assert caught.value.param == "chat_template_kwargs"
 
 
-def test_a_number_that_python_cannot_hold_is_the_clients_error() -> None:
+def test_a_number_that_python_cannot_represent_is_a_client_error() -> None:
     body = b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1e999}}'
     asked = msgspec.json.decode(body, type=ChatCompletionRequest)
     with pytest.raises(ServingError, match="chat_template_kwargs"):
         conversation_of(asked, asked.messages, [], LIMITS)
 
 
-def test_calls_and_tools_count_as_text() -> None:
+def test_calls_and_tools_count_toward_the_size_of_a_conversation() -> None:
     arguments = '{"a": "' + "x" * 5000 + '"}'
     assert conversation(USER).num_chars == 1
     assert conversation(call(arguments=arguments)).num_chars == len("add" + arguments)

@@ -23,7 +23,7 @@ def calling(name: str, parameters: Any) -> list[dict[str, Any]]:
     return [{"name": name, "parameters": parameters}]
 
 
-def test_an_answer_is_a_list_of_calls_of_the_tools() -> None:
+def test_the_schema_allows_only_lists_of_calls_of_the_tools() -> None:
     schema = schema_of_calls([tool("add", {"required": ["a"]}), tool("now")], None)
     for good in (calling("add", {"a": 1}), calling("now", {}), calling("now", {}) * 3):
         assert follows(schema, good), good
@@ -57,7 +57,7 @@ def test_references_are_relative_to_the_parameters_they_are_in(place: str, diale
     assert not follows(schema_of_arguments(numbers), {"sub": {"v": "x"}})
 
 
-def test_arguments_are_an_object_always() -> None:
+def test_arguments_must_always_be_an_object() -> None:
     for parameters in (None, {}, {"description": "Anything."}, {"anyOf": [{"type": "object"}, {"type": "string"}]}):
         schema = schema_of_arguments(tool("f", parameters))
         assert follows(schema, {})
@@ -68,7 +68,7 @@ def test_arguments_are_an_object_always() -> None:
         assert refused.value.param == "tools"
 
 
-def test_what_the_template_shows_stays_as_it_was_sent() -> None:
+def test_building_the_schema_does_not_change_the_tools_as_sent() -> None:
     parameters = {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "x", "properties": {}}
     schema_of_calls([tool("f", parameters)], None)
     assert list(parameters) == ["$schema", "$id", "properties"]

@@ -31,7 +31,7 @@ def tools_of(*tools: object) -> list[JsonObject]:
     return checked_tools(asked(tools=tools).tools, LIMITS)
 
 
-def test_templates_get_what_was_given_and_no_more() -> None:
+def test_templates_get_the_tools_as_sent_without_strict() -> None:
     given = tool(description="Adds.", parameters=SCHEMA)
     assert tools_of(given, tool()) == [given, tool()]
     assert list(tools_of(given)[0]["function"]["parameters"]["properties"]) == ["b", "a"]
@@ -51,7 +51,7 @@ def test_templates_get_what_was_given_and_no_more() -> None:
         (tool(name="n" * 65), "tools[1].function.name"),
     ],
 )
-def test_the_tool_at_fault_is_named(given: object, param: str) -> None:
+def test_errors_name_the_tool_at_fault(given: object, param: str) -> None:
     with pytest.raises(ServingError) as caught:
         tools_of(tool(), given)
     assert caught.value.param == param
@@ -75,7 +75,7 @@ def use_of(**fields: object) -> ToolUse:
     return tool_use(asked(**fields), SETTINGS)
 
 
-def test_tools_are_shown_and_calls_looked_for_unless_the_choice_is_none() -> None:
+def test_tools_are_shown_and_calls_parsed_unless_the_choice_is_none() -> None:
     for choice in (None, "auto"):
         assert use_of(tools=[tool()], tool_choice=choice) == ToolUse([tool()], ToolCallFormat.HERMES)
     assert use_of(tools=[tool()], tool_choice="none") == ToolUse()
@@ -84,12 +84,12 @@ def test_tools_are_shown_and_calls_looked_for_unless_the_choice_is_none() -> Non
 
 
 @pytest.mark.parametrize("tools", [None, []])
-def test_a_choice_without_tools_means_nothing(tools: object) -> None:
+def test_a_choice_without_tools_has_no_effect(tools: object) -> None:
     for choice in (None, "auto", "none"):
         assert use_of(tools=tools, tool_choice=choice, parallel_tool_calls=True) == ToolUse()
 
 
-def test_calls_that_nobody_would_find_are_refused() -> None:
+def test_tools_are_refused_without_a_tool_call_parser() -> None:
     settings = msgspec.structs.replace(SETTINGS, tool_call_parser=None)
     with pytest.raises(ServingError, match="--tool-call-parser") as caught:
         tool_use(asked(tools=[tool()]), settings)
@@ -106,19 +106,19 @@ def test_calls_that_nobody_would_find_are_refused() -> None:
         ("always", ErrorCode.INVALID_VALUE, "tool_choice"),
     ],
 )
-def test_other_choices_are_refused(choice: object, code: ErrorCode, param: str) -> None:
+def test_invalid_and_unsupported_choices_are_refused(choice: object, code: ErrorCode, param: str) -> None:
     with pytest.raises(ServingError) as caught:
         use_of(tools=[tool()], tool_choice=choice)
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-def test_what_has_to_be_called_must_be_there(choice: object) -> None:
+def test_a_forced_call_without_tools_is_refused(choice: object) -> None:
     with pytest.raises(ServingError, match="tools"):
         use_of(tools=[], tool_choice=choice)
 
 
-def test_calls_that_have_to_come_need_no_parser() -> None:
+def test_forced_calls_need_no_parser() -> None:
     settings = msgspec.structs.replace(SETTINGS, tool_call_parser=None)
     required = tool_use(asked(tools=[tool()], tool_choice="required", parallel_tool_calls=False), settings)
     assert required.schema is not None

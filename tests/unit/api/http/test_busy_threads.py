@@ -1,4 +1,4 @@
-"""The event loop's threads are for disks: who asks for text, or for what is in memory, never waits for them."""
+"""The event loop's threads are for disks: requests for text or for data in memory never wait for them."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ REQUESTS = {
 
 @contextmanager
 def busy_threads(live: LiveServer) -> Iterator[None]:
-    """All that the server's event loop has: one, here."""
+    """Occupies all threads of the server's event loop: one, here."""
     is_reading, disk_answers = threading.Event(), threading.Event()
 
     def read() -> None:

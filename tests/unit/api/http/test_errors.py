@@ -26,7 +26,7 @@ def test_every_code_has_a_status_and_a_known_type() -> None:
         assert (kind == "server_error") == (status >= 500)
 
 
-def test_the_servers_faults_are_its_5xx() -> None:
+def test_server_faults_are_exactly_the_codes_with_a_5xx_status() -> None:
     assert {code for code, (status, _) in ERROR_TABLE.items() if status >= 500} == SERVER_FAULTS
 
 
@@ -35,12 +35,12 @@ def test_the_frameworks_statuses_map_to_codes_of_the_same_status() -> None:
         assert ERROR_TABLE[code][0] == status
 
 
-def test_body() -> None:
+def test_an_error_body_has_the_message_type_param_and_code() -> None:
     body = error_body(ServingError(ErrorCode.MODEL_NOT_FOUND, "gone", param="model")).error
     assert (body.message, body.type, body.param, body.code) == ("gone", "not_found_error", "model", "model_not_found")
 
 
-def test_a_path_writes_no_lines_into_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_cannot_inject_lines_into_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(errors.logger, "error", lambda text, *args, exc_info: lines.append(text % args))
     request = RequestFactory().get("/adapters/x\n2026-11-24 CRITICAL forged\x1b[31m")
@@ -50,7 +50,7 @@ def test_a_path_writes_no_lines_into_the_log(monkeypatch: pytest.MonkeyPatch) ->
     assert line.isprintable()
 
 
-def test_a_full_disk_is_told() -> None:
+def test_a_full_disk_is_reported_as_service_unavailable() -> None:
     request = RequestFactory().post("/v1/keys")
     refusal = serving_error_of(request, OSError(errno.ENOSPC, "No space left on device", "/var/lib/loraserve/docs/x"))
     assert refusal.code is ErrorCode.SERVICE_UNAVAILABLE
@@ -59,7 +59,7 @@ def test_a_full_disk_is_told() -> None:
     assert serving_error_of(request, OSError(errno.EIO, "Input/output error")).code is ErrorCode.INTERNAL_ERROR
 
 
-def test_what_the_server_may_not_read_or_write_is_no_fault_of_the_request() -> None:
+def test_a_file_that_the_server_may_not_access_is_reported_as_service_unavailable() -> None:
     request = RequestFactory().delete("/v1/keys/abcdefgh")
     path = "/var/lib/loraserve/docs/key/4b"
     for error in (PermissionError(errno.EACCES, "Permission denied", path), UnreadFileError(path, "cannot be read")):

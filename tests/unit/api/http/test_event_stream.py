@@ -48,7 +48,7 @@ async def silent() -> AsyncGenerator[bytes]:
     yield b""
 
 
-def test_ends_once_when_all_is_sent() -> None:
+def test_ends_once_when_everything_is_sent() -> None:
     async def run() -> None:
         ends: list[str] = []
         exchange = Exchange(EventStream(counting(3), lambda: ends.append("end"), 10), num_taken=100)
@@ -62,7 +62,7 @@ def test_ends_once_when_all_is_sent() -> None:
 def test_ends_when_the_client_leaves_while_a_chunk_is_being_sent() -> None:
     async def run() -> None:
         ends: list[str] = []
-        body = counting(100)  # Held here: garbage collection must not be what ends the work.
+        body = counting(100)  # Referenced here so that garbage collection does not end the work.
         exchange = Exchange(EventStream(body, lambda: ends.append("end"), 10), num_taken=2)
         running = asyncio.create_task(exchange.run())
         await exchange.stuck.wait()
@@ -105,7 +105,7 @@ def test_pings_only_while_nothing_else_is_sent() -> None:
 
 
 class Drain(Exchange):
-    """To a client that takes nothing until told to: what is to be sent waits, and goes on in its order."""
+    """To a client that takes nothing until `room` is set; waiting messages are then sent in order."""
 
     def __init__(self, stream: EventStream) -> None:
         super().__init__(stream, num_taken=100)

@@ -14,11 +14,11 @@ async def forgotten() -> None: ...
 async def both() -> None: ...
 
 
-def test_every_route_says_what_it_needs() -> None:
+def test_every_route_declares_who_may_call_it() -> None:
     check_all_need(ROUTES)
 
 
 @pytest.mark.parametrize("handler", [forgotten, both])
-def test_a_route_that_says_nothing_or_two_things_is_not_served(handler: object) -> None:
+def test_a_route_that_declares_nothing_or_two_things_is_refused(handler: object) -> None:
     with pytest.raises(AssertionError, match="does not say who may call it"):
         check_all_need([*ROUTES, handler])  # pyright: ignore[reportArgumentType]

@@ -24,13 +24,13 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.sampled_from([None, 1]), st.booleans())
-def test_is_the_depth_whatever_texts_contain(value: object, indent: int | None, ascii_only: bool) -> None:
+def test_depth_is_right_whatever_strings_contain(value: object, indent: int | None, ascii_only: bool) -> None:
     assert nesting_depth(json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode(), -1) == depth_of(value)
 
 
 @pytest.mark.parametrize("depth", [31, 32, 33, 5000])
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_is_exact_above_what_is_enough(depth: int, opening: str) -> None:
+def test_depth_is_exact_above_the_limit(depth: int, opening: str) -> None:
     closing = "]" if opening == "[" else "}"
     found = nesting_depth((opening * depth + "1" + closing * depth).encode(), 32)
     assert (found > 32) == (depth > 32)
@@ -38,5 +38,5 @@ def test_is_exact_above_what_is_enough(depth: int, opening: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b'"', b'"[[', b"]]]", b"\xff[", b'\\"[', b"[" * 100 + b'"'])
-def test_what_is_no_json_does_no_harm(body: bytes) -> None:
+def test_bytes_that_are_not_json_have_a_bounded_depth(body: bytes) -> None:
     assert nesting_depth(body, 0) <= 100

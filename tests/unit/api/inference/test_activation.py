@@ -39,7 +39,7 @@ def test_each_prompt_needs_the_invocation() -> None:
     assert refused.value.code == ErrorCode.ADAPTER_NOT_ACTIVATED
 
 
-def test_which_version_was_asked_is_told() -> None:
-    """Of a canary, another one may have another invocation: who is refused now and then must see why."""
+def test_the_error_names_the_version_and_its_invocation() -> None:
+    """During a canary, the other version may have another invocation: clients refused now and then must see why."""
     with pytest.raises(ServingError, match=r"'judge' \(version 3\) .* ' judge:'"):
         check([1])

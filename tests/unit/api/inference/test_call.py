@@ -32,7 +32,7 @@ BEFORE_S = 60.0
 
 
 @given(SALTS, SALTS)
-def test_no_two_pairs_of_salts_are_one(first: tuple[str, str], second: tuple[str, str]) -> None:
+def test_different_pairs_of_salts_give_different_salts(first: tuple[str, str], second: tuple[str, str]) -> None:
     assert (salted(*first) == salted(*second)) == (first == second)
 
 
@@ -49,8 +49,8 @@ async def end_at_once(live: LiveServer, received_s: float) -> None:
     await live.context.calls.wait_settled()
 
 
-def test_a_requests_time_is_from_its_arrival_not_from_its_admission(tmp_path: Path) -> None:
-    """As its TTFT is, which could be longer than all of it otherwise."""
+def test_a_requests_duration_is_measured_from_its_arrival_not_from_its_admission(tmp_path: Path) -> None:
+    """Like its TTFT, which could otherwise exceed the duration."""
     with live_server(FakeEngine(), make_settings(tmp_path)) as live:
         live.run(end_at_once(live, time.monotonic() - BEFORE_S))
         (record,) = httpx.get(f"{live.url}/v1/requests").json()["data"]
@@ -59,7 +59,7 @@ def test_a_requests_time_is_from_its_arrival_not_from_its_admission(tmp_path: Pa
 
 
 def asked_for(live: LiveServer, label: str) -> float | None:
-    """The prompt tokens that /metrics has of it."""
+    """The prompt tokens that /metrics reports for the label; None if it has no series."""
     rows = [line for line in live.runtime.metrics.render().decode().splitlines() if f'adapter="{label}"' in line]
     found = [line for line in rows if line.startswith("loraserve_prompt_tokens_total")]
     assert bool(found) == bool(rows)
@@ -67,7 +67,7 @@ def asked_for(live: LiveServer, label: str) -> float | None:
 
 
 async def use_while_deleted(live: LiveServer, *, starts_before: bool, restore: bool) -> None:
-    """One request, admitted before the deletion, which may finish."""
+    """Runs one request, admitted before the deletion, until it finishes."""
     principal, adapters = server_principal(SHARED_TENANT, "open"), live.control.adapters
     target = await live.control.resolver.resolve(principal, "sql")
     assert target.adapter is not None
@@ -94,7 +94,7 @@ def test_a_request_that_outlives_its_adapter_leaves_no_series(tmp_path: Path, st
         assert asked_for(live, "sql") is None
 
 
-def test_the_series_of_an_adapter_that_was_restored_stay(tmp_path: Path) -> None:
+def test_the_series_of_a_restored_adapter_are_kept(tmp_path: Path) -> None:
     with live_server(FakeEngine(), make_settings(tmp_path), ("sql",)) as live:
         live.run(use_while_deleted(live, starts_before=True, restore=True))
         assert asked_for(live, "sql") == 2
@@ -135,8 +135,8 @@ async def end_and_let_go(live: LiveServer, way: Way) -> weakref.ref[InferenceCal
 
 
 @pytest.mark.parametrize("way", Way)
-def test_what_ended_is_freed_without_the_garbage_collector(tmp_path: Path, way: Way) -> None:
-    """It comes seldom, and prompts are large."""
+def test_an_ended_call_is_freed_without_the_garbage_collector(tmp_path: Path, way: Way) -> None:
+    """The collector runs rarely, and prompts are large."""
     with live_server(FakeEngine(), make_settings(tmp_path)) as live, gc_disabled():
         call = live.run(end_and_let_go(live, way))
         assert call() is None
@@ -169,7 +169,7 @@ async def leave_or_be_refused(live: LiveServer, is_sent: Callable[[Generation], 
     ],
     ids=["refused", "waited", "left while it was computed"],
 )
-def test_a_prompt_is_charged_from_when_it_was_begun(tmp_path: Path, engine: FakeEngine, num_charged: int) -> None:
+def test_a_prompt_is_charged_once_it_has_begun(tmp_path: Path, engine: FakeEngine, num_charged: int) -> None:
     def is_sent(generation: Generation) -> bool:
         return generation.prompts[0].is_begun if engine.rest_of_prompts else bool(engine.requests)
 
@@ -181,7 +181,7 @@ def test_a_prompt_is_charged_from_when_it_was_begun(tmp_path: Path, engine: Fake
 
 
 @pytest.mark.parametrize(("stream", "charged"), [(False, (0, 0)), (True, (2, 3))])
-def test_what_a_fault_of_the_servers_left_undelivered_costs_nothing(
+def test_an_answer_left_undelivered_by_a_server_fault_is_not_charged(
     tmp_path: Path, stream: bool, charged: tuple[int, int]
 ) -> None:
     with live_server(FakeEngine(die_after=3), make_settings(tmp_path)) as live:

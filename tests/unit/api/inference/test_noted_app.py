@@ -1,4 +1,4 @@
-"""Who tells of requests at their end does nothing to them."""
+"""Reporting a request at its end does not affect the request."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ def ask(app: NotedApp) -> list[Message]:
     return sent
 
 
-def test_a_request_is_answered_whatever_becomes_of_what_is_told_of_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_to_report_a_request_does_not_affect_its_answer(caplog: pytest.LogCaptureFixture) -> None:
     assert [message["type"] for message in ask(NotedApp(answer, cannot_tell))] == ["http.response.start"]
     with pytest.raises(RuntimeError, match="of the app"):
         ask(NotedApp(fail, cannot_tell))

@@ -17,12 +17,14 @@ LIMITS = Limits(max_prompts=3)
         ([[]], [[]]),
     ],
 )
-def test_the_four_forms(prompt: str | list[str | int | list[int]], expected: list[str | list[int]]) -> None:
+def test_all_four_forms_of_prompts_are_accepted(
+    prompt: str | list[str | int | list[int]], expected: list[str | list[int]]
+) -> None:
     assert split_prompts("prompt", prompt, LIMITS.max_prompts, 10) == expected
 
 
 @pytest.mark.parametrize("prompt", [[], ["a", 1], [1, [2]], ["a", [1]], [10], [[-1]], [[1, 10]], ["a"] * 4, [[1]] * 4])
-def test_refused_forms(prompt: list[str | int | list[int]]) -> None:
+def test_invalid_forms_of_prompts_are_refused(prompt: list[str | int | list[int]]) -> None:
     with pytest.raises(ServingError) as caught:
         split_prompts("prompt", prompt, LIMITS.max_prompts, 10)
     assert caught.value.param == "prompt"
@@ -55,7 +57,7 @@ def test_truncate_leaves_room_for_the_answer(max_tokens: int | None, kept: int) 
         ([7, 8, 9], [1, 2], 2, [7, 8]),
     ],
 )
-def test_truncate_around_keeps_the_beginning_and_what_the_tokenizer_added(
+def test_truncate_around_keeps_the_beginning_and_the_tokens_that_the_tokenizer_added(
     token_ids: list[int], bare: list[int], limit: int, kept: list[int]
 ) -> None:
     assert truncate_around(token_ids, bare, limit) == kept

@@ -31,8 +31,8 @@ def told(*headers: tuple[bytes, bytes]) -> ReadableSpan:
 
 
 @pytest.mark.parametrize("num_headers", [1, 2])
-def test_no_more_of_a_tracestate_is_kept_than_has_to_be(num_headers: int) -> None:
-    """Every span has it: of what a client may send, four times 8 KB a request would wait for the collector."""
+def test_a_tracestate_above_the_maximum_length_is_dropped(num_headers: int) -> None:
+    """Every span has it: at the most that a client may send, 4 × 8 KB per request would wait for the collector."""
     pairs = [b"k%d=%b" % (index, b"v" * 60) for index in range(8)]
     longest = b",".join([*pairs[:-1], pairs[-1] + b"v"])
     assert len(longest) == MAX_TRACESTATE_CHARS

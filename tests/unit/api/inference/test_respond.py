@@ -1,4 +1,4 @@
-"""How much is written down on the event loop, and when a request is over."""
+"""How much is encoded on the event loop, and when a request is over."""
 
 import asyncio
 import json
@@ -22,13 +22,13 @@ def delta(num_tokens: int, num_alternatives: int | None = None) -> ChoiceDelta:
     return ChoiceDelta(0, 0, token_ids=[1] * num_tokens, logprobs=logprobs)
 
 
-def test_alternatives_count_as_tokens_do() -> None:
+def test_alternatives_count_like_tokens() -> None:
     assert size_of([delta(3), delta(2)]) == 5
     assert size_of([delta(10, 0)]) == 20
     assert size_of([delta(10, 20)]) == 220
 
 
-def test_a_step_of_a_stream_is_written_at_once_a_long_answer_is_not() -> None:
+def test_a_stream_step_is_encoded_inline_but_a_long_answer_is_not() -> None:
     assert size_of([delta(1, 20)] * 8) < INLINE_SIZE < size_of([delta(4000, 20)])
 
 
@@ -41,7 +41,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
 
 
 async def told(live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a stream sends, and when its request is over, in order."""
+    """The chunks that a stream sends, and "over" when its request is over, in order."""
     order: list[str] = []
     spawn, calls = live.context.calls.spawn, live.context.calls
     monkeypatch.setattr(calls, "spawn", lambda work: (order.append("over"), spawn(work)))
@@ -68,7 +68,7 @@ async def told(live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("path", PROMPTS)
-def test_who_has_the_end_of_a_stream_may_ask_again_at_once(
+def test_a_request_is_over_before_the_end_of_its_stream_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     with live_server(FakeEngine(), make_settings(tmp_path)) as live:

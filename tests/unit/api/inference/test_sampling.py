@@ -48,7 +48,7 @@ def check(checker: SamplingChecker = CHECKER, **fields: object) -> CheckedSampli
         ("logit_bias", [{str(i): 0 for i in range(300)}], [{str(i): 0 for i in range(301)}]),
     ],
 )
-def test_ranges(param: str, good: list[object], bad: list[object]) -> None:
+def test_values_out_of_range_are_refused_by_name(param: str, good: list[object], bad: list[object]) -> None:
     for value in good:
         check(**{param: value})
     for value in bad:
@@ -59,7 +59,7 @@ def test_ranges(param: str, good: list[object], bad: list[object]) -> None:
         assert len(caught.value.message) < 300
 
 
-def test_the_message_has_the_value_and_the_limit() -> None:
+def test_errors_give_the_value_and_the_limit() -> None:
     with pytest.raises(ServingError, match=r"'temperature' is 2.5; it must be between 0 and 2\."):
         check(temperature=2.5)
     with pytest.raises(ServingError, match=rf"token id {VOCAB}; ids must be between 0 and {VOCAB - 1}\."):
@@ -81,12 +81,12 @@ def test_prompt_logprobs_and_stream_options_need_the_right_mode() -> None:
         check(stream_options=object())
 
 
-def test_defaults_are_openais_where_the_model_has_none() -> None:
+def test_defaults_are_openais_if_the_model_has_none() -> None:
     params = check().params
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty) == (1, 1, 0, 0, 1)
 
 
-def test_the_models_generation_config_fills_what_a_request_leaves_out() -> None:
+def test_the_models_generation_config_fills_in_omitted_fields() -> None:
     given = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1}
     checker = SamplingChecker(make_model(default_sampling=given), Limits())
     params = check(checker).params
@@ -107,18 +107,18 @@ def test_default_max_tokens_is_the_rest_of_the_context_unless_the_model_says_les
     assert (checker.default_max_tokens(100), checker.default_max_tokens(20)) == (30, 20)
 
 
-def test_the_models_max_new_tokens_is_a_default_and_no_limit() -> None:
-    """As in vLLM: it caps requests only where an operator names a generation config of his own."""
+def test_the_models_max_new_tokens_is_a_default_not_a_limit() -> None:
+    """As in vLLM, which caps requests only if the operator names a separate generation config."""
     checker = SamplingChecker(make_model(default_sampling={"max_new_tokens": 30}), Limits())
     assert check(checker, max_tokens=100).max_tokens == 100
 
 
 @pytest.mark.parametrize(("given", "used"), [(0.0, 0.0), (1e-6, 0.0), (1e-4, 0.01), (0.5, 0.5)])
-def test_tiny_temperatures(given: float, used: float) -> None:
+def test_tiny_temperatures_become_zero_or_the_minimum(given: float, used: float) -> None:
     assert check(temperature=given).params.temperature == used
 
 
-def test_seeds() -> None:
+def test_seeds_are_reproducible_unless_absent_or_minus_one() -> None:
     assert prompt_sampling(check(seed=7), 5).seed == 7
     same = [prompt_sampling(check(seed=-5), 5).seed for _ in range(2)]
     assert same[0] == same[1]
@@ -137,7 +137,9 @@ def test_seeds() -> None:
         (600, 0, "prompt", ("600", "512", "no room")),
     ],
 )
-def test_context_length(num_prompt_tokens: int, max_tokens: int | None, param: str, shown: tuple[str, ...]) -> None:
+def test_requests_that_exceed_the_context_are_refused(
+    num_prompt_tokens: int, max_tokens: int | None, param: str, shown: tuple[str, ...]
+) -> None:
     with pytest.raises(ServingError) as caught:
         check_context(num_prompt_tokens, max_tokens, 512, "prompt", "max_tokens")
     assert (caught.value.code, caught.value.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, param)
@@ -145,5 +147,5 @@ def test_context_length(num_prompt_tokens: int, max_tokens: int | None, param: s
 
 
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(500, 12), (511, None), (511, 0)])
-def test_what_fits(num_prompt_tokens: int, max_tokens: int | None) -> None:
+def test_requests_that_fit_the_context_are_accepted(num_prompt_tokens: int, max_tokens: int | None) -> None:
     check_context(num_prompt_tokens, max_tokens, 512, "prompt", "max_tokens")

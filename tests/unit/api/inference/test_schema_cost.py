@@ -25,7 +25,7 @@ LIMITS = Limits(max_grammar_chars=10, max_multiple_of=100)
         {"enum": ["x" * 10, True, None, 1.5]},
     ],
 )
-def test_what_costs_little(schema: dict[str, Any]) -> None:
+def test_cheap_schemas_are_accepted(schema: dict[str, Any]) -> None:
     check_cost("schema", schema, LIMITS)
 
 
@@ -41,7 +41,7 @@ def test_what_costs_little(schema: dict[str, Any]) -> None:
         ({"properties": {"a": {"const": "x" * 11}}}, "has 11 characters in one string; the limit is 10"),
     ],
 )
-def test_what_costs_more_than_it_says(schema: dict[str, Any], message: str) -> None:
+def test_expensive_schemas_are_refused(schema: dict[str, Any], message: str) -> None:
     with pytest.raises(ServingError, match=message) as refused:
         check_cost("schema", schema, LIMITS)
     assert refused.value.param == "schema"

@@ -34,7 +34,7 @@ def schema_of(found: Grammar | None) -> dict[str, Any]:
         {"structured_outputs": {"json_object": False}},
     ],
 )
-def test_nothing_asked_for_is_no_grammar(fields: dict[str, Any]) -> None:
+def test_a_request_without_constraints_has_no_grammar(fields: dict[str, Any]) -> None:
     assert grammar(**fields) is None
 
 
@@ -48,7 +48,7 @@ def test_nothing_asked_for_is_no_grammar(fields: dict[str, Any]) -> None:
         {"structured_outputs": {"json": msgspec.json.encode(SCHEMA).decode()}},
     ],
 )
-def test_every_way_to_send_a_schema_is_the_same(fields: dict[str, Any]) -> None:
+def test_every_way_to_send_a_schema_gives_the_same_grammar(fields: dict[str, Any]) -> None:
     assert schema_of(grammar(**fields)) == SCHEMA | LAYOUT
     assert list(schema_of(grammar(**fields))["properties"]) == ["b", "a"], "answers have the schema's order"
 
@@ -56,7 +56,7 @@ def test_every_way_to_send_a_schema_is_the_same(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "fields", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
 )
-def test_any_json_object(fields: dict[str, Any]) -> None:
+def test_any_json_object_can_be_requested(fields: dict[str, Any]) -> None:
     assert schema_of(grammar(**fields)) == {"type": "object"} | LAYOUT
 
 
@@ -68,11 +68,11 @@ def test_any_json_object(fields: dict[str, Any]) -> None:
         ({"disable_fallback": True}, LAYOUT["x-guidance"]),
     ],
 )
-def test_whitespace_is_as_asked_for(options: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_whitespace_is_as_requested(options: dict[str, Any], expected: dict[str, Any]) -> None:
     assert schema_of(grammar(structured_outputs={"json": SCHEMA, **options}))["x-guidance"] == expected
 
 
-def test_whitespace_by_its_older_name() -> None:
+def test_the_whitespace_pattern_is_accepted_under_its_older_name() -> None:
     options = schema_of(grammar(guided_json=SCHEMA, guided_whitespace_pattern="_?"))["x-guidance"]
     assert options == {"whitespace_pattern": "_?"}
 
@@ -85,19 +85,19 @@ def test_whitespace_by_its_older_name() -> None:
         ({"grammar": 'start: "a"'}, Grammar(GrammarKind.GRAMMAR, 'start: "a"')),
     ],
 )
-def test_what_else_there_is(outputs: dict[str, Any], expected: Grammar) -> None:
+def test_regexes_choices_and_grammars_are_accepted_under_both_names(outputs: dict[str, Any], expected: Grammar) -> None:
     assert grammar(structured_outputs=outputs) == expected
     assert grammar(**{f"guided_{name}": value for name, value in outputs.items()}) == expected
 
 
-def test_a_long_schema_is_not_walked_through() -> None:
-    """Two megabytes of it would hold up everybody."""
+def test_a_schema_that_is_too_long_is_refused_before_it_is_walked() -> None:
+    """Walking two megabytes of it would delay all requests."""
     schema = {"enum": [[1]] * 1000 + ["x" * 41]}
     with pytest.raises(ServingError, match="characters; the limit is 400"):
         grammar(guided_json=schema)
 
 
-def test_the_schema_of_tools_that_is_too_long_is_named() -> None:
+def test_a_schema_of_tools_that_is_too_long_is_refused_by_name() -> None:
     request = CompletionRequest(prompt="x")
     with pytest.raises(ServingError, match="characters in the schema of 'tools'; the limit is 400"):
         grammar_of(request, Limits(max_schema_chars=400), [], {"enum": list(range(400))})

@@ -24,7 +24,7 @@ async def use(node: Node, digest: str, tenant: str) -> None:
         pass
 
 
-def test_a_pin_shows_where_the_content_is_and_nothing_of_others_use(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_pin_shows_the_tier_of_the_content_but_not_its_use_by_other_tenants(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
@@ -45,7 +45,7 @@ def test_a_pin_shows_where_the_content_is_and_nothing_of_others_use(valkey: Valk
     run(scenario)
 
 
-def test_a_pin_counts_until_it_ends_and_for_what_it_keeps(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_pin_shows_the_tier_only_of_the_pinned_version_until_it_expires(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)

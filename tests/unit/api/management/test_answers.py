@@ -8,14 +8,14 @@ ETAG = shown_etag(7, "the document")
 
 
 @pytest.mark.parametrize(("seen", "status"), [(None, 200), ('"7"', 200), (ETAG, 304)])
-def test_no_browser_keeps_an_answer_whose_url_is_one_for_each_tenants_document(seen: str | None, status: int) -> None:
+def test_browsers_do_not_store_answers_whose_url_all_tenants_share(seen: str | None, status: int) -> None:
     headers = {} if seen is None else {"if-none-match": seen}
     answer = shown(RequestFactory().get("/", headers=headers), 7, "the document")
     assert (answer.status_code or 200, answer.headers) == (status, {"etag": ETAG, "cache-control": "no-store"})
 
 
-def test_what_has_changed_without_a_revision_is_shown_again() -> None:
-    """An adapter that drains, a version that is loaded, an hour's requests."""
+def test_content_that_changed_without_a_new_revision_is_sent_again() -> None:
+    """For example, a draining adapter, a loaded version or the requests of an hour."""
     headers = {"if-none-match": shown_etag(7, "draining")}
     answer = shown(RequestFactory().get("/", headers=headers), 7, "deleted")
     assert (answer.status_code, answer.content) == (None, "deleted")

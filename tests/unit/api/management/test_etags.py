@@ -24,19 +24,19 @@ def request(**headers: str):
         (f"7-{SHOWN}", False),
     ],
 )
-def test_what_a_client_has_seen(given: str, seen: bool) -> None:
+def test_if_none_match_shows_what_a_client_has_seen(given: str, seen: bool) -> None:
     assert has_seen(request(if_none_match=given), f'"7-{SHOWN}"') is seen
     assert not has_seen(request(), f'"7-{SHOWN}"')
 
 
-def test_an_etag_of_what_is_shown_is_of_its_revision_and_of_all_that_is_shown() -> None:
+def test_an_etag_depends_on_the_revision_and_on_the_content_shown() -> None:
     tags = [shown_etag(rev, shown) for rev in (7, 8) for shown in ({"status": "draining"}, {"status": "deleted"})]
     assert len(set(tags)) == 4
     assert tags[0] == shown_etag(7, {"status": "draining"})
     assert [expected_rev(request(if_match=tag)) for tag in tags] == [7, 7, 8, 8]
 
 
-def test_the_revision_that_a_change_is_for() -> None:
+def test_if_match_gives_the_revision_that_a_change_is_for() -> None:
     assert expected_rev(request()) is None
     assert expected_rev(request(if_match="*")) is None
     assert expected_rev(request(if_match='"7"')) == 7
@@ -44,13 +44,13 @@ def test_the_revision_that_a_change_is_for() -> None:
 
 
 @pytest.mark.parametrize("given", ["7", '"x"', '"6", "7"', '"-1"', '"7-"', '"7-x"', ""])
-def test_an_etag_that_we_never_gave_matches_nothing(given: str) -> None:
+def test_an_etag_that_the_server_never_sent_matches_nothing(given: str) -> None:
     with pytest.raises(ServingError) as caught:
         expected_rev(request(if_match=given))
     assert caught.value.code is ErrorCode.PRECONDITION_FAILED
 
 
-def test_a_put_may_be_only_to_create() -> None:
+def test_if_none_match_with_a_star_makes_a_put_create_only() -> None:
     assert must_not_exist(request(if_none_match="*"))
     assert not must_not_exist(request())
     with pytest.raises(ServingError):

@@ -37,7 +37,7 @@ def sent(*blocks: object) -> dict[str, Any]:
     return {"role": "user", "content": blocks}
 
 
-def test_every_form_of_a_text() -> None:
+def test_every_form_of_text_is_accepted() -> None:
     cached = {"cache_control": {"type": "ephemeral"}}
     assert messages_of(
         sent(text("a", **cached), text("b", citations=None)),
@@ -59,7 +59,7 @@ def test_every_form_of_a_text() -> None:
         assert messages_of({"role": "user", "content": nothing}) == [ChatMessage("user", "")]
 
 
-def test_what_follows_in_the_same_role_is_one_turn() -> None:
+def test_consecutive_messages_of_one_role_become_one_turn() -> None:
     assert messages_of(USER, USER, said(text("a")), said(CALL), sent(RESULT), USER, system="s") == [
         ChatMessage("system", "s"),
         ChatMessage("user", "x\nx"),
@@ -70,7 +70,7 @@ def test_what_follows_in_the_same_role_is_one_turn() -> None:
     assert messages_of({"role": "system", "content": "b"}, USER, system="a")[0] == ChatMessage("system", "a\nb")
 
 
-def test_what_was_thought_said_and_called_in_one_turn_is_one_message() -> None:
+def test_thinking_text_and_calls_of_one_turn_become_one_message() -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "unsigned"}
     redacted = {"type": "redacted_thinking", "data": "x"}
     assert messages_of(USER, said(thought, redacted, text("I add."), CALL, CALL), sent(RESULT)) == [
@@ -98,7 +98,7 @@ def test_results_and_texts_keep_their_order() -> None:
     ]
 
 
-def test_the_model_is_told_which_call_failed() -> None:
+def test_results_of_failed_calls_are_marked_as_errors() -> None:
     for failed, content, shown in (
         (True, "no file", "Error: no file"),
         (True, None, "Error"),
@@ -109,14 +109,14 @@ def test_the_model_is_told_which_call_failed() -> None:
         assert message.content == shown
 
 
-def test_the_answer_goes_on_with_the_assistants_last_words() -> None:
+def test_the_answer_continues_a_final_assistant_message() -> None:
     asked = conversation(USER, said(text("The answer is (")))
     assert (asked.continue_final_message, asked.add_generation_prompt) == (True, False)
     asked = conversation(USER)
     assert (asked.continue_final_message, asked.add_generation_prompt) == (False, True)
 
 
-def test_thinking_and_effort_are_what_chats_have() -> None:
+def test_thinking_and_effort_become_those_of_chats() -> None:
     assert conversation(USER).effort is None
     effort = conversation(USER, output_config={"effort": "low"}).effort
     assert effort is not None
@@ -154,14 +154,14 @@ def test_thinking_and_effort_are_what_chats_have() -> None:
         (said({"type": "thinking", "thinking": "Hm."}), "messages[1].content"),
     ],
 )
-def test_the_field_at_fault_is_named(message: object, param: str) -> None:
+def test_errors_name_the_field_at_fault(message: object, param: str) -> None:
     with pytest.raises(ServingError) as caught:
         messages_of(USER, message)
     assert caught.value.param == param
     assert param in caught.value.message
 
 
-def test_a_number_that_nobody_can_read_is_refused() -> None:
+def test_a_number_out_of_range_is_refused() -> None:
     body = b'{"max_tokens":1,"messages":[{"role":"assistant","content":[%b]}]}'
     call = b'{"type":"tool_use","id":"a","name":"add","input":{"a":1e999}}'
     asked = msgspec.json.decode(body % call, type=MessagesRequest)
@@ -179,7 +179,7 @@ def test_a_number_that_nobody_can_read_is_refused() -> None:
         ([sent({**RESULT, "content": [text("")] * 7})], "has 7 blocks in tool results; the limit is 6"),
     ],
 )
-def test_how_many_there_may_be(messages: list[object], message: str) -> None:
+def test_the_numbers_of_messages_and_blocks_are_limited(messages: list[object], message: str) -> None:
     with pytest.raises(ServingError, match=message) as caught:
         messages_of(*messages)
     assert caught.value.param == "messages"

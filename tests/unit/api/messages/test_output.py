@@ -36,7 +36,7 @@ def input_of(written: str) -> Any:
     return json.loads(msgspec.json.encode(block))["input"]
 
 
-def test_blocks_are_there_once_they_are_complete() -> None:
+def test_blocks_appear_once_they_are_complete() -> None:
     grown = output(ToolUse())
     assert fed(grown, delta(reasoning="Hm")) == []
     assert fed(grown, delta("a", reasoning=".")) == [AnswerThinking("Hm.", "unsigned")]
@@ -44,7 +44,7 @@ def test_blocks_are_there_once_they_are_complete() -> None:
     assert fed(grown, delta("b", STOP)) == [AnswerThinking("Hm.", "unsigned"), AnswerText("ab")]
 
 
-def test_an_answer_of_nothing_has_no_blocks() -> None:
+def test_an_empty_answer_has_no_blocks() -> None:
     grown = output(ToolUse())
     assert [*grown.feed(delta("", STOP))] == []
     assert grown.blocks == []
@@ -59,18 +59,18 @@ def test_an_answer_of_nothing_has_no_blocks() -> None:
         (" {} ", {}),
     ],
 )
-def test_a_json_object_is_the_input(written: str, given: object) -> None:
+def test_a_json_object_becomes_the_input(written: str, given: object) -> None:
     assert input_of(written) == given
 
 
 @pytest.mark.parametrize(
     "written", ['{"a": 1', "[1]", "null", '{"a": None}', '{"a": 1e999}', '{"a": NaN}', '{"a": "\\ud800"}', '{"a": 1} x']
 )
-def test_what_is_no_json_object_is_told_as_it_was_written(written: str) -> None:
+def test_arguments_that_are_not_a_json_object_are_returned_verbatim(written: str) -> None:
     assert input_of(written) == {"INVALID_JSON": written}
 
 
-def test_what_is_nested_too_deep_to_be_sent_back_is_no_input() -> None:
+def test_arguments_nested_too_deep_to_be_sent_back_are_returned_verbatim() -> None:
     for depth in (MAX_DEPTH - 5, MAX_DEPTH - 4):
         written = '{"a":' * depth + "1" + "}" * depth
         assert ("INVALID_JSON" in input_of(written)) == (depth > MAX_DEPTH - 5)
@@ -92,7 +92,9 @@ def test_what_is_nested_too_deep_to_be_sent_back_is_no_input() -> None:
         (ToolUse(call_format=ToolCallFormat.HERMES), delta("a", STOP), False, ("end_turn", None)),
     ],
 )
-def test_why_it_ended(use: ToolUse, last: ChoiceDelta, fills_context: bool, stop: tuple[str, str | None]) -> None:
+def test_the_stop_reason_tells_why_the_answer_ended(
+    use: ToolUse, last: ChoiceDelta, fills_context: bool, stop: tuple[str, str | None]
+) -> None:
     grown = output(use, fills_context=fills_context)
     fed(grown, last)
     assert grown.stop is not None
@@ -100,7 +102,7 @@ def test_why_it_ended(use: ToolUse, last: ChoiceDelta, fills_context: bool, stop
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
-def test_what_was_cut_short_is_an_error(reason: FinishReason) -> None:
+def test_an_aborted_or_failed_answer_is_an_error(reason: FinishReason) -> None:
     with pytest.raises(ServingError, match="Retry") as caught:
         fed(output(), delta("a"), delta("", reason))
     assert caught.value.code is ErrorCode.SERVER_DRAINING

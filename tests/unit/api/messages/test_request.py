@@ -36,7 +36,7 @@ def check(settings: ServingSettings = SETTINGS, **fields: Any) -> CheckedMessage
     return checked_message(asked, CHECKER, settings)
 
 
-def test_what_is_sampled_is_what_a_chat_samples() -> None:
+def test_sampling_parameters_are_those_of_chats() -> None:
     sampling = check(temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, presence_penalty=1, seed=3).sampling
     params = sampling.params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 3, 0.1)
@@ -44,13 +44,13 @@ def test_what_is_sampled_is_what_a_chat_samples() -> None:
     assert (sampling.max_tokens, sampling.seed) == (9, 3)
 
 
-def test_stop_sequences_are_stop_strings() -> None:
+def test_stop_sequences_become_stop_strings() -> None:
     assert check(stop_sequences=["a", "b", "a"]).sampling.text.stop == ("a", "b")
     assert check(stop="a").sampling.text.stop == ("a",)
     assert check(stop_sequences=[]).sampling.text.stop == ()
 
 
-def test_tools_are_shown_as_a_chats_tools() -> None:
+def test_tools_are_shown_like_those_of_chats() -> None:
     checked = check(tools=[ADD, NOW])
     assert checked.conversation.tools == [
         {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}},
@@ -65,7 +65,7 @@ def test_tools_are_shown_as_a_chats_tools() -> None:
     assert eager.eager_tools == {"add"}
 
 
-def test_a_choice_of_tools_holds_the_answer_to_them() -> None:
+def test_a_tool_choice_constrains_the_answer() -> None:
     named = check(tools=[ADD, NOW], tool_choice={"type": "tool", "name": "add"})
     assert (named.use.named, named.use.schema) == ("add", SCHEMA)
     required = check(tools=[ADD], tool_choice={"type": "any", "disable_parallel_tool_use": True})
@@ -76,7 +76,7 @@ def test_a_choice_of_tools_holds_the_answer_to_them() -> None:
     assert check(tools=[ADD], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).use.max_calls == 1
 
 
-def test_a_format_holds_the_answer() -> None:
+def test_an_output_format_constrains_the_answer() -> None:
     assert check(output_config={}).sampling.params.grammar is None
     held = check(output_config={"format": {"type": "json_schema", "schema": SCHEMA}}).sampling.params.grammar
     assert held is not None
@@ -84,7 +84,7 @@ def test_a_format_holds_the_answer() -> None:
     assert msgspec.json.decode(held.text)["properties"] == SCHEMA["properties"]
 
 
-def test_what_asks_for_nothing_is_taken() -> None:
+def test_fields_that_request_nothing_are_accepted() -> None:
     check(
         service_tier="standard_only",
         cache_control={"type": "ephemeral", "ttl": "1h"},
@@ -113,7 +113,7 @@ def test_what_asks_for_nothing_is_taken() -> None:
         (THINKING, {"type": "disabled"}),
     ],
 )
-def test_a_budget_that_is_kept_anyway_is_taken(settings: ServingSettings, thinking: object) -> None:
+def test_a_thinking_budget_that_needs_no_enforcement_is_accepted(settings: ServingSettings, thinking: object) -> None:
     check(settings, thinking=thinking)
 
 
@@ -165,7 +165,7 @@ def test_a_budget_that_is_kept_anyway_is_taken(settings: ServingSettings, thinki
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: str, message: str) -> None:
+def test_invalid_and_unsupported_fields_are_refused_by_name(fields: dict[str, Any], param: str, message: str) -> None:
     with pytest.raises(ServingError) as caught:
         check(**fields)
     assert caught.value.param == param
@@ -173,13 +173,13 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: s
     assert message in caught.value.message
 
 
-def test_a_budget_that_cannot_be_kept_is_refused() -> None:
+def test_a_thinking_budget_that_cannot_be_enforced_is_refused() -> None:
     with pytest.raises(ServingError, match="Send 8, or the type 'adaptive'") as caught:
         check(THINKING, thinking=ENABLED | {"budget_tokens": 7})
     assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "thinking.budget_tokens")
 
 
-def test_what_is_counted_is_what_a_message_begins_with() -> None:
+def test_counted_tokens_are_of_the_same_conversation_as_a_message() -> None:
     fields: dict[str, Any] = {
         "messages": [{"role": "user", "content": "x"}],
         "system": "s",
@@ -227,5 +227,5 @@ def test_unknown_types_are_named_before_their_unknown_fields(fields: object, par
 @pytest.mark.parametrize(
     "body", [b"{", b"[]", b'{"messages": 1}', b'{"messages": [{"role": 1}], "tools": [{"nmae": "x"}], "thinking": {}}']
 )
-def test_what_else_is_wrong_is_told_by_the_decoder(body: bytes) -> None:
+def test_other_errors_are_left_to_the_decoder(body: bytes) -> None:
     refuse_kinds(body)

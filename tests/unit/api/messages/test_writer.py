@@ -13,7 +13,7 @@ from loraserve.serving.text.choice import ChoiceDelta
 
 @dataclass
 class Written:
-    """A generation, its call, and the tokenizer that runs what is to be encoded."""
+    """Stands in for a generation, its call and the tokenizer that runs the encoding."""
 
     finished: bool = False
     num_sent_prompt_tokens: int = 7
@@ -32,7 +32,7 @@ class Written:
 
 
 def streamed(use: ToolUse, *texts: str) -> tuple[list[tuple[bytes, bool]], list[int]]:
-    """Each piece with whether the call was closed by then; and the sizes that were told of steps of two tokens."""
+    """Each piece and whether the call was closed by then, and the sizes given to `run`; steps have two tokens."""
     it: Any = Written()
 
     async def steps() -> AsyncGenerator[list[ChoiceDelta]]:
@@ -50,18 +50,18 @@ def streamed(use: ToolUse, *texts: str) -> tuple[list[tuple[bytes, bool]], list[
     return asyncio.run(written()), it.sizes
 
 
-def test_the_call_is_closed_before_the_last_bytes_are_given() -> None:
+def test_the_call_is_closed_before_the_last_bytes_are_sent() -> None:
     pieces, _ = streamed(ToolUse(), "a", "b")
     assert [closed for _, closed in pieces] == [False, False, True]
     assert b"message_stop" in pieces[-1][0]
 
 
-def test_a_prompt_that_has_not_begun_is_told_by_its_length() -> None:
+def test_input_tokens_of_a_prompt_that_has_not_begun_are_those_sent_to_the_engine() -> None:
     pieces, _ = streamed(ToolUse(), "a")
     assert b'"input_tokens":7,"output_tokens":0' in pieces[0][0]
 
 
-def test_what_is_held_is_encoded_with_what_follows() -> None:
+def test_held_back_deltas_are_encoded_with_those_that_follow() -> None:
     pieces, sizes = streamed(ToolUse(named="add", schema={}), '{"a"', ": 1", "}")
     assert sizes == [2, 2, 4]
     assert len(pieces) == 3

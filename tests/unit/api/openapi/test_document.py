@@ -23,13 +23,13 @@ def test_the_committed_document_is_up_to_date() -> None:
     assert COMMITTED.read_bytes() == openapi_document(), "run `make openapi`"
 
 
-def test_every_body_has_an_example_that_is_taken() -> None:
+def test_every_body_has_an_example_that_decodes() -> None:
     assert set(BODY_EXAMPLES) == set(BODIES)
     for body, sent in BODY_EXAMPLES.items():
         msgspec.json.decode(msgspec.json.encode(sent), type=body, strict=True)
 
 
-def test_every_example_of_an_answer_is_one_of_its_schema() -> None:
+def test_every_example_of_an_answer_has_the_fields_of_its_schema() -> None:
     schemas = json.loads(openapi_document())["components"]["schemas"]
     shown = [name for name, schema in schemas.items() if "examples" in schema]
     assert {"AdapterItem", "ChatCompletionResponse", "ModelCard", "UsageRow"} <= set(shown)
@@ -38,14 +38,14 @@ def test_every_example_of_an_answer_is_one_of_its_schema() -> None:
             assert set(schemas[name].get("required", [])) <= set(example) <= set(schemas[name]["properties"]), name
 
 
-def test_operations_say_what_key_they_need(operations: dict[str, dict[str, Any]]) -> None:
+def test_operations_document_the_key_that_they_need(operations: dict[str, dict[str, Any]]) -> None:
     assert operations["GET /health"]["security"] == []
     assert operations["GET /metrics"]["security"] == [{"key": []}]
     assert "`operator` or `admin`" in operations["DELETE /v1/adapters/{name}"]["description"]
     assert "`admin`, for all tenants" in operations["POST /v1/tenants"]["description"]
 
 
-def test_operations_say_how_they_refuse(operations: dict[str, dict[str, Any]]) -> None:
+def test_operations_document_their_error_statuses(operations: dict[str, dict[str, Any]]) -> None:
     for name, operation in operations.items():
         if operation.get("security"):
             assert {"401", "403"} <= operation["responses"].keys(), name
@@ -53,7 +53,7 @@ def test_operations_say_how_they_refuse(operations: dict[str, dict[str, Any]]) -
         assert operations[name]["responses"].keys() == {"200", "503"}
 
 
-def test_operations_say_which_headers_they_heed(operations: dict[str, dict[str, Any]]) -> None:
+def test_operations_document_the_headers_that_they_use(operations: dict[str, dict[str, Any]]) -> None:
     def headers(operation: str) -> set[str]:
         found = operations[operation].get("parameters", [])
         return {parameter["name"] for parameter in found if parameter["in"] == "header"}

@@ -21,7 +21,7 @@ def messages_of(*items: object, **fields: Any) -> list[ChatMessage]:
     return [*response_conversation(msgspec.json.decode(body, type=ResponsesRequest), [], LIMITS).messages]
 
 
-def test_a_text_is_a_users_message_and_instructions_come_first() -> None:
+def test_a_string_is_a_user_message_and_instructions_come_first() -> None:
     asked = ResponsesRequest(input="x", instructions="Be brief.")
     found = response_conversation(asked, [{"type": "function"}], LIMITS)
     assert found.messages == [ChatMessage("system", "Be brief."), ChatMessage("user", "x")]
@@ -31,7 +31,7 @@ def test_a_text_is_a_users_message_and_instructions_come_first() -> None:
         assert messages_of(USER, instructions=nothing) == [ChatMessage("user", "x")]
 
 
-def test_every_form_of_a_message() -> None:
+def test_every_form_of_message_is_accepted() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
     answer = {"type": "output_text", "text": "c", "annotations": [], "logprobs": [{"token": "c"}]}
     assert messages_of(
@@ -48,7 +48,7 @@ def test_every_form_of_a_message() -> None:
     assert messages_of(USER, chat_template_kwargs={}) == messages_of(USER)
 
 
-def test_what_was_said_and_called_in_one_turn_is_one_message() -> None:
+def test_text_and_calls_of_one_turn_become_one_message() -> None:
     said = {"role": "assistant", "content": "I add."}
     assert messages_of(USER, said, CALL, {**CALL, "call_id": "b", "arguments": ""}, OUTPUT, CALL) == [
         ChatMessage("user", "x"),
@@ -58,7 +58,7 @@ def test_what_was_said_and_called_in_one_turn_is_one_message() -> None:
     ]
 
 
-def test_what_was_thought_before_belongs_to_the_same_turn() -> None:
+def test_reasoning_belongs_to_the_turn_that_follows_it() -> None:
     part = {"type": "reasoning_text", "text": "Hm."}
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed", "content": [part]}
     summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}], "encrypted_content": None}
@@ -79,7 +79,7 @@ def test_what_was_thought_before_belongs_to_the_same_turn() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"summary": [], "encrypted_content": None}, {"content": [], "status": None}])
-def test_reasoning_without_its_text_changes_nothing(fields: Any) -> None:
+def test_reasoning_without_text_is_ignored(fields: Any) -> None:
     nothing = {"type": "reasoning", **fields}
     assert messages_of(USER, nothing, CALL, nothing, CALL, OUTPUT) == messages_of(USER, CALL, CALL, OUTPUT)
     assert messages_of(USER, nothing, USER) == messages_of(USER, USER)
@@ -89,7 +89,7 @@ def test_reasoning_without_its_text_changes_nothing(fields: Any) -> None:
     assert caught.value.param == "input"
 
 
-def test_what_a_call_gave_may_come_in_parts_and_with_its_name() -> None:
+def test_the_output_of_a_call_may_have_parts_and_a_name() -> None:
     parts = [{"type": "input_text", "text": "2"}]
     (message,) = messages_of({**OUTPUT, "output": parts, "name": "add"})
     assert message == ChatMessage("tool", "2", "add", tool_call_id="abcdefghi")
@@ -130,7 +130,7 @@ def test_what_a_call_gave_may_come_in_parts_and_with_its_name() -> None:
         ({**OUTPUT, "role": "tool"}, "input[1].role"),
     ],
 )
-def test_the_field_at_fault_is_named(item: object, param: str) -> None:
+def test_errors_name_the_field_at_fault(item: object, param: str) -> None:
     with pytest.raises(ServingError) as caught:
         messages_of(USER, item)
     assert caught.value.param == param
@@ -138,7 +138,7 @@ def test_the_field_at_fault_is_named(item: object, param: str) -> None:
 
 
 @pytest.mark.parametrize(("items", "message"), [([], "is empty"), ([USER] * 7, "has 7 items; the limit is 6")])
-def test_how_many_items_there_may_be(items: list[object], message: str) -> None:
+def test_the_number_of_items_is_limited(items: list[object], message: str) -> None:
     with pytest.raises(ServingError, match=message) as caught:
         messages_of(*items)
     assert caught.value.param == "input"

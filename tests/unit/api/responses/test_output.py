@@ -22,14 +22,14 @@ def fed(*deltas: tuple[str, FinishReason | None]) -> list[OutputItem]:
     return grown.items
 
 
-def test_items_are_there_once_they_are_complete() -> None:
+def test_items_appear_once_they_are_complete() -> None:
     assert fed(("a", None)) == []
     assert fed(("a", None), ("b", FinishReason.STOP)) == fed(("ab", FinishReason.STOP))
     assert [item.status for item in fed(("a", None), ("b", FinishReason.LENGTH))] == ["incomplete"]
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
-def test_what_was_cut_short_is_an_error(reason: FinishReason) -> None:
+def test_an_aborted_or_failed_answer_is_an_error(reason: FinishReason) -> None:
     with pytest.raises(ServingError, match="Retry") as caught:
         fed(("a", None), ("", reason))
     assert caught.value.code is ErrorCode.SERVER_DRAINING

@@ -35,7 +35,7 @@ def check(**fields: Any) -> CheckedResponse:
     return checked_response(asked, CHECKER, SETTINGS)
 
 
-def test_what_is_sampled_is_what_a_chat_samples() -> None:
+def test_sampling_parameters_are_those_of_chats() -> None:
     params = check(
         max_output_tokens=7, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, presence_penalty=1, stop_token_ids=[5]
     ).sampling.params
@@ -45,7 +45,7 @@ def test_what_is_sampled_is_what_a_chat_samples() -> None:
     assert check(stop=["a"], seed=3).sampling.seed == 3
 
 
-def test_flat_tools_are_shown_as_a_chats_tools() -> None:
+def test_flat_tools_are_shown_like_those_of_chats() -> None:
     checked = check(tools=[ADD, NOW])
     shown = [
         {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}},
@@ -59,7 +59,7 @@ def test_flat_tools_are_shown_as_a_chats_tools() -> None:
     assert [echoed.name for echoed in begun_response(request(tools=[ADD]), hidden, "m", "id").tools] == ["add"]
 
 
-def test_a_choice_of_tools_holds_the_answer_to_them() -> None:
+def test_a_tool_choice_constrains_the_answer() -> None:
     named = check(tools=[ADD, NOW], tool_choice={"type": "function", "name": "add"})
     assert (named.use.named, named.use.schema) == ("add", SCHEMA)
     required = check(tools=[NOW], tool_choice="required", parallel_tool_calls=False)
@@ -68,7 +68,7 @@ def test_a_choice_of_tools_holds_the_answer_to_them() -> None:
     assert required.sampling.params.grammar is not None
 
 
-def test_formats_of_the_text() -> None:
+def test_a_text_format_constrains_the_answer() -> None:
     assert check(text={}).sampling.params.grammar is None
     assert check(text={"format": {"type": "text"}, "verbosity": "medium"}).sampling.params.grammar is None
     any_object = check(text={"format": {"type": "json_object"}}).sampling.params.grammar
@@ -80,14 +80,14 @@ def test_formats_of_the_text() -> None:
     assert msgspec.json.decode(held.text)["properties"] == SCHEMA["properties"]
 
 
-def test_logprobs_are_asked_for_with_include() -> None:
+def test_logprobs_are_requested_with_include() -> None:
     assert check(include=LOGPROBS).sampling.params.logprobs == 0
     assert check(include=LOGPROBS, top_logprobs=4).sampling.params.logprobs == 4
     assert check(include=LOGPROBS, tools=[ADD], tool_choice="none").sampling.params.logprobs == 0
     assert check(include=["reasoning.encrypted_content"], top_logprobs=0).sampling.params.logprobs is None
 
 
-def test_logprobs_are_refused_where_reasoning_is_told_apart() -> None:
+def test_logprobs_are_refused_if_a_reasoning_parser_is_set() -> None:
     settings = msgspec.structs.replace(SETTINGS, reasoning_parser=ReasoningFormat.QWEN3)
     checked_response(request(include=["reasoning.encrypted_content"]), CHECKER, settings)
     with pytest.raises(ServingError, match="--reasoning-parser") as caught:
@@ -95,7 +95,7 @@ def test_logprobs_are_refused_where_reasoning_is_told_apart() -> None:
     assert caught.value.param == "include"
 
 
-def test_what_asks_for_nothing_is_taken() -> None:
+def test_fields_that_request_nothing_are_accepted() -> None:
     check(
         store=False,
         background=False,
@@ -169,7 +169,7 @@ def test_what_asks_for_nothing_is_taken() -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: str, message: str) -> None:
+def test_invalid_and_unsupported_fields_are_refused_by_name(fields: dict[str, Any], param: str, message: str) -> None:
     with pytest.raises(ServingError) as caught:
         check(**fields)
     assert caught.value.param == param
@@ -207,11 +207,11 @@ def test_unknown_types_are_named_before_their_unknown_fields(fields: object, par
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"input": 1}', b'{"input": [{"role": 1}], "tools": [{"nmae": "x"}]}'])
-def test_what_else_is_wrong_is_told_by_the_decoder(body: bytes) -> None:
+def test_other_errors_are_left_to_the_decoder(body: bytes) -> None:
     refuse_kinds(body)
 
 
-def test_an_answer_tells_again_what_was_asked() -> None:
+def test_an_answer_echoes_the_request() -> None:
     fields: dict[str, Any] = {
         "instructions": "Be brief.",
         "max_output_tokens": 9,

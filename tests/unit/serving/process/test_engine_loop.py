@@ -54,7 +54,7 @@ def ends(outputs: list[SequenceOutput]) -> list[tuple[str, int, FinishReason]]:
     return [(o.request_id, o.index, o.finish_reason) for o in outputs if o.finish_reason is not None]
 
 
-def test_one_choice_is_aborted_and_every_choice_ends_once() -> None:
+def test_a_single_choice_can_be_aborted_and_every_choice_ends_once() -> None:
     aborts: list[ToEngine] = [Abort("a", 1), Abort("a", 1), Abort("a", 9), Abort("unknown", 0)]
     outputs = run([AddRequest(request("a")), AddRequest(request("b"))], aborts, [], [Abort("b")], [])
     assert ends(outputs) == [
@@ -68,13 +68,13 @@ def test_one_choice_is_aborted_and_every_choice_ends_once() -> None:
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 3])
-def test_an_abort_in_one_batch_with_its_add_is_answered(num_batches: int) -> None:
+def test_an_abort_in_the_same_batch_as_its_add_is_answered(num_batches: int) -> None:
     add = AddRequest(request("a", n=2))
     outputs = run([add, Abort("a", 0), Abort("a", 1)], *[[] for _ in range(num_batches)])
     assert ends(outputs) == [("a", 0, FinishReason.ABORT), ("a", 1, FinishReason.ABORT)]
 
 
-def test_prompts_are_told_as_begun_before_their_step_is_done() -> None:
+def test_prompts_are_reported_as_begun_before_their_step_is_done() -> None:
     wire = Wire([AddRequest(request("a", max_tokens=2, n=1))], [AddRequest(request("b", max_tokens=2, n=1))], [], [])
     EngineLoop(FakeEngine(), wire).run()
     told = [
@@ -87,12 +87,12 @@ def test_prompts_are_told_as_begun_before_their_step_is_done() -> None:
     assert told == [["a"], ["a"], ["b"], ["a", "b"], ["b"]]
 
 
-def test_a_refusal_has_its_code() -> None:
+def test_a_refused_request_has_an_error_code() -> None:
     outputs = run([AddRequest(request("a", max_tokens=-1, n=1))])
     assert [(o.finish_reason, o.error_code) for o in outputs] == [(FinishReason.ERROR, EngineErrorCode.INVALID_REQUEST)]
 
 
-def test_a_refused_second_request_of_an_id_leaves_the_first_as_it_is() -> None:
+def test_a_refused_duplicate_of_a_request_id_does_not_affect_the_first() -> None:
     outputs = run([AddRequest(request("a", max_tokens=3, n=2))], [AddRequest(request("a"))], [], [], [])
     refused = [o for o in outputs if o.finish_reason is FinishReason.ERROR]
     assert [(o.index, o.error) for o in refused] == [(index, "request id 'a' is in use") for index in range(3)]
@@ -102,7 +102,7 @@ def test_a_refused_second_request_of_an_id_leaves_the_first_as_it_is() -> None:
     ]
 
 
-def test_an_id_can_be_used_again_in_the_batch_that_aborts_it() -> None:
+def test_a_request_id_can_be_reused_in_the_batch_that_aborts_it() -> None:
     outputs = run([AddRequest(request("a")), Abort("a"), AddRequest(request("a", max_tokens=2))], [], [], [])
     assert ends(outputs) == [("a", index, FinishReason.ABORT) for index in range(3)] + [
         ("a", index, FinishReason.LENGTH) for index in range(3)
@@ -110,7 +110,7 @@ def test_an_id_can_be_used_again_in_the_batch_that_aborts_it() -> None:
 
 
 class Measured(FakeEngine):
-    """Steps and statistics take so long."""
+    """An engine with a clock: a step takes 10 ms, statistics take `stats_s`."""
 
     now_s = 0.0
 
@@ -128,9 +128,7 @@ class Measured(FakeEngine):
 
 
 @pytest.mark.parametrize(("stats_s", "apart_s"), [(0.0, 0.1), (0.005, 0.1), (0.02, 0.4), (0.5, 1.0)])
-def test_statistics_that_take_long_are_told_less_often(
-    monkeypatch: pytest.MonkeyPatch, stats_s: float, apart_s: float
-) -> None:
+def test_slow_statistics_are_sent_less_often(monkeypatch: pytest.MonkeyPatch, stats_s: float, apart_s: float) -> None:
     engine = Measured(stats_s)
     monkeypatch.setattr("loraserve.serving.process.engine_loop.time", SimpleNamespace(monotonic=lambda: engine.now_s))
     wire = Wire([AddRequest(request("a", max_tokens=10**6, n=1))], *[[]] * 400)
@@ -140,7 +138,7 @@ def test_statistics_that_take_long_are_told_less_often(
 
 
 class Prepared(FakeEngine):
-    """Needs some slices of idle time."""
+    """Needs `num_slices` slices of idle time."""
 
     def __init__(self, num_slices: int, log: list[object]) -> None:
         super().__init__()
@@ -156,7 +154,7 @@ class Prepared(FakeEngine):
 
 
 class Line:
-    """A channel with a clock, which sees each coming message at the look of that number."""
+    """A channel with a clock; `coming` maps the number of a `receive` call to the message that it returns."""
 
     def __init__(self, log: list[object], look_s: float = 0.0) -> None:
         self.now_s = 100.0
@@ -185,7 +183,7 @@ def idle_loop(
     return EngineLoop(engine, line), engine, line, log
 
 
-def test_an_idle_engine_prepares_itself_between_looks_and_then_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_engine_uses_idle_time_between_polls_and_then_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, _, _, log = idle_loop(monkeypatch, num_slices=2)
     loop.run_once(1.0)
     assert log[:-1] == [0.0, "slice", 0.0, "slice", 0.0, 1.0]
@@ -207,7 +205,7 @@ def test_a_message_between_slices_is_handled_at_once(monkeypatch: pytest.MonkeyP
     assert engine.num_slices == 8, "none while there is work"
 
 
-def test_a_long_preparation_neither_stops_nor_multiplies_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_idle_work_neither_stops_nor_multiplies_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, _, line, log = idle_loop(monkeypatch, num_slices=1000, look_s=0.125)
     start_s = line.now_s
     for _ in range(3):
@@ -216,7 +214,7 @@ def test_a_long_preparation_neither_stops_nor_multiplies_heartbeats(monkeypatch:
     assert line.now_s - start_s == 3.0
 
 
-def test_shutdown_does_not_wait_for_the_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_does_not_wait_for_idle_work(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, engine, line, _ = idle_loop(monkeypatch, num_slices=1000)
     line.coming = {3: Shutdown()}
     loop.run()

@@ -71,7 +71,7 @@ OUTPUT = SequenceOutput("r", 0, [5], [TokenLogprob(5, -0.5, 1, [(5, -0.5)])], Fi
         LoadAdapter("d", "/p"),
     ],
 )
-def test_messages_to_the_engine_survive_the_trip(message: ToEngine) -> None:
+def test_messages_to_the_engine_survive_a_round_trip(message: ToEngine) -> None:
     buffer = FrameBuffer()
     buffer.feed(encode_frame(message))
     assert [msgspec.msgpack.decode(payload, type=ToEngine) for payload in buffer.payloads()] == [message]
@@ -80,13 +80,13 @@ def test_messages_to_the_engine_survive_the_trip(message: ToEngine) -> None:
 @pytest.mark.parametrize(
     "message", [Ready(MODEL), StepOutputs([OUTPUT, POOLED], EngineStats(step=3, resident_adapters=["d"]))]
 )
-def test_messages_from_the_engine_survive_the_trip(message: FromEngine) -> None:
+def test_messages_from_the_engine_survive_a_round_trip(message: FromEngine) -> None:
     buffer = FrameBuffer()
     buffer.feed(encode_frame(message))
     assert [msgspec.msgpack.decode(payload, type=FromEngine) for payload in buffer.payloads()] == [message]
 
 
-def test_config_survives_the_trip() -> None:
+def test_engine_config_survives_a_round_trip() -> None:
     config = EngineConfig("m", max_model_len=5, seed=7)
     buffer = FrameBuffer()
     buffer.feed(encode_frame(config))
@@ -94,7 +94,7 @@ def test_config_survives_the_trip() -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 3, 5, 1000])
-def test_frames_are_found_whatever_the_pieces(piece_bytes: int) -> None:
+def test_frames_are_found_whatever_the_size_of_the_pieces(piece_bytes: int) -> None:
     messages = [Abort("r" * 10 * i) for i in range(9)]
     stream = b"".join(encode_frame(message) for message in messages)
     buffer = FrameBuffer()

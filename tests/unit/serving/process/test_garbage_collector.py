@@ -15,7 +15,7 @@ def collector_as_before() -> Iterator[None]:
     gc.enable()
 
 
-def test_what_is_imported_is_never_looked_at_by_the_garbage_collector() -> None:
+def test_imported_objects_are_never_scanned_by_the_garbage_collector() -> None:
     with gc_disabled():
         assert not gc.isenabled()
         imported = [[]]
@@ -29,7 +29,7 @@ def test_the_garbage_collector_runs_again_after_a_failed_import() -> None:
     assert gc.isenabled()
 
 
-def test_what_is_there_once_all_has_started_is_never_looked_at_again() -> None:
+def test_objects_that_exist_after_startup_are_never_scanned_again() -> None:
     there = [[]]
     tune_garbage_collector()
     assert all(found is not there for found in gc.get_objects())

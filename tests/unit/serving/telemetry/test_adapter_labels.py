@@ -1,7 +1,7 @@
 from loraserve.serving.telemetry.adapter_labels import OTHER, AdapterLabels
 
 
-def test_labels_are_bounded_and_never_move() -> None:
+def test_labels_are_bounded_and_free_only_once_released() -> None:
     labels = AdapterLabels(max_labels=2)
     found = [labels.acquire(name) for name in ("a", "b", "c", "a", "d")]
     assert found == ["a", "b", OTHER, "a", OTHER]
@@ -12,7 +12,7 @@ def test_labels_are_bounded_and_never_move() -> None:
     assert [labels.acquire(name) for name in ("c", "a", "b")] == ["c", OTHER, "b"]
 
 
-def test_a_label_that_requests_have_is_not_free() -> None:
+def test_a_label_in_use_by_requests_is_not_freed() -> None:
     labels = AdapterLabels(max_labels=1)
     for _ in range(2):
         assert labels.acquire("a") == "a"

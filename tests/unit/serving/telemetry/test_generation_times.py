@@ -2,7 +2,7 @@ from loraserve.serving.telemetry.generation_times import GenerationPhases, phase
 from loraserve.serving.telemetry.metrics import ChoiceTimes
 
 
-def test_phases_are_of_the_request_as_a_whole() -> None:
+def test_phases_cover_all_choices_of_a_request() -> None:
     first = ChoiceTimes(10.0, queue_s=1.0, first_token_s=13.0, last_token_s=15.0)
     second = ChoiceTimes(10.0, queue_s=2.0, first_token_s=14.0, last_token_s=18.0)
     unbegun = ChoiceTimes(10.0)
@@ -11,7 +11,7 @@ def test_phases_are_of_the_request_as_a_whole() -> None:
     assert (times.queue_ms, times.ttft_ms, times.generation_ms) == (2000, 3000, 5000)
 
 
-def test_there_are_none_before_the_first_token() -> None:
+def test_there_are_no_phases_before_the_first_token() -> None:
     assert phases_of([ChoiceTimes(10.0)], sent_s=11.0) is None
     assert times_of([ChoiceTimes(10.0)], received_s=10.0).ttft_ms is None
 

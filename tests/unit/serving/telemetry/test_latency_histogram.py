@@ -13,7 +13,7 @@ def counted(latencies: list[float]) -> dict[int, int]:
     return counts
 
 
-def test_a_bucket_holds_what_is_up_to_its_edge() -> None:
+def test_a_bucket_includes_its_upper_edge() -> None:
     for index, edge in enumerate(LATENCY_EDGES_MS):
         assert bucket_of(edge) == index
     assert bucket_of(0.0) == 0
@@ -21,7 +21,7 @@ def test_a_bucket_holds_what_is_up_to_its_edge() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.95, 0.99])
-def test_percentiles_are_right_within_a_bucket(fraction: float) -> None:
+def test_percentiles_are_right_to_within_a_bucket(fraction: float) -> None:
     drawn = random.Random(0)
     latencies = sorted(drawn.lognormvariate(4, 1) for _ in range(5000))
     true = latencies[int(fraction * len(latencies)) - 1]
@@ -30,7 +30,7 @@ def test_percentiles_are_right_within_a_bucket(fraction: float) -> None:
     assert abs(told / true - 1) < 0.15
 
 
-def test_percentiles_of_merged_counts_are_those_of_all_together() -> None:
+def test_merged_counts_have_the_percentiles_of_all_latencies_together() -> None:
     fast, slow = [2.0] * 95, [900.0] * 5
     merged = counted(fast)
     for bucket, count in counted(slow).items():
@@ -41,12 +41,12 @@ def test_percentiles_of_merged_counts_are_those_of_all_together() -> None:
     assert high > 500
 
 
-def test_nothing_counted_has_no_percentile() -> None:
+def test_empty_counts_have_no_percentile() -> None:
     assert percentile_ms({}, 0.5) is None
     assert percentile_ms({3: 0}, 0.5) is None
 
 
-def test_totals_count_from_zero_once_taken() -> None:
+def test_taking_totals_resets_them_to_zero() -> None:
     totals = LatencyTotals()
     totals.first_token(0.1)
     totals.next_token(0.01)

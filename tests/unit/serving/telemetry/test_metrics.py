@@ -63,7 +63,7 @@ async def generate(runtime: Runtime, adapter: str | None = None) -> None:
     )
 
 
-def test_the_closed_list_of_vllm_names_is_complete_and_labelled() -> None:
+def test_the_closed_list_of_vllm_names_is_complete_and_labeled() -> None:
     async def run() -> None:
         runtime = build_runtime(FakeEngine(), make_settings(Path("/nonexistent")), NamedAdapters())
         await generate(runtime)
@@ -85,7 +85,7 @@ def test_the_closed_list_of_vllm_names_is_complete_and_labelled() -> None:
     asyncio.run(run())
 
 
-def test_a_gap_counts_under_both_names_in_the_bucket_whose_edge_it_reaches_and_in_all_above() -> None:
+def test_a_gap_is_counted_under_both_names_in_its_bucket_and_in_all_above() -> None:
     histogram = ItlHistogram("tiny")
     for gap_s in (0.005, 0.01, 0.011, 100.0):
         histogram.observe(gap_s)
@@ -114,7 +114,7 @@ def test_gauges_follow_the_engines_snapshot() -> None:
     assert found["loraserve_kv_blocks_cached"][0][1] == 20
 
 
-def test_lora_requests_info_names_what_is_loaded_and_what_is_waited_for() -> None:
+def test_lora_requests_info_names_loaded_and_waiting_adapters() -> None:
     engine = FakeEngine()
     adapters = NamedAdapters([NamedContent(name, f"digest-{name}", 4096) for name in ("a", "b", "c")])
     runtime = build_runtime(engine, make_settings(Path("/nonexistent")), adapters)
@@ -129,7 +129,7 @@ def test_lora_requests_info_names_what_is_loaded_and_what_is_waited_for() -> Non
     assert value > 1.6e9
 
 
-def test_of_too_many_adapters_those_that_run_are_named_then_those_waited_for_then_the_last_used() -> None:
+def test_lora_requests_info_names_running_then_waiting_then_last_used_adapters_up_to_a_maximum() -> None:
     engine = FakeEngine()
     names = [f"a{number:04}" for number in range(400)]
     adapters = NamedAdapters([NamedContent(name, f"digest-{name}", 4096) for name in names])
@@ -145,7 +145,7 @@ def test_of_too_many_adapters_those_that_run_are_named_then_those_waited_for_the
     assert labels["waiting_lora_adapters"] == ""
 
 
-def test_the_adapter_label_is_bounded_and_goes_with_the_adapter() -> None:
+def test_adapter_labels_are_bounded_and_removed_with_the_adapter() -> None:
     async def run() -> None:
         runtime = build_runtime(FakeEngine(), make_settings(Path("/nonexistent")), NamedAdapters())
         for number in range(MAX_LABELS + 2):
@@ -171,7 +171,7 @@ def test_the_adapter_label_is_bounded_and_goes_with_the_adapter() -> None:
     asyncio.run(run())
 
 
-def test_two_apps_share_nothing() -> None:
+def test_two_runtimes_share_no_metrics() -> None:
     async def run() -> None:
         settings = make_settings(Path("/nonexistent"))
         first, second = (
@@ -184,7 +184,7 @@ def test_two_apps_share_nothing() -> None:
     asyncio.run(run())
 
 
-def test_buckets_1_2_5() -> None:
+def test_buckets_1_2_5_end_at_the_maximum() -> None:
     assert buckets_1_2_5(50) == [1, 2, 5, 10, 20, 50]
     assert buckets_1_2_5(49) == [1, 2, 5, 10, 20]
     assert buckets_1_2_5(1) == [1]

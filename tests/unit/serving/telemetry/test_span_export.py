@@ -1,4 +1,4 @@
-"""What is logged of a collector that cannot be reached."""
+"""What is logged about a collector that cannot be reached."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from tests.support.server_process import wait_until
 
 @pytest.fixture(autouse=True)
 def loggers() -> Iterator[None]:
-    """Without what exports of other tests left, and as they were at the end."""
+    """Loggers without filters left by other tests' exports; restored at the end."""
     kept = [logging.getLogger(name) for name in (EXPORTER_LOGGER, HEADER_LOGGER, QUEUE_LOGGER, VARIABLE_LOGGER)]
     before = [(logger, logger.level, list(logger.filters)) for logger in kept]
     for logger in kept:
@@ -30,10 +30,10 @@ def loggers() -> Iterator[None]:
         logger.filters[:] = filters
 
 
-def test_no_secret_of_the_endpoint_is_in_the_reason(
+def test_the_logged_reason_contains_no_secret_of_the_endpoint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # the first retry comes after a second, and says why
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # the first retry comes after 1 s and logs the reason
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     with socket.socket() as refusing:
         refusing.bind(("127.0.0.1", 0))
@@ -48,7 +48,7 @@ def test_no_secret_of_the_endpoint_is_in_the_reason(
     assert "secret" not in caplog.text
 
 
-def test_the_loggers_are_left_as_they_were() -> None:
+def test_closing_removes_the_filters_from_the_loggers() -> None:
     export = SpanExport("http://127.0.0.1:9/v1/traces", "http://collector", "1")
     assert logging.getLogger(EXPORTER_LOGGER).filters
     asyncio.run(export.close())
@@ -56,7 +56,7 @@ def test_the_loggers_are_left_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("headers", ["authorization: Bearer secret", "x-key=secr\u00e9t,x-key=", "x-key=a%0asecret"])
-def test_no_header_that_cannot_be_sent_is_logged(
+def test_values_of_headers_that_cannot_be_sent_are_not_logged(
     headers: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)

@@ -51,14 +51,14 @@ def test_renders_as_transformers_does(template: str, add: bool, continue_final: 
     assert ours == theirs(template, CHAT, add, continue_final)
 
 
-def test_what_the_template_refuses_is_the_clients_error() -> None:
+def test_an_exception_raised_by_the_template_is_a_client_error() -> None:
     template = ChatTemplate(CHAT_TEMPLATE, SPECIAL)
     with pytest.raises(ServingError, match="no such role") as caught:
         template.render(Conversation([ChatMessage("tool", "x")]))
     assert caught.value.param == "messages"
 
 
-def test_developer_becomes_system_where_the_template_does_not_know_it() -> None:
+def test_developer_becomes_system_if_the_template_does_not_know_it() -> None:
     chat = Conversation([ChatMessage("developer", "x")], add_generation_prompt=False)
     text = ChatTemplate(CHAT_TEMPLATE, SPECIAL).render(chat)
     assert text == "<|bos|><|system|>x<|end|>\n"
@@ -75,12 +75,12 @@ def test_developer_becomes_system_where_the_template_does_not_know_it() -> None:
         "{{ undefined_function() }}",
     ],
 )
-def test_the_sandbox_holds(template: str) -> None:
+def test_the_sandbox_refuses_unsafe_templates(template: str) -> None:
     with pytest.raises(ServingError):
         ChatTemplate(template, SPECIAL).render(Conversation([ChatMessage("user", "x")]))
 
 
-def test_strftime_now_and_unicode_json() -> None:
+def test_templates_have_strftime_now_and_unescaped_json() -> None:
     template = ChatTemplate("{{ strftime_now('%Y')[:2] }}{{ messages[0].content | tojson }}", SPECIAL)
     text = template.render(Conversation([ChatMessage("user", "<é>")]))
     assert text == '20"<é>"'
@@ -146,7 +146,7 @@ def test_tools_calls_and_variables_are_rendered_as_transformers_does(
         "namespace",
     ],
 )
-def test_variables_that_are_the_servers_are_refused_by_name(name: str) -> None:
+def test_variables_reserved_for_the_server_are_refused_by_name(name: str) -> None:
     template = ChatTemplate(TOOL_TEMPLATE, SPECIAL)
     with pytest.raises(ServingError) as caught:
         template.render(Conversation(CALLING, template_kwargs={name: 1}))
@@ -159,7 +159,7 @@ def test_any_other_name_may_be_a_variable() -> None:
     assert ChatTemplate(TOOL_TEMPLATE, SPECIAL).render(chat) == "x<|user|>x"
 
 
-def test_a_template_that_shows_no_tools_refuses_them() -> None:
+def test_tools_are_refused_if_the_template_does_not_show_them() -> None:
     mute = ChatTemplate("{# tools #}{{ messages[0].content }}{{ messages[0].tools }}", SPECIAL)
     with pytest.raises(ServingError, match="chat template does not support tools") as caught:
         mute.render(Conversation([ChatMessage("user", "x")], tools=TOOLS))
@@ -169,7 +169,7 @@ def test_a_template_that_shows_no_tools_refuses_them() -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1', '{"a": 1e999}'])
-def test_arguments_that_are_no_json_are_shown_as_they_were_written(arguments: str) -> None:
+def test_arguments_that_are_not_json_are_shown_verbatim(arguments: str) -> None:
     calling = [ChatMessage("assistant", "", tool_calls=(ToolCall("abcdefghi", "add", arguments),))]
     template = "{# tools #}{% for call in messages[0].tool_calls %}{{ call.function.arguments }}{% endfor %}"
     assert ChatTemplate(template, SPECIAL).render(Conversation(calling)) == arguments
@@ -177,7 +177,7 @@ def test_arguments_that_are_no_json_are_shown_as_they_were_written(arguments: st
         ChatTemplate(f"{template}{{{{ call.function.arguments.a }}}}", SPECIAL).render(Conversation(calling))
 
 
-def test_the_effort_is_said_as_the_template_knows_it() -> None:
+def test_reasoning_effort_is_passed_in_the_variable_that_the_template_uses() -> None:
     def rendered(template: str, effort: str | None, **kwargs: bool) -> str:
         asked = None if effort is None else ReasoningEffort("reasoning_effort", effort)
         conversation = Conversation([ChatMessage("user", "x")], effort=asked, template_kwargs=kwargs)
@@ -195,7 +195,7 @@ def test_the_effort_is_said_as_the_template_knows_it() -> None:
         assert caught.value.param == "reasoning_effort"
 
 
-def test_the_effort_that_holds_anyway_is_only_said_to_a_template_that_knows_it() -> None:
+def test_a_default_effort_is_passed_only_to_a_template_that_uses_it() -> None:
     asked = Conversation([ChatMessage("user", "x")], effort=ReasoningEffort("e", "high", is_default=True))
     for template, shown in (
         ("{{ reasoning_effort }}", "high"),
@@ -205,7 +205,7 @@ def test_the_effort_that_holds_anyway_is_only_said_to_a_template_that_knows_it()
         assert ChatTemplate(template, SPECIAL).render(asked) == shown
 
 
-def test_what_a_template_refuses_is_named_as_the_request_has_it() -> None:
+def test_template_errors_name_the_requests_own_parameter() -> None:
     for template in ("{{ raise_exception('no') }}", "{{ 1 / 0 }}", "no calls"):
         with pytest.raises(ServingError) as caught:
             ChatTemplate(template, SPECIAL).render(Conversation(CALLING, param="input"))

@@ -67,7 +67,7 @@ def test_the_result_does_not_depend_on_how_steps_were_joined(
     assert joined[2] == one_by_one[2] == len(joined[0].token_ids) == len(joined[0].logprobs)
 
 
-def test_what_the_engine_overran_is_cut_from_text_tokens_and_logprobs() -> None:
+def test_tokens_after_a_stop_string_are_cut_from_text_tokens_and_logprobs() -> None:
     token_ids = encode("hello STOP here, said the user")
     whole, _, num_tokens = assemble(outputs_of(token_ids, []), options(stop=("STOP",)))
     assert whole.text == "hello "
@@ -84,14 +84,14 @@ def test_a_stop_string_split_over_tokens_is_never_shown() -> None:
     assert [delta.text for delta in deltas] == ["a", "b", "", "", "", ""]
 
 
-def test_a_held_start_of_a_stop_string_comes_out_at_the_end() -> None:
+def test_a_held_back_start_of_a_stop_string_is_released_at_the_end() -> None:
     token_ids = [TOKENIZER.token_to_id(char) for char in "abSTO"]
     whole, deltas, _ = assemble(outputs_of(token_ids, [1] * 5), options(stop=("STOP",)))
     assert [delta.text for delta in deltas] == ["a", "b", "", "", "STO"]
     assert whole.finish_reason is FinishReason.LENGTH
 
 
-def test_eos_counts_but_is_silent() -> None:
+def test_eos_is_counted_but_not_shown() -> None:
     whole, _, num_tokens = assemble(
         outputs_of([*encode("hi"), EOS], [1], FinishReason.STOP), options(skip_special_tokens=False)
     )
@@ -111,14 +111,14 @@ def test_the_stop_token_is_shown_only_on_request() -> None:
     assert silent.stop_reason == shown.stop_reason == token_ids[-1]
 
 
-def test_stop_strings_do_not_count_before_min_tokens() -> None:
+def test_stop_strings_are_ignored_before_min_tokens() -> None:
     token_ids = [TOKENIZER.token_to_id(char) for char in "aXbXc"]
     whole, _, num_tokens = assemble(outputs_of(token_ids, [1] * 5), options(stop=("X",), min_tokens=2))
     assert whole.text == "aXb"
     assert num_tokens == 4
 
 
-def test_discarded_tokens_leave_nothing() -> None:
+def test_discarded_tokens_appear_in_neither_text_nor_counts() -> None:
     whole, _, num_tokens = assemble(outputs_of([EOS], [], FinishReason.STOP), options(discard_tokens=True))
     assert (whole.text, whole.token_ids, num_tokens) == ("", [], 0)
     assert whole.finish_reason is FinishReason.LENGTH

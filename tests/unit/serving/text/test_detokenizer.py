@@ -51,7 +51,7 @@ def test_no_piece_ends_inside_a_character(text: str) -> None:
 
 
 @given(st.text(alphabet="Hello world!e日🙂", max_size=20))
-def test_sentencepiece_bytes_and_spaces(text: str) -> None:
+def test_sentencepiece_bytes_and_spaces_are_decoded(text: str) -> None:
     token_ids = [
         token_id
         for char in text
@@ -70,7 +70,7 @@ def test_output_continues_the_prompt_so_its_leading_space_is_kept() -> None:
     assert text_of(byte_detokenizer(SENTENCEPIECE), ids) == " Hello world!"
 
 
-def test_an_incomplete_character_at_the_end_reads_as_replacement() -> None:
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character() -> None:
     ids = BYTE_LEVEL.encode("🙂", add_special_tokens=False).ids
     detokenizer = byte_detokenizer(BYTE_LEVEL)
     whole = bytes(BYTE_LEVEL.decode(ids), "utf-8")
@@ -90,7 +90,7 @@ def test_window_detokenizer_agrees_on_valid_text(token_ids: list[int], prompt: l
     assert text_of(WindowDetokenizer(BYTE_LEVEL, prompt, True), token_ids) == text
 
 
-def test_window_detokenizer_lets_go_of_bytes_that_are_no_character() -> None:
+def test_window_detokenizer_releases_bytes_that_form_no_character() -> None:
     detokenizer = WindowDetokenizer(BYTE_LEVEL, [], True)
     broken = BYTE_LEVEL.token_to_id("Ļ")  # 0x99, a continuation byte
     assert text_of(detokenizer, [broken] * 100) == "\ufffd" * 100
@@ -105,11 +105,11 @@ def test_window_detokenizer_lets_go_of_bytes_that_are_no_character() -> None:
         None,
     ],
 )
-def test_decoders_that_look_at_neighbours_have_no_rule(decoder: object) -> None:
+def test_decoders_that_depend_on_neighboring_tokens_have_no_rule(decoder: object) -> None:
     assert token_to_bytes_rule(json.dumps({"decoder": decoder})) is None
 
 
-def test_token_text_of_pieces_of_characters() -> None:
+def test_token_text_handles_tokens_that_are_parts_of_characters() -> None:
     token_text = TokenText(BYTE_LEVEL, BYTE_LEVEL.to_str())
     piece = BYTE_LEVEL.token_to_id("ð")
     assert token_text.bytes_of(piece) == b"\xf0"

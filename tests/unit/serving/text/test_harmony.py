@@ -18,7 +18,7 @@ Read = tuple[str, str, list[CallPart]]
 
 
 def tokens_of(text: str, size: int = 3) -> list[Token]:
-    """Marks are tokens of their own, all else in tokens of so many characters."""
+    """One token for each mark; other text in tokens of `size` characters."""
     found: list[Token] = []
     for part in re.split("(" + "|".join(map(re.escape, MARKS)) + ")", text):
         found += [(IDS[part], part)] if part in IDS else [(7, part[i : i + size]) for i in range(0, len(part), size)]
@@ -30,7 +30,7 @@ def started(*, tools: frozenset[str] | None = frozenset(("add",)), is_in_message
 
 
 def read(tokens: list[Token], reader: HarmonyReader, fed_late: int = 0) -> Read:
-    """fed_late: after how many tokens their text is fed; the last that ends an answer has none."""
+    """fed_late: how many tokens may be taken before their text is fed; a token that ends an answer has no text."""
     start, waiting, reasoning, content = 0, "", "", ""
     calls: list[CallPart] = []
 
@@ -56,7 +56,7 @@ def read(tokens: list[Token], reader: HarmonyReader, fed_late: int = 0) -> Read:
 
 
 def both(text: str, **options: object) -> Read:
-    """The same however it is cut."""
+    """The result, which must be the same for every split of the text."""
     found = read(tokens_of(text), started(**options))
     for size, fed_late in ((1, 0), (1000, 0), (1, 5), (2, 1000)):
         assert read(tokens_of(text, size), started(**options), fed_late) == found
@@ -99,7 +99,7 @@ def both(text: str, **options: object) -> Read:
         ),
     ],
 )
-def test_what_was_thought_and_said(text: str, reasoning: str, content: str) -> None:
+def test_reasoning_and_content_are_separated(text: str, reasoning: str, content: str) -> None:
     assert both(text) == (reasoning, content, [])
 
 
@@ -124,16 +124,16 @@ def test_what_was_thought_and_said(text: str, reasoning: str, content: str) -> N
         ('<|channel|>commentary to=functions.a/b<|message|>{"a": 1}', '{"a": 1}', []),
     ],
 )
-def test_what_was_called(text: str, content: str, calls: list[CallPart]) -> None:
+def test_calls_are_found_with_their_arguments(text: str, content: str, calls: list[CallPart]) -> None:
     assert both(text)[1:] == (content, calls)
 
 
-def test_where_nothing_can_be_called_it_is_said() -> None:
+def test_calls_are_content_if_there_are_no_tools() -> None:
     assert both(f'{CALL}{{"a": 1}}<|call|>', tools=None) == ("", '{"a": 1}', [])
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_a_mark_in_other_tokens_is_text(mark: str) -> None:
+def test_a_mark_spelled_in_other_tokens_is_text(mark: str) -> None:
     for head, place in ((FINAL, 1), ("<|channel|>analysis<|message|>", 0)):
         tokens = [*tokens_of(head), *((7, char) for char in f"a {mark} b")]
         assert read(tokens, started())[place].endswith(f"a {mark} b")
@@ -141,16 +141,16 @@ def test_a_mark_in_other_tokens_is_text(mark: str) -> None:
     assert read(tokens, started())[2] == [CallBegun("add"), CallArguments(f'{{"a": "{mark}"}}')]
 
 
-def test_a_token_that_ends_an_answer_ends_its_message_without_text() -> None:
+def test_an_end_token_without_text_ends_its_message() -> None:
     assert read([*tokens_of(CALL), (IDS["<|call|>"], "")], started())[2] == [CallBegun("add"), CallArguments("{}")]
     assert read(tokens_of(CALL), started())[2] == [CallBegun("add")], "cut off before its arguments"
 
 
-def test_a_message_that_the_prompt_began_goes_on() -> None:
+def test_a_message_begun_in_the_prompt_is_continued() -> None:
     assert both("4<|end|>", is_in_message=True) == ("", "4", [])
 
 
-def test_all_is_let_out_as_soon_as_it_is_certain() -> None:
+def test_text_is_released_as_soon_as_it_is_certain() -> None:
     reader, start, found = started(), 0, []
     for token_id, text in [*tokens_of("<|channel|>analysis<|message|>"), (7, "Hm"), (7, " <"), (7, "b"), (7, "<|end|")]:
         reader.take_token(token_id, start)
@@ -165,19 +165,19 @@ PARTS = st.sampled_from(
 
 
 @given(st.lists(PARTS).map("".join))
-def test_the_outcome_does_not_depend_on_how_the_text_was_cut(text: str) -> None:
+def test_the_result_does_not_depend_on_how_the_text_is_split(text: str) -> None:
     both(text)
 
 
 @pytest.mark.parametrize("fed_late", [0, 3, 1000])
-def test_tokens_of_reasoning_and_its_marks_are_counted(fed_late: int) -> None:
+def test_tokens_of_reasoning_and_of_its_marks_are_counted(fed_late: int) -> None:
     reader, thought = started(), tokens_of(THOUGHT)
     read(tokens_of(f"{THOUGHT}{NEXT}{THOUGHT}{NEXT}{FINAL}"), reader, fed_late)
     assert reader.num_tokens == 2 * len(thought) + len(tokens_of(NEXT))
     assert started().num_tokens == 0
 
 
-def test_tokens_of_reasoning_that_is_cut_off_are_counted() -> None:
+def test_tokens_of_truncated_reasoning_are_counted() -> None:
     reader, tokens = started(), tokens_of("<|channel|>analysis<|message|>Two and tw")
     read(tokens, reader)
     assert reader.num_tokens == len(tokens)

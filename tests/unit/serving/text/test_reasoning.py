@@ -39,16 +39,16 @@ def split(start: ReasoningStart, *pieces: str) -> tuple[str, str]:
         (True, "\n</thi", "</thi", ""),
     ],
 )
-def test_what_was_thought_and_what_was_said(has_begun: bool, text: str, reasoning: str, content: str) -> None:
+def test_reasoning_and_content_are_separated(has_begun: bool, text: str, reasoning: str, content: str) -> None:
     start = ReasoningStart(QWEN3, has_begun)
     assert split(start, text) == split(start, *text) == (reasoning, content)
 
 
-def test_other_marks() -> None:
+def test_mistral_marks_are_recognized() -> None:
     assert split(ReasoningStart(MISTRAL, has_begun=False), "[THINK]Hm. </think>[/THINK]4") == ("Hm. </think>", "4")
 
 
-def test_all_is_let_out_as_soon_as_it_is_certain() -> None:
+def test_text_is_released_as_soon_as_it_is_certain() -> None:
     splitter = ReasoningSplitter(ReasoningStart(QWEN3, has_begun=False))
     fed = ["<th", "ink>\n", "Hm", " \n", "so</", "b>", "\n</think", ">\n", "\n", "4", "\n", "5"]
     assert [splitter.feed(text) for text in fed] == [
@@ -68,7 +68,7 @@ def test_all_is_let_out_as_soon_as_it_is_certain() -> None:
         (True, ["</think>", "a"], 1),
     ],
 )
-def test_the_tokens_of_reasoning_are_counted(has_begun: bool, tokens: list[str], num_tokens: int) -> None:
+def test_reasoning_tokens_are_counted(has_begun: bool, tokens: list[str], num_tokens: int) -> None:
     splitter = ReasoningSplitter(ReasoningStart(QWEN3, has_begun))
     late = ReasoningSplitter(ReasoningStart(QWEN3, has_begun))
     for index, token in enumerate(tokens):
@@ -107,14 +107,14 @@ OPENING, CLOSING, SPELT = (1, "<think>"), (2, "</think>"), [(0, "</"), (0, "thin
         (MAY_OPEN, [(0, "\n"), OPENING, (0, "a")], ("", "\n<think>a", 0)),
     ],
 )
-def test_what_reads_as_a_mark_is_none_where_a_grammar_goes_by_tokens(
+def test_text_that_spells_a_mark_is_not_one_if_a_grammar_goes_by_tokens(
     grammar_reasoning: GrammarReasoning, tokens: list[tuple[int, str]], outcome: tuple[str, str, int]
 ) -> None:
     assert split_by_tokens(grammar_reasoning, *tokens) == outcome
 
 
-def test_white_space_without_end_is_not_looked_at_again_and_again() -> None:
-    """A hundred thousand tokens of it took 20 s."""
+def test_long_whitespace_is_not_scanned_repeatedly() -> None:
+    """A hundred thousand tokens of whitespace used to take 20 s."""
     text = "<think>a" + " " * 1_000_000 + "b" + " " * 1_000_000 + "</think>c"
     pieces = [text[start : start + 10] for start in range(0, len(text), 10)]
     assert split(ReasoningStart(QWEN3, has_begun=False), *pieces) == ("a" + " " * 1_000_000 + "b", "c")
@@ -126,7 +126,7 @@ TEXTS = st.lists(
 
 
 @given(has_begun=st.booleans(), text=TEXTS, data=st.data())
-def test_the_outcome_does_not_depend_on_the_cuts(has_begun: bool, text: str, data: st.DataObject) -> None:
+def test_the_result_does_not_depend_on_how_the_text_is_split(has_begun: bool, text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     start = ReasoningStart(QWEN3, has_begun)
@@ -136,7 +136,7 @@ def test_the_outcome_does_not_depend_on_the_cuts(has_begun: bool, text: str, dat
 
 
 @given(has_begun=st.booleans(), text=TEXTS)
-def test_nothing_is_lost_but_the_marks_and_white_space_around_reasoning(has_begun: bool, text: str) -> None:
+def test_nothing_is_lost_except_marks_and_whitespace_around_reasoning(has_begun: bool, text: str) -> None:
     expected = "", text
     if has_begun or text.lstrip().startswith("<think>"):
         reasoning, _, content = text.lstrip().removeprefix("<think>").partition("</think>")

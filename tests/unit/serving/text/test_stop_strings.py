@@ -33,10 +33,10 @@ def cut(text: str, positions: list[int]) -> list[str]:
 
 
 @given(texts, stop_lists, st.lists(st.integers(0, 40), max_size=10), st.booleans())
-def test_equals_a_search_character_by_character(
+def test_matching_equals_a_search_character_by_character(
     text: str, stops: list[str], positions: list[int], include_stop: bool
 ) -> None:
-    # One piece may complete two stops; tokens are fed one by one, so pieces of one character are the definition.
+    # One piece may complete two stops. Tokens are fed one by one, so pieces of one character define the result.
     shown, matched, _ = run(list(text), stops, include_stop)
     expected = first_complete(text, stops)
     if expected is None:
@@ -71,6 +71,6 @@ def test_a_partial_match_that_fails_is_released() -> None:
     ]
 
 
-def test_include_stop_keeps_it() -> None:
+def test_include_stop_keeps_the_stop_string_in_the_text() -> None:
     assert run(["one ST", "OP two"], ["STOP"], include_stop=True)[:2] == ("one STOP", "STOP")
     assert run(["one ST", "OP two"], ["STOP"])[:2] == ("one ", "STOP")

@@ -52,7 +52,7 @@ def test_long_texts_give_the_same_ids_in_a_thread() -> None:
 
 
 @given(*2 * [st.text(alphabet=st.characters(codec="utf-8"), min_size=1, max_size=30)])
-def test_pairs_are_autotokenizers(first: str, second: str) -> None:
+def test_pair_ids_equal_autotokenizers(first: str, second: str) -> None:
     for tokenizer in (TOKENIZER, changed(of_pairs)):
         theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
         for add_special_tokens in (True, False):
@@ -90,13 +90,13 @@ def of_pairs(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def trimming(tokenizer: Tokenizer) -> Tokenizer:
-    """As GPT-NeoX's: the offsets of spaces are where they end."""
+    """Like GPT-NeoX's: the offsets of spaces are where they end."""
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
     return tokenizer
 
 
 def collapsing(tokenizer: Tokenizer) -> Tokenizer:
-    """As T5's: several spaces are one."""
+    """Like T5's: several spaces become one."""
     tokenizer.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
     return tokenizer
 
@@ -115,7 +115,7 @@ ODD_TEXT = st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_f
 @pytest.mark.parametrize("join", [None, "q: {} d: {} <|end|>".format, lambda query, document: f"{document}|{query}"])
 @settings(deadline=None, max_examples=60)
 @given(ODD_TEXT, ODD_TEXT, st.data())
-def test_pairs_are_shortened_at_the_end_of_the_second(
+def test_pairs_are_truncated_at_the_end_of_the_second_text(
     change: Callable[[Tokenizer], Tokenizer], join: Join | None, first: str, second: str, data: st.DataObject
 ) -> None:
     tokenizer = changed(change)
@@ -131,7 +131,7 @@ def test_pairs_are_shortened_at_the_end_of_the_second(
         assert found in encode_pairs(tokenizer, [(first, beginning) for beginning in beginnings], join)
 
 
-def test_what_a_tokenizer_strips_in_front_does_not_stay() -> None:
+def test_leading_spaces_that_a_tokenizer_strips_are_dropped() -> None:
     tokenizer, second = changed(lowering), " " * 3000 + "hello world " * 50
     (found,) = encode_pairs(tokenizer, [("hi", second)], "q: {} d: {} <|end|>".format, longest=40)
     assert 30 < len(found) <= 40
@@ -139,7 +139,7 @@ def test_what_a_tokenizer_strips_in_front_does_not_stay() -> None:
     assert len(beginning) < 60
 
 
-def test_spaces_at_the_end_are_cut_in_a_few_passes() -> None:
+def test_trailing_spaces_are_cut_in_reasonable_time() -> None:
     for change in (trimming, collapsing):
         tokenizer = changed(change)
         (whole,) = encode_pairs(tokenizer, [("q", "ab" + "  " * 500)])
@@ -148,7 +148,7 @@ def test_spaces_at_the_end_are_cut_in_a_few_passes() -> None:
 
 
 @given(st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("helo 🙂é")), max_size=30), st.data())
-def test_a_beginning_is_of_so_many_tokens_without_half_characters(text: str, data: st.DataObject) -> None:
+def test_a_beginning_has_the_given_number_of_tokens_without_partial_characters(text: str, data: st.DataObject) -> None:
     token_ids = asyncio.run(OURS.encode(text, add_special_tokens=False))
     number = data.draw(st.integers(0, len(token_ids) + 1))
     (beginning,) = asyncio.run(OURS.beginnings([text], number))
@@ -158,7 +158,7 @@ def test_a_beginning_is_of_so_many_tokens_without_half_characters(text: str, dat
     assert (beginning == text) == (number >= len(token_ids))
 
 
-def test_many_messages_are_no_work_for_the_event_loop_even_if_they_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_messages_are_rendered_off_the_event_loop_even_if_they_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     render = ChatTemplate.render
 
@@ -173,7 +173,7 @@ def test_many_messages_are_no_work_for_the_event_loop_even_if_they_are_empty(mon
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
-def test_many_texts_are_no_work_for_the_event_loop_even_if_they_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_texts_are_encoded_off_the_event_loop_even_if_they_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     encode = TextTokenizer._encode
 
@@ -187,7 +187,7 @@ def test_many_texts_are_no_work_for_the_event_loop_even_if_they_are_empty(monkey
     assert [thread is threading.main_thread() for thread in threads] == [True] + [False] * 2048
 
 
-def test_truncation_and_padding_of_the_file_are_switched_off() -> None:
+def test_truncation_and_padding_in_the_tokenizer_file_are_disabled() -> None:
     tokenizer = make_tokenizer()
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=50)
@@ -196,7 +196,7 @@ def test_truncation_and_padding_of_the_file_are_switched_off() -> None:
     assert asyncio.run(ours.encode(text, add_special_tokens=True)) == THEIRS(text)["input_ids"]
 
 
-def test_an_adapter_has_the_template_that_it_names() -> None:
+def test_chats_use_the_template_that_the_adapter_names() -> None:
     templates = [
         NamedChatTemplate(name="plain", source="{{ eos_token }}{{ messages[0].content }}"),
         NamedChatTemplate(name="turns", source="{{ messages[0].content }}", stop_tokens=["<|end|>", "<|user|>"]),
@@ -215,7 +215,7 @@ def test_an_adapter_has_the_template_that_it_names() -> None:
         assert named == [ends, (), (), ()]
 
 
-def test_what_an_adapters_template_cannot_show_is_said_of_that_one() -> None:
+def test_errors_about_tools_name_the_template_in_use() -> None:
     ours = TextTokenizer(make_model(TOKENIZER), [NamedChatTemplate(name="plain", source="{{ messages[0].content }}")])
     for name, called, flag in (
         (
@@ -231,7 +231,7 @@ def test_what_an_adapters_template_cannot_show_is_said_of_that_one() -> None:
         assert f"Start the server with {flag}" in caught.value.message
 
 
-def test_a_model_without_a_template_says_so() -> None:
+def test_chats_are_refused_if_the_model_has_no_template() -> None:
     ours = TextTokenizer(make_model(TOKENIZER, chat_template=None))
     chat = Conversation([ChatMessage("user", "x")], param="input")
     with pytest.raises(ServingError, match="no chat template") as caught:

@@ -14,7 +14,7 @@ JSON = st.recursive(
 
 
 @given(value=st.lists(JSON) | st.dictionaries(st.text(), JSON), rest=st.text(max_size=3))
-def test_it_ends_where_the_json_ends(value: object, rest: str) -> None:
+def test_an_extent_ends_where_the_json_ends(value: object, rest: str) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False)
     whole, by_char = JsonExtent(), JsonExtent()
     assert whole.feed(text + rest) == len(text)
@@ -26,17 +26,17 @@ def test_it_ends_where_the_json_ends(value: object, rest: str) -> None:
     ("text", "position"),
     [("{<", 1), ("{'a'", 1), ('{"a\nb"', 3), ("{//", 1), ('{"a": x', 6)],
 )
-def test_what_cannot_be_json_is_broken_where_it_shows(text: str, position: int) -> None:
+def test_text_that_cannot_be_json_is_broken_at_the_first_wrong_character(text: str, position: int) -> None:
     extent = JsonExtent()
     assert (extent.feed(text), extent.state) == (position, Extent.BROKEN)
 
 
-def test_it_is_as_deep_as_it_is() -> None:
+def test_nesting_of_any_depth_is_followed() -> None:
     extent = JsonExtent()
     assert (extent.feed("[" * 10_000 + "]" * 10_001), extent.state) == (20_000, Extent.CLOSED)
 
 
-def test_an_open_one_takes_all() -> None:
+def test_an_open_extent_takes_all_text() -> None:
     extent = JsonExtent()
     assert [extent.feed(piece) for piece in ('{"a\\', '"', "}", '": [1', "")] == [4, 1, 1, 5, 0]
     assert extent.state is Extent.OPEN

@@ -68,7 +68,7 @@ def written(call_format: ToolCallFormat, call: Call) -> str:
         (MISTRAL, '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 1}'),
     ],
 )
-def test_one_call(call_format: ToolCallFormat, text: str) -> None:
+def test_one_call_is_parsed(call_format: ToolCallFormat, text: str) -> None:
     assert parse(call_format, text) == ("", [ADD])
 
 
@@ -82,7 +82,7 @@ def test_one_call(call_format: ToolCallFormat, text: str) -> None:
         (MISTRAL, f'[TOOL_CALLS]add{{"a": 1}}[TOOL_CALLS]sub{SUB.arguments}'),
     ],
 )
-def test_several_calls(call_format: ToolCallFormat, text: str) -> None:
+def test_several_calls_are_parsed(call_format: ToolCallFormat, text: str) -> None:
     assert parse(call_format, text) == ("", [ADD, SUB])
 
 
@@ -124,7 +124,7 @@ def test_an_answer_without_calls_is_unchanged(call_format: ToolCallFormat, text:
         (MISTRAL, 'add{"a": 1}'),
     ],
 )
-def test_what_is_no_call_is_content(call_format: ToolCallFormat, text: str) -> None:
+def test_text_that_is_not_a_call_is_content(call_format: ToolCallFormat, text: str) -> None:
     assert parse(call_format, text) == (text, [])
     assert parse(call_format, *text) == (text, [])
 
@@ -171,8 +171,8 @@ def test_a_call_after_a_malformed_one_is_found(malformed: str) -> None:
 
 @pytest.mark.parametrize("depth", [33, 10_000])
 @pytest.mark.parametrize("call_format", SYNTAXES)
-def test_arguments_are_what_the_model_wrote_however_deep(call_format: ToolCallFormat, depth: int) -> None:
-    """What is behind them is not of them, and a call that follows is one of its own."""
+def test_arguments_of_any_depth_are_what_the_model_wrote(call_format: ToolCallFormat, depth: int) -> None:
+    """Text after them is not part of them, and a call that follows is separate."""
     deep = Call("deep", '{"a":' * (depth - 1) + "{}" + "}" * (depth - 1))
     between = ";" if call_format is LLAMA else ""
     text = written(call_format, deep) + between + written(call_format, ADD)
@@ -187,7 +187,7 @@ def test_an_object_too_deep_to_read_whose_name_comes_last_is_content(depth: int)
     assert parse(HERMES, text) == (("", [Call("deep", arguments)]) if depth == 40 else (text, []))
 
 
-def test_arguments_are_let_out_as_they_come() -> None:
+def test_arguments_are_released_as_they_arrive() -> None:
     parser = ToolCallParser(SYNTAXES[HERMES])
     assert parser.feed('<tool_call>\n{"name": "add", "arguments": ') == []
     assert parser.feed("{") == [CallBegun("add"), CallArguments("{")]
@@ -212,7 +212,7 @@ def test_arguments_are_let_out_as_they_come() -> None:
 
 
 @pytest.mark.parametrize("num_chars", [MAX_BEGINNING - 100, 2 * MAX_BEGINNING])
-def test_a_name_behind_much_else_shows_at_the_end_that_it_is_a_call(num_chars: int) -> None:
+def test_a_call_whose_name_follows_much_text_is_recognized_at_its_end(num_chars: int) -> None:
     text = f'<tool_call>{{"note": "{"x" * num_chars}", "name": "add", "arguments": {ADD.arguments}}}</tool_call>'
     assert parse(HERMES, text) == parse(HERMES, *text) == ("", [ADD])
     fed = ToolCallParser(SYNTAXES[HERMES]).feed(text[: text.index("}")])
@@ -238,14 +238,14 @@ def test_a_name_behind_much_else_shows_at_the_end_that_it_is_a_call(num_chars: i
         ('[{"name": "add", "parameters": {"a": 1}}, or {}', ", or {}", [ADD]),
     ],
 )
-def test_a_list_of_calls(text: str, content: str, calls: list[Call]) -> None:
+def test_a_list_of_calls_is_parsed(text: str, content: str, calls: list[Call]) -> None:
     assert parse_by(LIST_OF_CALLS, text) == (content, calls)
     assert parse_by(LIST_OF_CALLS, *text) == (content, calls)
 
 
 @pytest.mark.parametrize("call_format", SYNTAXES)
-def test_a_long_text_of_openings_is_one_content(call_format: ToolCallFormat) -> None:
-    """Which took 14 s where each opening had all that follows copied."""
+def test_a_long_run_of_openings_is_content(call_format: ToolCallFormat) -> None:
+    """This took 14 s when each opening copied all the text after it."""
     text = SYNTAXES[call_format].opening * 50_000 + "{"
     parser = ToolCallParser(SYNTAXES[call_format])
     content = [*parser.feed(text), *parser.finish()]
@@ -257,7 +257,7 @@ def test_a_closing_tag_in_a_string_closes_nothing() -> None:
     assert parse(HERMES, written(HERMES, call)) == ("", [call])
 
 
-def test_content_is_let_out_as_soon_as_it_can_be_no_call() -> None:
+def test_content_is_released_as_soon_as_it_cannot_be_a_call() -> None:
     parser = ToolCallParser(SYNTAXES[HERMES])
     assert parser.feed("a <tool_") == ["a "]
     assert parser.feed("box> ") == ["<tool_box> "]
@@ -266,7 +266,7 @@ def test_content_is_let_out_as_soon_as_it_can_be_no_call() -> None:
     assert parser.feed("b") == ["\nb"]
 
 
-def test_content_and_calls_come_in_their_order() -> None:
+def test_content_and_calls_keep_their_order() -> None:
     text = f"a {written(HERMES, ADD)}\n{written(HERMES, SUB)} b"
     add, sub = ([CallBegun(call.name), CallArguments(call.arguments)] for call in (ADD, SUB))
     assert ToolCallParser(SYNTAXES[HERMES]).feed(text) == ["a ", *add, *sub, " b"]
@@ -284,7 +284,9 @@ TEXTS = st.lists(st.one_of(FRAGMENTS, st.text(max_size=4)), max_size=12).map("".
 
 
 @given(call_format=st.sampled_from([*SYNTAXES]), text=TEXTS, data=st.data())
-def test_the_outcome_does_not_depend_on_the_cuts(call_format: ToolCallFormat, text: str, data: st.DataObject) -> None:
+def test_the_result_does_not_depend_on_how_the_text_is_split(
+    call_format: ToolCallFormat, text: str, data: st.DataObject
+) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole = parse(call_format, text)
@@ -293,7 +295,7 @@ def test_the_outcome_does_not_depend_on_the_cuts(call_format: ToolCallFormat, te
 
 
 @given(call_format=st.sampled_from([*SYNTAXES]), text=TEXTS)
-def test_nothing_is_lost(call_format: ToolCallFormat, text: str) -> None:
+def test_content_and_arguments_are_subsequences_of_the_text(call_format: ToolCallFormat, text: str) -> None:
     content, calls = parse(call_format, text)
     if not calls:
         assert content == text
