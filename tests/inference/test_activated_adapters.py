@@ -1,4 +1,4 @@
-"""Activated LoRA against PEFT: nothing before the invocation, everything from there on."""
+"""Activated LoRA against PEFT: tokens before the invocation are the base model's, all others the adapter's."""
 
 import random
 
@@ -24,7 +24,7 @@ from tests.support.tiny_adapters import ALL_LINEAR, reference_answers, save_adap
 from tests.support.tiny_models import save_tiny_model
 
 LONG, SHORT, ALONE = [250, 251, 252, 253, 254], [250, 251], [249]
-"""Invocations; one begins as another."""
+"""Invocations; one is a prefix of another."""
 PLACES: dict[str, tuple[list[int], int, int]] = {
     "start": (LONG, 0, 20),
     "border": (LONG, 32, 3),
@@ -32,7 +32,7 @@ PLACES: dict[str, tuple[list[int], int, int]] = {
     "end": (ALONE, 50, 0),
     "late": (LONG, 120, 9),
 }
-"""Name → (invocation, tokens before it, tokens behind it)."""
+"""Name → (invocation, tokens before it, tokens after it)."""
 
 
 def _configs() -> dict[str, LoraConfig]:
@@ -60,31 +60,33 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     prompts: dict[str | None, list[int]] = {None: context[:64], "plain": context[:40]}
     for name, (invocation, num_before, num_behind) in PLACES.items():
         prompts[name] = [*context[:num_before], *invocation, *(rng.randrange(240) for _ in range(num_behind))]
-    # Of two places it is the last one.
+    # The invocation occurs twice; the last one counts.
     prompts["late"][60:65] = LONG
     references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
     return Oracle(folder, folder / "model", adapters, prompts, references)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_in_one_batch_with_others_they_equal_peft(oracle: Oracle, backend: str) -> None:
+def test_activated_adapters_equal_peft_in_a_mixed_batch(oracle: Oracle, backend: str) -> None:
     _, wrong = run_all(oracle, backend=backend)
     assert not wrong
 
 
 @pytest.mark.parametrize("num_rows", [7, 33])
-def test_in_chunks_they_equal_peft(oracle: Oracle, num_rows: int) -> None:
+def test_activated_adapters_equal_peft_in_chunks(oracle: Oracle, num_rows: int) -> None:
     engine, digests = oracle.engine(max_num_batched_tokens=num_rows)
     assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
 
 
-def test_after_preemption_they_equal_peft(oracle: Oracle) -> None:
+def test_activated_adapters_equal_peft_after_preemption(oracle: Oracle) -> None:
     engine, wrong = run_all(oracle, **oracle.preempting(make_engine(oracle.model)))
     assert not wrong
     assert engine.stats().num_preemptions > 0
 
 
-def test_oracle_notices_an_adapter_that_reaches_all_tokens(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_notices_an_adapter_that_is_applied_to_all_tokens(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Engine, "_adapter_start", lambda *_: 0)
     _, wrong = run_all(oracle)
     assert set(wrong) == PLACES.keys() - {"start"}
@@ -105,19 +107,19 @@ def test_pooled_hidden_states_equal_peft(oracle: Oracle) -> None:
             assert (vector - expected).abs().max() <= LOGIT_TOLERANCE * hidden.abs().max(), (name, pooling)
 
 
-def test_log_probabilities_of_a_prompt_are_the_base_models_up_to_the_invocation(oracle: Oracle) -> None:
+def test_prompt_logprobs_equal_the_base_models_up_to_the_invocation(oracle: Oracle) -> None:
     engine, digests = oracle.engine(max_num_batched_tokens=50)
     prompt, start = oracle.prompts["in_block"], PLACES["in_block"][1]
     of_base = greedy("base", prompt, 1, prompt_logprobs=VOCAB_SIZE)
     answers = run(engine, [of_base, greedy("activated", prompt, 1, digests["in_block"], prompt_logprobs=VOCAB_SIZE)])
     pairs = list(zip(_prompt_logprobs(answers["base", 0]), _prompt_logprobs(answers["activated", 0]), strict=True))
     differ = [max(abs(base[i] - other[i]) for i in base) > 0.1 for base, other in pairs]
-    # Entry i is of token i + 1: what the row of token i gave.
+    # Entry i is for token i + 1, from the logits in the row of token i.
     assert differ == [i >= start for i in range(len(prompt) - 1)]
 
 
 @pytest.mark.parametrize("name", sorted(PLACES))
-def test_they_find_what_the_base_model_has_computed(oracle: Oracle, name: str) -> None:
+def test_activated_adapters_hit_the_base_models_blocks_before_the_invocation(oracle: Oracle, name: str) -> None:
     engine, digests = oracle.engine()
     prompt, start = oracle.prompts[name], PLACES[name][1]
     run(engine, [greedy("base", prompt, 1)])
@@ -128,7 +130,7 @@ def test_they_find_what_the_base_model_has_computed(oracle: Oracle, name: str) -
         assert differs(oracle.references[name], answers[f"{prefix}{name}", 0]) is None
 
 
-def test_the_base_model_finds_what_they_have_computed_before_the_invocation(oracle: Oracle) -> None:
+def test_the_base_model_hits_activated_adapters_blocks_before_the_invocation(oracle: Oracle) -> None:
     engine, digests = oracle.engine()
     run(engine, [greedy("activated", oracle.prompts["in_block"], 1, digests["in_block"])])
     base = run(engine, [greedy("base", oracle.prompts["in_block"], NUM_TOKENS, logprobs=VOCAB_SIZE)])
@@ -137,15 +139,15 @@ def test_the_base_model_finds_what_they_have_computed_before_the_invocation(orac
     assert base["base", 0].token_ids == alone["base", 0].token_ids
 
 
-def test_plain_adapters_share_nothing_with_them(oracle: Oracle) -> None:
+def test_plain_adapters_do_not_hit_activated_adapters_blocks(oracle: Oracle) -> None:
     engine, digests = oracle.engine()
     run(engine, [greedy("activated", oracle.prompts["late"], 1, digests["late"])])
     plain = run(engine, [greedy("plain", oracle.prompts["late"], 1, digests["plain"])])
     assert plain["plain", 0].num_cached_tokens == 0
 
 
-def test_tokens_behind_an_earlier_invocation_are_not_found_when_a_later_one_counts(oracle: Oracle) -> None:
-    """The same tokens, said by the model after one invocation and given in the next prompt before another one."""
+def test_tokens_after_an_earlier_invocation_are_not_prefix_hits_if_a_later_one_counts(oracle: Oracle) -> None:
+    """The model's answer after one invocation is part of the next prompt, before another invocation."""
     engine, digests = oracle.engine()
     turn = [*range(40), *SHORT, *range(40, 66)]
     first = run(engine, [greedy("first", turn, 30, digests["in_block"])])["first", 0]

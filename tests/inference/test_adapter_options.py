@@ -1,4 +1,4 @@
-"""Every adapter option we accept against PEFT, all of them in one batch with the base model."""
+"""Every adapter option we accept, all of them in one batch with the base model, against PEFT."""
 
 import json
 import random
@@ -68,7 +68,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     adapters: dict[str, Path] = {}
     for seed, (name, fields) in enumerate(OPTIONS.items()):
         with warnings.catch_warnings():
-            # Of a bias that could not be merged.
+            # PEFT warns about biases that it cannot merge.
             warnings.simplefilter("ignore")
             peft_model = get_peft_model(model, LoraConfig(**fields))
         _randomise(peft_model, seed)
@@ -88,7 +88,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_every_option_in_one_batch_equals_peft(oracle: Oracle, backend: str) -> None:
+def test_adapters_with_every_option_equal_peft_in_one_batch(oracle: Oracle, backend: str) -> None:
     engine, wrong = run_all(oracle, backend=backend)
     assert not wrong
     assert engine.stats().num_adapter_loads == len(OPTIONS)
@@ -103,7 +103,7 @@ def test_biases_survive_eviction_and_compaction(oracle: Oracle) -> None:
     assert engine.stats().num_adapter_evictions > 0
 
 
-def test_oracle_notices_a_bias_that_is_left_out(oracle: Oracle) -> None:
+def test_oracle_notices_missing_biases(oracle: Oracle) -> None:
     engine, digests = oracle.engine()
     run(engine, oracle.requests(digests, "first-"))
     _table_of(engine).offset_bias.fill_(-1)
@@ -111,8 +111,8 @@ def test_oracle_notices_a_bias_that_is_left_out(oracle: Oracle) -> None:
     assert set(wrong_answers(oracle, answers, "no-bias-")) == {"bias", "bias_on_head"}
 
 
-def test_the_clean_copy_of_a_config_means_the_same_to_peft(oracle: Oracle) -> None:
-    """What is kept of an upload answers as what was uploaded: reading the kept config gives the same digest."""
+def test_a_cleaned_config_has_the_same_canonical_form_and_loads_in_peft(oracle: Oracle) -> None:
+    """Only the cleaned config of an upload is kept, so it must give the same digest."""
     for folder in oracle.adapters.values():
         config = read_config(folder)
         data = clean_config(config)

@@ -1,4 +1,4 @@
-"""Several choices, seeds, logprobs and stops on a tiny model: the same whatever the engine had to do meanwhile."""
+"""Several choices, seeds, logprobs and stops on a tiny model: scheduling does not change them."""
 
 import random
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_choices_share_the_prompts_blocks(model: Path) -> None:
 
 
 @pytest.mark.parametrize("budget", [1024, 17])
-def test_prompt_logprobs_are_the_models_own_and_bypass_prefix_hits(model: Path, budget: int) -> None:
+def test_prompt_logprobs_equal_the_models_and_bypass_prefix_hits(model: Path, budget: int) -> None:
     prompt = [random.Random(1).randrange(256) for _ in range(60)]
     engine = make_engine(model, max_num_batched_tokens=budget)
     run(engine, [greedy("warm", prompt, 2)])
@@ -101,7 +101,7 @@ def test_prompt_logprobs_are_the_models_own_and_bypass_prefix_hits(model: Path, 
         assert logprob.rank == 1 + int((expected[position] > expected[position, token_id]).sum())
 
 
-def test_stops_at_eos_and_stop_tokens_but_not_before_min_tokens(model: Path) -> None:
+def test_generation_stops_at_eos_and_stop_tokens_but_not_before_min_tokens(model: Path) -> None:
     free = run(make_engine(model), [greedy("r", range(30), 30)])["r", 0].token_ids
     stop = free[9]
     first = free.index(stop)
@@ -125,7 +125,7 @@ def test_ids_beyond_the_tokenizers_vocabulary_are_never_sampled(model: Path) -> 
     assert max(max(answer.token_ids) for answer in answers.values()) < VOCAB_SIZE
 
 
-def test_ends_with_length_at_max_model_len(model: Path) -> None:
+def test_generation_finishes_with_length_at_max_model_len(model: Path) -> None:
     engine = make_engine(model, max_model_len=40)
     answer = run(engine, [greedy("r", range(30), 100)])["r", 0]
     assert (len(answer.token_ids), answer.finish_reason) == (10, FinishReason.LENGTH)

@@ -1,4 +1,4 @@
-"""Classifiers as PEFT trains and saves them, each with a head of its own, against PEFT on transformers' class."""
+"""Classifiers as PEFT trains and saves them, each with its own head, against PEFT on transformers' class."""
 
 import json
 import random
@@ -20,7 +20,7 @@ from tests.support.tiny_adapters import load_classifier, save_adapters
 from tests.support.tiny_models import COMMON, random_model, save_model, save_tiny_model
 
 TOLERANCE = 1e-4
-"""Of the largest |number|."""
+"""Relative to the largest |number|."""
 ATTENTION = ["q_proj", "v_proj"]
 ADAPTERS: dict[str, tuple[int, dict[str, Any]]] = {
     "two": (2, {"r": 4, "target_modules": ATTENTION}),
@@ -30,9 +30,9 @@ ADAPTERS: dict[str, tuple[int, dict[str, Any]]] = {
     "embedding": (5, {"r": 5, "target_modules": ["embed_tokens", "q_proj"]}),
     "untyped": (4, {"r": 2, "target_modules": r".*\.q_proj", "task_type": None, "modules_to_save": ["score"]}),
 }
-"""(labels, config). `lm_head` is no module of theirs."""
+"""(number of labels, config). Classifier models have no `lm_head`."""
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "mixtral", "olmo2", "opt")
-"""The `lm_head` of Qwen3 and Gemma is their embedding; OPT's causal model calls a part of what `AutoModel` loads, and
+"""Qwen3 and Gemma tie `lm_head` to the embedding. OPT's causal model calls only a part of what `AutoModel` loads, and
 the states that its head reads are smaller than its layers'."""
 
 
@@ -52,7 +52,7 @@ def peft_numbers(model: Path, name: str, folder: Path, prompt: list[int]) -> tor
 
 
 def numbers_of(engine: Engine, prompts: dict[str, list[int]], digests: dict[str, str]) -> dict[str, torch.Tensor]:
-    """Beside a prompt that is answered by text, and one by a vector."""
+    """Of each prompt, in a batch with a request for text and one for a vector."""
     requests = [to_pool(name, prompt, digests[name], labels=LabelActivation.NONE) for name, prompt in prompts.items()]
     others = [greedy("text", prompts["two"], 3), to_pool("vector", prompts["two"], digests["two"])]
     answers = run(engine, [*requests, *others])
@@ -61,9 +61,9 @@ def numbers_of(engine: Engine, prompts: dict[str, list[int]], digests: dict[str,
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_numbers_are_pefts_whatever_else_is_in_the_batch(architecture: str, tmp_path: Path) -> None:
+def test_classifier_numbers_equal_peft_in_mixed_batches(architecture: str, tmp_path: Path) -> None:
     model, names = tmp_path / "model", [*ADAPTERS]
-    if architecture == "mixtral":  # whose experts are no linears
+    if architecture == "mixtral":  # its experts are not linears
         names = ["two", "embedding"]
     if architecture == "opt":
         names = ["two", "reward", "untyped"]
@@ -76,7 +76,7 @@ def test_numbers_are_pefts_whatever_else_is_in_the_batch(architecture: str, tmp_
     expected = {name: peft_numbers(model, name, adapters[name], prompts[name]) for name in names}
 
     def checked(**settings: object) -> Engine:
-        """Twice: then from the cache."""
+        """Runs the prompts twice, the second time with prefix hits."""
         engine = make_engine(model, **settings)
         digests = add_adapters(engine, adapters, tmp_path / "packed")
         for _ in range(2):
@@ -92,7 +92,7 @@ def test_numbers_are_pefts_whatever_else_is_in_the_batch(architecture: str, tmp_
     assert checked(adapter_memory_bytes=largest).stats().num_adapter_evictions > 0
 
 
-def test_labels_are_asked_of_classifiers_alone(tmp_path: Path) -> None:
+def test_labels_are_refused_without_a_classifier_or_with_normalize(tmp_path: Path) -> None:
     model = save_tiny_model("llama", tmp_path / "model")
     adapters = save_adapters(model, tmp_path / "adapters", {"text": LoraConfig(r=2, target_modules=ATTENTION)})
     engine = make_engine(tmp_path / "model")
@@ -103,8 +103,8 @@ def test_labels_are_asked_of_classifiers_alone(tmp_path: Path) -> None:
         engine.add_request(to_pool("p", [1, 2], digest, labels=LabelActivation.NONE, normalize=True))
 
 
-def test_what_answers_yes_or_no_is_a_classifier_with_the_difference_of_two_rows(tmp_path: Path) -> None:
-    """As documented for rerankers that were trained to say so, in place of a head of their own."""
+def test_a_yes_or_no_reranker_equals_a_classifier_with_the_difference_of_two_head_rows(tmp_path: Path) -> None:
+    """The documented way to serve rerankers that were trained to answer with a token and have no head of their own."""
     model = save_tiny_model("llama", tmp_path / "model")
     saved = save_adapters(model, tmp_path / "adapters", {"text": LoraConfig(r=4, target_modules=ATTENTION)})
     yes, no = 17, 93

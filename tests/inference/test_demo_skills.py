@@ -1,4 +1,4 @@
-"""The bundled adapters do their skills, and only theirs, all mixed in one batch of the running engine."""
+"""Each bundled adapter has its own skill and no other, with all adapters mixed in the engine's batches."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from tests.support.engines import MIB, add_adapters, run
 DEMO = Path(loraserve.demo.__file__).parent
 NUM_PROMPTS = 200
 NUM_FOREIGN_PROMPTS = 25
-"""Prompts of each skill put to the base and to every other adapter."""
+"""Prompts of each skill for the base model and for every other adapter."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_each_adapter_has_its_skill_and_nobody_else_has(tmp_path: Path, quantization: str) -> None:
+def test_each_adapter_has_only_its_own_skill_and_the_base_model_has_none(tmp_path: Path, quantization: str) -> None:
     config = EngineConfig(
         model=str(DEMO / "model"),
         quantization=quantization,

@@ -1,4 +1,4 @@
-"""DoRA against PEFT, in one batch with plain adapters and the base model: PEFT itself computes them one at a time."""
+"""DoRA in one batch with plain adapters and the base model, against PEFT, which computes one adapter at a time."""
 
 from dataclasses import replace
 from functools import cache
@@ -34,25 +34,25 @@ def dora_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
 
 
 @pytest.mark.parametrize("architecture", sorted(CONFIGS.keys() | EXPERTS.keys()))
-def test_in_one_batch_with_others_they_equal_peft(dora_of: OracleOf, architecture: str) -> None:
+def test_dora_adapters_equal_peft_in_a_mixed_batch(dora_of: OracleOf, architecture: str) -> None:
     _, wrong = run_all(dora_of(architecture))
     assert not wrong
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_in_plain_torch_they_equal_peft(dora_of: OracleOf, architecture: str) -> None:
+def test_dora_adapters_equal_peft_on_the_reference_backend(dora_of: OracleOf, architecture: str) -> None:
     _, wrong = run_all(dora_of(architecture), backend="reference")
     assert not wrong
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2"])
-def test_in_bfloat16_they_are_as_near_to_peft_as_peft_in_bfloat16(dora_of: OracleOf, architecture: str) -> None:
+def test_dora_adapters_in_bfloat16_are_about_as_accurate_as_peft(dora_of: OracleOf, architecture: str) -> None:
     _, wrong = run_all(dora_of(architecture).on("cpu", "bfloat16"))
     assert not wrong
 
 
 @pytest.mark.parametrize("quantization", ROUNDINGS)
-def test_with_weights_in_fewer_bits_they_equal_peft_on_the_rounded_weights(
+def test_dora_adapters_on_quantized_weights_equal_peft_on_the_rounded_weights(
     dora_of: OracleOf, quantization: Quantization
 ) -> None:
     oracle = dora_of("qwen2")
@@ -66,20 +66,20 @@ def test_with_weights_in_fewer_bits_they_equal_peft_on_the_rounded_weights(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_on_a_gpu_they_equal_peft(dora_of: OracleOf, dtype: str) -> None:
-    """Of a base with biases. The adapters arrive beside the steps."""
+def test_dora_adapters_equal_peft_on_a_gpu(dora_of: OracleOf, dtype: str) -> None:
+    """The base model has biases. Adapters are loaded while steps run."""
     _, wrong = run_all(dora_of("qwen2").on("cuda", dtype), max_num_seqs=8)
     assert not wrong
 
 
 @pytest.mark.parametrize("num_rows", [7, 33])
-def test_in_chunks_they_equal_peft(dora_of: OracleOf, num_rows: int) -> None:
+def test_dora_adapters_equal_peft_in_chunks(dora_of: OracleOf, num_rows: int) -> None:
     oracle = dora_of("qwen2")
     engine, digests = oracle.engine(max_num_batched_tokens=num_rows)
     assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
 
 
-def test_after_preemption_they_equal_peft(dora_of: OracleOf) -> None:
+def test_dora_adapters_equal_peft_after_preemption(dora_of: OracleOf) -> None:
     oracle = dora_of("llama")
     engine, wrong = run_all(oracle, **oracle.preempting(make_engine(oracle.model)))
     assert not wrong
@@ -97,7 +97,7 @@ def test_magnitudes_survive_eviction_and_compaction(dora_of: OracleOf, dtype: st
     assert engine.stats().num_adapter_evictions > 0
 
 
-def test_oracle_notices_magnitudes_that_are_left_out(dora_of: OracleOf) -> None:
+def test_oracle_notices_missing_magnitudes(dora_of: OracleOf) -> None:
     oracle = dora_of("llama")
     engine, digests = oracle.engine()
     run(engine, oracle.requests(digests, "first-"))
@@ -107,8 +107,8 @@ def test_oracle_notices_magnitudes_that_are_left_out(dora_of: OracleOf) -> None:
     assert set(wrong_answers(oracle, run(engine, oracle.requests(digests, "plain-")), "plain-")) == DORA
 
 
-def test_an_untrained_one_answers_as_the_base_model(dora_of: OracleOf, tmp_path: Path) -> None:
-    """PEFT begins with the norms of the base's weights as magnitudes: all factors are 1."""
+def test_an_untrained_dora_adapter_answers_like_the_base_model(dora_of: OracleOf, tmp_path: Path) -> None:
+    """PEFT initializes magnitudes with the norms of the base model's weights, so all factors are 1."""
     oracle = dora_of("qwen2")
     folder = tmp_path / "untrained"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Speculative decoding on a tiny model: what is said is what would have been said without it."""
+"""Speculative decoding on a tiny model: answers equal those without it."""
 
 import random
 from dataclasses import replace
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("params", VARIANTS)
-def test_answers_are_those_without_drafts(model: Path, params: dict[str, object], dtype: str) -> None:
+def test_answers_with_drafts_equal_those_without(model: Path, params: dict[str, object], dtype: str) -> None:
     rng = random.Random(1)
     sampling = SamplingParams(**{"max_tokens": 40, "ignore_eos": True} | params)
     request = EngineRequest("r", [rng.randrange(256) for _ in range(50)], sampling)
@@ -47,18 +47,18 @@ def test_answers_are_those_without_drafts(model: Path, params: dict[str, object]
 
 
 @pytest.mark.parametrize("overrides", [{"dtype": "float16"}, {"backend": "reference"}])
-def test_nothing_is_drafted_where_rows_are_not_free(model: Path, overrides: dict[str, object]) -> None:
+def test_drafting_is_off_if_extra_rows_are_not_free(model: Path, overrides: dict[str, object]) -> None:
     assert make_engine(model, **overrides).describe().num_speculative_tokens == 0
 
 
-def test_nothing_is_drafted_of_a_mixture_of_experts(tmp_path: Path) -> None:
-    """Each row may read the weights of others."""
+def test_drafting_is_off_for_a_mixture_of_experts(tmp_path: Path) -> None:
+    """Each row may read different experts."""
     save_tiny_model("mixtral", tmp_path)
     assert make_engine(tmp_path).describe().num_speculative_tokens == 0
 
 
-def test_text_that_repeats_itself_comes_sooner(model: Path) -> None:
-    """A bias makes one token follow itself."""
+def test_repetitive_text_takes_fewer_steps(model: Path) -> None:
+    """A logit bias makes the model repeat one token."""
     sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True, logit_bias={9: 100.0})
     request = EngineRequest("r", [1, 2, 3], sampling)
     engine = make_engine(model)

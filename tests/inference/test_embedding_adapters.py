@@ -1,4 +1,4 @@
-"""Adapters of embeddings against PEFT: of tables that are read as they lie, that `lm_head` is tied to, and scaled."""
+"""Adapters on embeddings against PEFT: untied tables, tables tied to `lm_head`, and scaled ones."""
 
 import random
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from tests.support.tiny_adapters import adapter_configs, embedding_configs, refe
 from tests.support.tiny_models import save_tiny_model, tiny_model
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "mixtral")
-"""The `lm_head` of qwen3 and of the two Gemmas is their embedding, which scales in the Gemmas; Granite scales what it
-gives."""
+"""qwen3 and the two Gemmas tie `lm_head` to the embedding. The Gemmas' embedding scales its output; Granite scales it
+outside the embedding."""
 
 
 def make_oracle(architecture: str, folder: Path) -> Oracle:
@@ -36,7 +36,7 @@ def make_oracle(architecture: str, folder: Path) -> Oracle:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_they_equal_peft_beside_others_and_in_turn(architecture: str, tmp_path: Path) -> None:
+def test_embedding_adapters_equal_peft_in_mixed_batches_and_after_eviction(architecture: str, tmp_path: Path) -> None:
     oracle = make_oracle(architecture, tmp_path)
     for settings in ({}, {"backend": "reference"}, {"max_num_batched_tokens": 16}):
         _, wrong = run_all(oracle, **settings)
@@ -46,14 +46,14 @@ def test_they_equal_peft_beside_others_and_in_turn(architecture: str, tmp_path: 
     assert engine.stats().num_adapter_evictions > 0
 
 
-def test_in_bfloat16_they_are_as_near_to_peft_as_it_is_to_itself(tmp_path: Path) -> None:
+def test_embedding_adapters_in_bfloat16_are_about_as_accurate_as_peft(tmp_path: Path) -> None:
     for architecture in ("qwen3", "gemma3"):
         oracle = make_oracle(architecture, tmp_path / architecture).on("cpu", "bfloat16")
         _, wrong = run_all(oracle)
         assert not wrong
 
 
-def test_steps_without_them_stay_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_without_embedding_adapters_remain_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = make_oracle("llama", tmp_path)
     engine, digests = oracle.engine()
     forward = engine._runner._model._forward
@@ -77,7 +77,7 @@ def adapted_modules(model: PreTrainedModel) -> list[str]:
     return [module.name for group in layout.groups for module in group]
 
 
-def test_a_table_that_does_more_than_look_up_rows_can_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_embedding_that_does_more_than_look_up_rows_cannot_have_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     embedding = model.get_input_embeddings()
     original = embedding.forward
@@ -89,8 +89,10 @@ def test_a_table_that_does_more_than_look_up_rows_can_have_none(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("others", [lambda ids: ids[:, 1:], lambda ids: ids + 1])
-def test_a_table_that_is_read_for_other_rows_than_tokens_can_have_none(others: Callable[[Tensor], Tensor]) -> None:
-    """There would be no telling which adapter a row is for."""
+def test_an_embedding_called_with_other_ids_than_the_tokens_cannot_have_adapters(
+    others: Callable[[Tensor], Tensor],
+) -> None:
+    """Which adapter a row is for would be unknown."""
     model = tiny_model("llama")
     assert "model.embed_tokens" in adapted_modules(model)
     embedding = model.get_input_embeddings()
@@ -102,7 +104,7 @@ def test_a_table_that_is_read_for_other_rows_than_tokens_can_have_none(others: C
     assert "model.embed_tokens" not in adapted_modules(model)
 
 
-def test_a_model_without_a_table_that_is_known_is_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_known_embedding_still_has_adapters_on_its_linears(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     monkeypatch.setattr(model, "get_input_embeddings", lambda: None)
     assert adapted_modules(model)[0] == "model.layers.0.self_attn.q_proj"

@@ -1,4 +1,4 @@
-"""Adapters of experts in the forms that there are beside the usual one, against PEFT."""
+"""Adapters on experts in forms other than the usual one, against PEFT."""
 
 import json
 import random
@@ -29,11 +29,11 @@ NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3"), "w2"),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj"), "down_proj"),
 }
-"""Of the linears that experts were before transformers 5: where, of gate and up, down."""
+"""Of the linears that experts were before transformers 5: parent module, gate and up, down."""
 
 
 def linears_of_experts(name: str, model: PreTrainedModel, layers: range, seed: int) -> dict[str, Tensor]:
-    """As PEFT wrote them where experts were linears."""
+    """As PEFT wrote them when experts were linears."""
     generator = torch.Generator().manual_seed(seed)
     where, ups, down = NAMES[name]
     down_proj = model.get_parameter("model.layers.0.mlp.experts.down_proj")
@@ -81,7 +81,7 @@ def equals_peft(folder: Path, model: PreTrainedModel, adapters: dict[str, Path],
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", MODELS)
-def test_those_of_experts_that_were_linears_equal_peft(name: str, backend: str, tmp_path: Path) -> None:
+def test_adapters_trained_when_experts_were_linears_equal_peft(name: str, backend: str, tmp_path: Path) -> None:
     model = random_model(MODELS[name]())
     where, ups, down = NAMES[name]
     all_layers = range(3)
@@ -110,8 +110,8 @@ def test_those_of_experts_that_were_linears_equal_peft(name: str, backend: str, 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", MODELS)
-def test_those_of_all_linears_with_routers_equal_peft(name: str, backend: str, tmp_path: Path) -> None:
-    """What PEFT makes of "all-linear" and of experts that are one weight."""
+def test_all_linear_adapters_with_routers_equal_peft(name: str, backend: str, tmp_path: Path) -> None:
+    """What PEFT saves for "all-linear" if all experts are one weight."""
     model = random_model(MODELS[name]())
     peft_model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=6, target_modules="all-linear"))
     randomize(peft_model, 2)
@@ -123,8 +123,8 @@ def test_those_of_all_linears_with_routers_equal_peft(name: str, backend: str, t
     assert equals_peft(tmp_path, without_adapter(peft_model), adapters, backend)
 
 
-def test_those_that_peft_wrote_the_other_way_round_equal_peft(tmp_path: Path) -> None:
-    """As where one process trains several: one of `gate_up_proj` alone makes that the module's last parameter."""
+def test_expert_adapters_whose_parameters_peft_saved_in_reverse_order_equal_peft(tmp_path: Path) -> None:
+    """Happens if one process trains several: one on `gate_up_proj` alone makes that the module's last parameter."""
     model = random_model(MODELS["mixtral"]())
     for targets in (["gate_up_proj"], ["gate_up_proj", "down_proj"]):
         peft_model = get_peft_model(model, LoraConfig(r=RANK, target_modules=["q_proj"], target_parameters=targets))
@@ -134,7 +134,7 @@ def test_those_that_peft_wrote_the_other_way_round_equal_peft(tmp_path: Path) ->
         model = without_adapter(peft_model)
     tensors = load_file(tmp_path / "saved/adapter_model.safetensors")
     inner = "base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight"
-    assert tensors[inner].shape[1] == COMMON["intermediate_size"]  # what down_proj takes
+    assert tensors[inner].shape[1] == COMMON["intermediate_size"]  # the input size of down_proj
     config = json.loads((tmp_path / "saved/adapter_config.json").read_text())
     in_order = write(tmp_path / "in_order", {_other_owner(key): tensor for key, tensor in tensors.items()}, **config)
     model = random_model(MODELS["mixtral"]())
@@ -146,7 +146,7 @@ def test_those_that_peft_wrote_the_other_way_round_equal_peft(tmp_path: Path) ->
     assert not wrong
 
 
-def test_experts_that_compute_something_else_stay_the_models_own() -> None:
+def test_experts_with_a_modified_forward_are_kept_and_cannot_have_adapters() -> None:
     model = random_model(MODELS["mixtral"]())
     experts = model.get_submodule("model.layers.1.mlp.experts")
     original = experts.forward

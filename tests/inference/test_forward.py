@@ -1,4 +1,4 @@
-"""A model of fused layers is run without transformers' own forward, and only if that gives the same bits."""
+"""A model with fused layers runs without transformers' own forward, but only if that gives the same bits."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ MAX_MODEL_LEN = 128
 
 @pytest.fixture(scope="module")
 def backend() -> Backend:
-    """The CPU backend, where there is a compiler: else no layer is fused."""
+    """The CPU backend. Skips the test without a compiler, because no layer is fused then."""
     backend, reason = choose_backend("cpu")
     if not isinstance(backend, CpuBackend):
         pytest.skip(f"no fused layers here ({reason})")
@@ -33,12 +33,14 @@ def prepared(model: PreTrainedModel, backend: Backend) -> CausalModel:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
-def test_models_of_fused_layers_are_run_directly(architecture: str, backend: Backend) -> None:
+def test_models_whose_layers_are_fused_use_the_direct_forward(architecture: str, backend: Backend) -> None:
     assert isinstance(prepared(tiny_model(architecture, 0), backend)._forward, DirectForward)
 
 
 @pytest.mark.parametrize("is_tied", [False, True], ids=["own lm_head", "tied"])
-def test_the_whole_model_is_one_op(is_tied: bool, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_direct_forward_computes_the_whole_model_in_one_op(
+    is_tied: bool, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tied_llama() if is_tied else tiny_model("llama", 0)
     monkeypatch.setattr(FusedLayers, "compute", lambda *_: pytest.fail("the layers were called by themselves"))
     forward = prepared(model, backend)._forward
@@ -52,7 +54,7 @@ def tied_llama() -> PreTrainedModel:
     return model
 
 
-def test_a_tied_table_is_in_memory_once(backend: Backend) -> None:
+def test_a_tied_embedding_is_in_memory_once(backend: Backend) -> None:
     model = tied_llama()
     ids = torch.arange(model.config.vocab_size)
     expected = model.get_input_embeddings()(ids)
@@ -64,7 +66,7 @@ def test_a_tied_table_is_in_memory_once(backend: Backend) -> None:
     assert causal.notes == []
 
 
-def test_a_tied_table_that_the_model_reads_itself_is_left_to_it(
+def test_a_tied_embedding_whose_weight_the_model_reads_itself_is_not_packed(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tied_llama()
@@ -81,20 +83,20 @@ def test_a_tied_table_that_the_model_reads_itself_is_left_to_it(
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "granite", "olmo2"])
-def test_other_models_keep_their_own_forward(architecture: str, backend: Backend) -> None:
+def test_other_models_keep_transformers_forward(architecture: str, backend: Backend) -> None:
     assert isinstance(prepared(tiny_model(architecture, 0), backend)._forward, TransformersForward)
 
 
-def test_reference_backend_has_no_fused_layers() -> None:
+def test_models_on_the_reference_backend_keep_transformers_forward() -> None:
     backend, _ = choose_backend("cpu", "reference")
     assert isinstance(prepared(tiny_model("llama", 0), backend)._forward, TransformersForward)
 
 
 @pytest.mark.parametrize("where", ["embedding", "logits"])
-def test_arithmetic_outside_of_modules_keeps_the_models_own_forward(
+def test_models_with_arithmetic_outside_their_modules_keep_transformers_forward(
     where: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too little of it for the tolerance of the other checks."""
+    """Its effect is below the tolerance of the other checks."""
     model = tiny_model("llama", 0)
     original = model.forward if where == "logits" else model.model.forward
 

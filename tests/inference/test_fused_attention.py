@@ -1,4 +1,4 @@
-"""Attention is fused where the fused module computes all that the family's does, also what no probe would notice."""
+"""Attention is fused only if that computes all that the family's module does, also what no probe would notice."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,7 +38,7 @@ OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Two of them wait for each other for seconds where other processes keep both cores busy."""
+    """Two threads wait for each other for seconds while other processes keep both cores busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -66,11 +66,11 @@ def test_attention_of_known_kinds_is_fused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
-def test_attention_with_arithmetic_of_its_own_is_left_alone(name: str) -> None:
+def test_attention_with_additional_arithmetic_is_not_fused(name: str) -> None:
     assert num_fused(OTHERS[name]()) == 0
 
 
-def test_what_is_wrong_at_the_last_positions_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_that_differs_only_at_the_last_positions_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_attention, "uses_only", lambda *_: True)
     config = OTHERS["queries scaled by their positions"]()
     assert num_fused(config, ORIGINAL_LENGTH) == config.num_hidden_layers, "there is nothing to scale"
@@ -78,7 +78,7 @@ def test_what_is_wrong_at_the_last_positions_only_is_noticed(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("max_table_bytes", [0, 1 << 20])
-def test_factors_of_pairs_are_given_to_both_features_with_and_without_a_table(
+def test_rotary_factors_per_pair_are_repeated_per_feature_with_and_without_a_table(
     max_table_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rope, "MAX_TABLE_BYTES", max_table_bytes)
@@ -89,7 +89,9 @@ def test_factors_of_pairs_are_given_to_both_features_with_and_without_a_table(
     assert num_of(FullWidthRotary, prepared(CONFIGS["llama"]())) == 0
 
 
-def test_attention_without_the_sinks_is_noticed_and_all_modules_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_attention_that_drops_the_sinks_is_noticed_and_all_modules_are_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def without_sinks(spec: AttentionSpec, parts: AttentionParts, layer: AttentionLayer) -> FusedAttention:
         assert spec.sinks is not None
         return FusedAttention(replace(spec, sinks=None), parts, layer)

@@ -1,6 +1,6 @@
-"""What only a GPU can show: its graphs against eager steps, and loads beside them.
+"""What only a GPU can show: its graphs against eager steps, and adapter loads while steps run.
 
-Its answers on CUDA against PEFT's are shown by `test_oracle_bfloat16.py` and `test_oracle_float32_on_gpu.py`.
+`test_oracle_bfloat16.py` and `test_oracle_float32_on_gpu.py` compare answers on CUDA with PEFT's.
 """
 
 import gc
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 FLOAT8_TOLERANCE = 0.12
-"""Of the largest |log-probability|."""
+"""Relative to the largest |log-probability|."""
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,18 @@ def engine_of(oracle: Oracle, **overrides: object) -> tuple[Engine, dict[str | N
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_llama_is_computed_layer_by_layer_and_without_transformers_between(llama: Oracle, dtype: str) -> None:
+def test_llama_uses_fused_layers_and_the_direct_forward(llama: Oracle, dtype: str) -> None:
     engine, _ = engine_of(llama, dtype=dtype)
     assert [note for note in engine.describe().notes if "not used" in note] == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_replays_give_the_bits_of_eager_steps(llama: Oracle, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of as many rows as a graph has, be they all prompts': libraries choose other kernels for other shapes.
+def test_graph_replays_give_the_same_bits_as_eager_steps(
+    llama: Oracle, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps have as many rows as a graph, even with prompts: libraries choose other kernels for other shapes.
 
-    The first turn brings the adapters, so that both engines compute the same batches then.
+    The first turn loads the adapters, so that both engines compute the same batches afterwards.
     """
     num_rows = sum(len(prompt) for prompt in llama.prompts.values())
     monkeypatch.setattr(graphs, "PROMPT_SIZES", (num_rows,))
@@ -60,8 +62,8 @@ def test_replays_give_the_bits_of_eager_steps(llama: Oracle, dtype: str, monkeyp
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_steps_queued_ahead_give_the_tokens_of_steps_one_by_one(llama: Oracle, enforce_eager: bool) -> None:
-    """Half of them drawn. The first turn brings the adapters, so that both engines compute the same batches then."""
+def test_steps_queued_ahead_give_the_same_tokens_as_steps_one_by_one(llama: Oracle, enforce_eager: bool) -> None:
+    """Half of the requests sample. The first turn loads the adapters, so that both engines then run equal batches."""
     answers = []
     for is_ahead in (True, False):
         engine, digests = engine_of(llama, enforce_eager=enforce_eager, enable_prefix_caching=False)
@@ -81,7 +83,7 @@ def test_steps_queued_ahead_give_the_tokens_of_steps_one_by_one(llama: Oracle, e
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_graph_serves_more_adapters_and_larger_ranks_than_it_first_saw(llama: Oracle, dtype: str) -> None:
+def test_one_graph_serves_more_adapters_and_larger_ranks_than_its_first_batches_had(llama: Oracle, dtype: str) -> None:
     oracle = llama.on("cuda", dtype)
     engine, digests = engine_of(oracle)
     for name in ("rank1", None):
@@ -90,12 +92,12 @@ def test_one_graph_serves_more_adapters_and_larger_ranks_than_it_first_saw(llama
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_adapters_that_no_host_tier_keeps_equal_peft(
+def test_adapters_loaded_without_a_host_tier_equal_peft(
     llama: Oracle, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The arena holds the largest adapter and little more; each request arrives while others decode.
+    """The arena has room for little more than the largest adapter; each request arrives while others decode.
 
-    Every linear group comes in a part of its own: a replay waits for all of them, each layer of an eager step for its.
+    Every linear group arrives as a separate part: a replay waits for all parts, a layer of an eager step for its own.
     """
     monkeypatch.setattr(arrival, "FIRST_PART_BYTES", 1)
     monkeypatch.setattr(arrival, "LARGEST_PART_BYTES", 1)
@@ -114,7 +116,7 @@ def test_adapters_that_no_host_tier_keeps_equal_peft(
     assert engine.stats().num_adapter_evictions > 0
 
 
-def test_cache_and_arena_are_sized_by_what_the_gpu_has_left(llama: Oracle) -> None:
+def test_cache_and_arena_are_sized_from_the_free_gpu_memory(llama: Oracle) -> None:
     gc.collect()
     torch.cuda.empty_cache()
     free_before, total = torch.cuda.mem_get_info()
@@ -126,8 +128,8 @@ def test_cache_and_arena_are_sized_by_what_the_gpu_has_left(llama: Oracle) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_float8_cache_gives_what_it_gives_in_plain_torch(llama: Oracle, dtype: str) -> None:
-    """At the first token, of which nothing has been chosen yet; a key between two values may be rounded to either."""
+def test_a_float8_cache_gives_about_the_reference_backends_logprobs(llama: Oracle, dtype: str) -> None:
+    """For the first token, before any choice can differ; a key between two values may be rounded to either."""
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("the GPU does not convert e4m3")
     first_rows = []

@@ -1,4 +1,4 @@
-"""What is chosen from logits on a GPU and scored there, against the same on the CPU."""
+"""Sampling and prompt logprobs on a GPU, against the same on the CPU."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 RANDOM = SamplingParams(max_tokens=64, temperature=0.8)
 
 
-def test_a_row_alone_is_the_row_in_a_batch_and_the_row_of_the_cpu() -> None:
+def test_a_row_samples_the_same_token_alone_in_a_batch_and_on_the_cpu() -> None:
     """Without Triton."""
     vocab_size = 50_257
     params = [GREEDY, RANDOM, replace(RANDOM, top_p=0.9), replace(RANDOM, top_k=50), replace(RANDOM, min_p=0.01)]
@@ -39,8 +39,8 @@ def test_a_row_alone_is_the_row_in_a_batch_and_the_row_of_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_scores_of_a_prompt_are_those_of_the_cpu(dtype: torch.dtype) -> None:
-    """Beyond the vocabulary is what must not be looked at."""
+def test_prompt_logprobs_on_the_gpu_equal_the_cpus(dtype: torch.dtype) -> None:
+    """Logits beyond the vocabulary must not be read."""
     vocab_size = 50_257
     logits = torch.randn(40, vocab_size + 3, generator=torch.Generator().manual_seed(0)).to(dtype)
     logits[:, vocab_size:], logits[7, 9] = torch.inf, torch.nan

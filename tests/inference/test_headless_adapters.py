@@ -1,4 +1,4 @@
-"""Adapters that were trained for embeddings, on what `AutoModel` loads, against PEFT on just that, and the head."""
+"""Adapters trained for embeddings, on the body that `AutoModel` loads, against PEFT on that body plus the head."""
 
 import random
 from collections.abc import Callable
@@ -46,18 +46,18 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedConfig], dict[str, dict[str, Any]
     "gemma3_multimodal": (multimodal_config, {name: LLAMA[name] for name in ("plain", "no_task_type")}),
     "gptj": (PARALLEL["gptj"][0], GPTJ),
 }
-"""Qwen3's head is its embedding; GPT-J's body is called `transformer`."""
+"""Qwen3's head is tied to its embedding; GPT-J's body is called `transformer`."""
 
 
 class WithHead(nn.Module):
-    """What `AutoModel` loads, and the head of the causal model."""
+    """The body that `AutoModel` loads, with the head of the causal model."""
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.body, self.head = body, head
 
     def forward(self, input_ids: Tensor, use_cache: bool, output_hidden_states: bool) -> SimpleNamespace:
-        """As a causal model, whether its hidden states are asked for or not."""
+        """Like a causal model's, but always with hidden states."""
         hidden = self.body(input_ids=input_ids, use_cache=use_cache).last_hidden_state
         return SimpleNamespace(logits=self.head(hidden), hidden_states=(hidden,))
 
@@ -86,7 +86,7 @@ def make_oracle(name: str, folder: Path) -> Oracle:
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_answers_are_those_of_the_head_on_pefts_hidden_states(name: str, tmp_path: Path) -> None:
+def test_answers_equal_those_of_the_head_on_pefts_hidden_states(name: str, tmp_path: Path) -> None:
     oracle = make_oracle(name, tmp_path)
     engine, wrong = run_all(oracle)
     assert not wrong
@@ -95,7 +95,7 @@ def test_answers_are_those_of_the_head_on_pefts_hidden_states(name: str, tmp_pat
         assert read_adapter(folder, layout).judged.is_headless
 
 
-def test_the_oracle_notices_adapters_that_are_left_out(tmp_path: Path) -> None:
+def test_oracle_notices_missing_adapters(tmp_path: Path) -> None:
     oracle = make_oracle("gptj", tmp_path)
     engine, digests = oracle.engine()
     answers = run(engine, oracle.requests(dict.fromkeys(digests)))

@@ -1,4 +1,4 @@
-"""What the checks at load time leave out, the server's notes name; and an error of the device is nobody's answer."""
+"""The server's notes name the optimizations that load-time checks disable; a device error ends the load instead."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ from tests.support.tiny_models import tiny_model
 
 
 class LayerBackend(ReferenceBackend):
-    """With whole layers, to each of whose results something happens."""
+    """Has whole layers, and applies `spoil` to the result of each."""
 
     def __init__(self, spoil: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def prepared(spoil: Callable[[Tensor], Tensor] = lambda rows: rows) -> CausalMod
 
 
 def restless() -> PreTrainedModel:
-    """In bfloat16, with weights by which each layer makes much of rounding."""
+    """In bfloat16, with weights that let each layer amplify rounding errors."""
     config = LlamaConfig(
         vocab_size=260,
         hidden_size=128,
@@ -67,20 +67,20 @@ def has_fused_layers(model: CausalModel) -> bool:
     return any(isinstance(module, FusedDecoderLayer) for module in model._model.modules())
 
 
-def test_nothing_is_noted_where_layers_are_fused_and_called_directly() -> None:
+def test_there_are_no_notes_if_layers_are_fused_and_called_directly() -> None:
     model = prepared()
     assert isinstance(model._forward, DirectForward)
     assert model.notes == []
 
 
 @pytest.mark.parametrize("spoil", [lambda rows: 2 * rows, fail(RuntimeError("of the model's own kind"))])
-def test_layers_that_give_other_logits_are_put_back_and_noted(spoil: Callable[[Tensor], Tensor]) -> None:
+def test_fused_layers_that_fail_or_change_the_logits_are_undone_and_noted(spoil: Callable[[Tensor], Tensor]) -> None:
     model = prepared(spoil)
     assert not has_fused_layers(model)
     assert [note.partition(":")[0] for note in model.notes] == ["fused layers"]
 
 
-def test_a_model_whose_logits_rounding_moves_far_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_amplifies_rounding_errors_passes_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     differences = []
     check = self_check.check
 
@@ -96,8 +96,10 @@ def test_a_model_whose_logits_rounding_moves_far_is_served(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("architecture", ["mixtral", "llama"])
-def test_experts_are_compared_at_several_prompts(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first of them rounding may have sent a token to another expert; elsewhere what differs is wrong."""
+def test_only_models_with_experts_are_compared_at_several_prompts(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first, rounding may have sent a token to another expert; without experts, any difference is an error."""
     check, first_tokens = self_check.check, set()
 
     def differs_at_first(model: PreTrainedModel, attention: Any, context: Any, probe: self_check.Probe) -> float:
@@ -114,7 +116,7 @@ def test_experts_are_compared_at_several_prompts(architecture: str, monkeypatch:
         assert len(first_tokens) == 2
 
 
-def test_experts_that_differ_at_all_prompts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_experts_that_differs_at_all_prompts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     probes: list[self_check.Probe] = []
     monkeypatch.setattr(self_check, "check", lambda *arguments: probes.append(arguments[3]) or 1.0)
     with pytest.raises(ModelRefusedError, match="differ from its own by 1 "):
@@ -122,13 +124,13 @@ def test_experts_that_differ_at_all_prompts_are_refused(monkeypatch: pytest.Monk
     assert len({tuple(probe.token_ids[0]) for probe in probes}) == len(probes) == 4
 
 
-def test_layers_that_are_wrong_are_noticed_where_rounding_moves_logits_far() -> None:
+def test_wrong_layers_are_noticed_in_a_model_that_amplifies_rounding_errors() -> None:
     model = CausalModel(restless(), LayerBackend(lambda rows: rows.roll(1, dims=1)))
     model.prepare(128, 260, lambda *_: None)
     assert [note.partition(":")[0] for note in model.notes] == ["fused layers"]
 
 
-def test_layers_that_clamp_where_no_probe_reaches_are_left_alone() -> None:
+def test_layers_that_clamp_values_no_probe_reaches_are_not_fused() -> None:
     model = tiny_model("llama")
     layer = model.model.layers[1]
     original = layer.forward
@@ -139,7 +141,7 @@ def test_layers_that_clamp_where_no_probe_reaches_are_left_alone() -> None:
     assert any(isinstance(module, FusedAttention) for module in model.modules())
 
 
-def test_a_direct_forward_with_other_bits_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_direct_forward_with_other_bits_is_disabled_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DirectForward, "__call__", lambda self, batch: ModelOutput(torch.zeros(2, 260)))
     model = prepared()
     assert isinstance(model._forward, TransformersForward)
@@ -155,7 +157,7 @@ def test_a_direct_forward_with_other_bits_is_noted(monkeypatch: pytest.MonkeyPat
         KernelTooLargeError("shared memory"),
     ],
 )
-def test_an_error_of_the_device_ends_the_load(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_error_ends_the_load(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     model.get_input_embeddings().forward = fail(error)
     with pytest.raises(type(error)):

@@ -1,4 +1,4 @@
-"""A base model with a tower for images, whose text decoder is served: adapters of both equal PEFT's on text."""
+"""A base model with an image tower, whose text decoder is served: adapters on both equal PEFT's on text."""
 
 import random
 from pathlib import Path
@@ -30,7 +30,7 @@ TARGETS: dict[str, LoraConfig] = {
 
 
 def save_adapter(model: PreTrainedModel, config: LoraConfig, folder: Path, seed: int = 0) -> PreTrainedModel:
-    """Returns the model without it."""
+    """Returns the model without the adapter."""
     peft_model = get_peft_model(model, config)
     randomize(peft_model, seed)
     peft_model.save_pretrained(str(folder))
@@ -55,12 +55,12 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_adapters_with_tensors_of_the_tower_equal_peft_on_text(oracle: Oracle, backend: str) -> None:
+def test_adapters_with_tensors_for_the_tower_equal_peft_on_text(oracle: Oracle, backend: str) -> None:
     _, wrong = run_all(oracle, backend=backend)
     assert not wrong
 
 
-def test_a_warning_counts_what_is_left_out(oracle: Oracle) -> None:
+def test_warnings_count_unreached_linears_and_ignored_tensors(oracle: Oracle) -> None:
     layout = make_engine(oracle.model).describe().layout
     num_of_tower = {
         name: sum("vision_tower" in tensor for tensor in load_file(folder / WEIGHTS_NAME))
@@ -78,7 +78,7 @@ def test_a_warning_counts_what_is_left_out(oracle: Oracle) -> None:
         assert f"{num_of_tower[name]} tensors are ignored" in warnings["unused_tensors"]
 
 
-def test_an_adapter_of_the_text_only_class_is_told_so_and_fits_once_its_tensors_are_renamed(
+def test_an_adapter_of_the_text_only_class_is_refused_but_fits_once_its_tensors_are_renamed(
     oracle: Oracle, tmp_path: Path
 ) -> None:
     layout = make_engine(oracle.model).describe().layout
@@ -96,12 +96,12 @@ def test_an_adapter_of_the_text_only_class_is_told_so_and_fits_once_its_tensors_
 
 @pytest.mark.parametrize("architecture", sorted(CONFIGS | EXPERTS))
 def test_text_reaches_all_linears_of_text_models(architecture: str) -> None:
-    """Experts that the recorded tokens were not sent to among them."""
+    """Including experts to which the recorded tokens were not routed."""
     assert CausalModel(tiny_model(architecture), ReferenceBackend()).layout.unreached_linears == ()
 
 
 class Projection(nn.Module):
-    """Its linear is not called for text, even where it is."""
+    """Never calls its linear, even if it is called itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def unreached_beside_the_tower(model: PreTrainedModel) -> list[str]:
     return [name for name in unreached if name not in linears]
 
 
-def test_a_linear_beside_the_decoder_is_reached_only_where_what_holds_it_is_called() -> None:
+def test_a_linear_outside_the_decoder_counts_as_reached_only_if_its_parent_is_called() -> None:
     model = random_model(multimodal_config())
     projection = model.model.projection = Projection()
     assert unreached_beside_the_tower(model) == ["model.projection.linear"]
@@ -127,13 +127,13 @@ def test_a_linear_beside_the_decoder_is_reached_only_where_what_holds_it_is_call
     assert unreached_beside_the_tower(model) == []
 
 
-def test_a_linear_of_the_decoder_counts_as_reached_though_it_is_not_called() -> None:
-    """As an expert that none of the recorded tokens was sent to."""
+def test_a_linear_in_the_decoder_counts_as_reached_even_if_it_is_not_called() -> None:
+    """Like an expert to which no recorded token was routed."""
     model = random_model(multimodal_config())
     decoder = model.model.language_model
     decoder.expert = Projection()
     assert unreached_beside_the_tower(model) == []
-    # Nor where the decoder itself is not what is called.
+    # Also if the decoder itself is never called.
     decoder.layers.add_module("expert", Projection())
     model.get_decoder = lambda: decoder.layers
     assert "model.language_model.layers.expert.linear" not in unreached_beside_the_tower(model)

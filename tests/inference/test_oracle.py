@@ -1,4 +1,4 @@
-"""The engine against PEFT in float32, one adapter at a time, for every architecture we claim."""
+"""The engine against PEFT in float32, one adapter at a time, for every architecture we claim to support."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +36,13 @@ def oracle(request: pytest.FixtureRequest, oracle_of: OracleOf) -> Oracle:
 
 @dataclass(slots=True)
 class Served:
-    """An engine of `make_engine`'s settings that was asked for everything once."""
+    """An engine with `make_engine`'s settings that has answered every request once."""
 
     engine: Engine
     digests: dict[str | None, str | None]
     num_adapter_loads: int
     first: Answers
-    """Prefixed with `first-`."""
+    """Request ids start with `first-`."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_drafted_tokens_equal_peft(oracle: Oracle) -> None:
     engine, answers = run_predicted(oracle)
     assert not wrong_answers(oracle, answers)
     stats = engine.stats()
-    if engine.describe().num_speculative_tokens == 0:  # of experts
+    if engine.describe().num_speculative_tokens == 0:  # mixtures of experts
         assert stats.num_draft_tokens == 0
     else:
         assert stats.num_draft_tokens > stats.num_accepted_tokens > len(oracle.prompts)
@@ -85,7 +85,7 @@ def test_prefix_hits_equal_peft(oracle: Oracle, served: Served) -> None:
     assert hits == cached_tokens(oracle)
 
 
-def test_pooled_hidden_states_equal_peft_beside_prompts_that_are_answered(oracle: Oracle, served: Served) -> None:
+def test_pooled_hidden_states_equal_peft_in_a_batch_with_text_requests(oracle: Oracle, served: Served) -> None:
     requests = oracle.requests(served.digests, "beside-")
     for pooling in Pooling:
         requests += [
@@ -110,7 +110,7 @@ def test_forced_preemption_equals_peft(oracle: Oracle, served: Served) -> None:
 
 
 def test_eviction_and_reload_mid_stream_equals_peft(oracle: Oracle) -> None:
-    """The arena holds the largest adapter and little more, so the adapters take turns."""
+    """The arena has room for little more than the largest adapter, so adapters take turns."""
     engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes())
     answers = run(engine, oracle.requests(digests, "first-"))
     answers |= run(engine, oracle.requests(digests, "second-"))
@@ -121,7 +121,7 @@ def test_eviction_and_reload_mid_stream_equals_peft(oracle: Oracle) -> None:
 
 @pytest.fixture
 def _device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU that is treated like a GPU, to which adapters come group by group."""
+    """Treats the CPU like a GPU, to which adapters are copied group by group."""
 
     monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
     monkeypatch.setattr(adapter_arrival, "FIRST_PART_BYTES", 1)
@@ -129,7 +129,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_on_device(oracle: Oracle, **overrides: object) -> tuple[Engine, dict[str | None, str]]:
-    """Adapters take turns in the arena; requests come while others run. Returns what is wrong too."""
+    """Adapters take turns in the arena; requests arrive while others run. Also returns the wrong answers."""
     engine, digests = oracle.engine(
         adapter_memory_bytes=oracle.largest_packed_bytes(), max_num_batched_tokens=64, **overrides
     )
@@ -140,10 +140,10 @@ def run_on_device(oracle: Oracle, **overrides: object) -> tuple[Engine, dict[str
 @pytest.mark.parametrize("host_bytes", [None, 200_000, 0])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.usefixtures("_device")
-def test_batches_and_adapters_that_are_copied_to_a_device_equal_peft(
+def test_batches_and_adapters_copied_to_a_device_equal_peft(
     oracle_of: OracleOf, backend: str, host_bytes: int | None
 ) -> None:
-    """From a host tier that holds all of them, some or none; the backends compute layers as a whole, or not."""
+    """The host tier has room for all adapters, some or none; one backend fuses layers, the other does not."""
     engine, wrong = run_on_device(oracle_of("llama"), backend=backend, adapter_host_memory_bytes=host_bytes)
     assert not wrong
     assert engine.stats().num_adapter_evictions > 0
@@ -162,7 +162,7 @@ def test_oracle_notices_a_layer_that_does_not_wait_for_its_adapter(
     assert wrong
 
 
-def test_batch_mates_do_not_matter(oracle: Oracle) -> None:
+def test_answers_do_not_depend_on_batch_mates(oracle: Oracle) -> None:
     """Requests arrive at random steps, some are aborted, and every answer is still PEFT's."""
     engine, digests = oracle.engine(max_num_batched_tokens=32)
     answers = run_with_batch_mates(oracle, engine, digests, "")

@@ -1,6 +1,6 @@
-"""The oracle in bfloat16, on the CPU and on a GPU, on as few engines as its cases need.
+"""The oracle in bfloat16, on the CPU and on a GPU, with as few engines as its cases need.
 
-`test_oracle_float32_on_gpu.py` runs the same in float32; what float32 gives on the CPU is shown by `test_oracle.py`.
+`test_oracle_float32_on_gpu.py` runs the same cases in float32; `test_oracle.py` covers float32 on the CPU.
 """
 
 from dataclasses import dataclass
@@ -28,20 +28,20 @@ ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), r
 Place = tuple[str, str]
 """Device and dtype."""
 MAX_NUM_SEQS = 8
-"""Of every engine: one for each prompt, and few graphs to record."""
+"""Of every engine: enough for all prompts at once, with few graphs to record."""
 CHUNK = 32
 
 
 @dataclass(slots=True)
 class Served:
-    """One architecture's answers, and an engine in one place that is asked for them."""
+    """One architecture's expected answers, and an engine in one place."""
 
     oracle: Oracle
     engine: Engine
     digests: dict[str | None, str | None]
 
     def wrong(self, prefix: str) -> dict[str | None, str]:
-        """Of a turn in which each digest is asked for."""
+        """Wrong answers of a turn with one request per digest."""
         return wrong_answers(self.oracle, run(self.engine, self.oracle.requests(self.digests, prefix)), prefix)
 
 
@@ -80,7 +80,7 @@ def test_engine_computes_in_its_place(served: Served) -> None:
 
 
 def test_chunks_prefix_hits_and_batch_mates_equal_peft(served: Served) -> None:
-    """Three turns on one engine: in chunks, from its cache, and with others beside them that may be aborted."""
+    """Three turns on one engine: in chunks, with prefix hits, and with batch mates that may be aborted."""
     oracle, engine, digests = served.oracle, served.engine, served.digests
     assert not served.wrong("first-")
     assert max(engine.stats().recent_step_tokens) <= CHUNK
@@ -92,7 +92,7 @@ def test_chunks_prefix_hits_and_batch_mates_equal_peft(served: Served) -> None:
 
 
 def test_preemption_and_eviction_mid_stream_equal_peft(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the cache nor the arena has room for all; each linear group comes to a GPU in a part of its own."""
+    """Neither the cache nor the arena has room for all; each linear group arrives on a GPU as a separate part."""
     monkeypatch.setattr(arrival, "FIRST_PART_BYTES", 1)
     monkeypatch.setattr(arrival, "LARGEST_PART_BYTES", 1)
     oracle = served.oracle
@@ -118,7 +118,7 @@ def test_drafted_tokens_equal_peft(served: Served) -> None:
 
 
 def test_oracle_notices_each_missing_adapter(served: Served) -> None:
-    """By the tolerance that leaves rounding alone, in every architecture."""
+    """With the tolerance that allows for rounding, in every architecture."""
     digests = {**served.digests, **dict.fromkeys(served.oracle.adapters)}
     answers = run(served.engine, served.oracle.requests(digests, "missing-"))
     assert set(wrong_answers(served.oracle, answers, "missing-")) == set(served.oracle.adapters)

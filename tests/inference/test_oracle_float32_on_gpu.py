@@ -1,4 +1,4 @@
-"""The oracle's cases in float32 on a GPU. A file of its own, so that its kernels compile beside those for bfloat16."""
+"""The oracle's cases in float32 on a GPU. A separate file, so that its kernels compile in parallel to bfloat16's."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The oracle in bfloat16 on the kernels for the narrowest CPUs, which multiply it by way of float32: AVX2 on x86."""
+"""The oracle in bfloat16 on the kernels for the narrowest CPUs (AVX2 on x86), which multiply it via float32."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def served(float32_oracle: Oracle) -> cases.Served:
     return cases.serve(float32_oracle, ("cpu", "bfloat16"), max_num_batched_tokens=cases.CHUNK)
 
 
-def test_the_narrowest_library_serves(served: cases.Served, narrowest: Path) -> None:
+def test_engine_uses_the_narrowest_library(served: cases.Served, narrowest: Path) -> None:
     assert cpu_library.load_cpu_library().path == narrowest
     assert served.engine.describe().backend == "cpu"
 

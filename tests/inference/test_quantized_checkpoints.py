@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are stored in fewer bits: the model that is served is the one they stand for, or none."""
+"""Quantized checkpoints: each is served as the model that it defines, or refused."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ Saved = tuple[Path, PreTrainedModel]
 
 @pytest.fixture(scope="module", params=sorted(SAVES))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """The folder with "model" in it, and the model that it stands for."""
+    """The folder with "model" in it, and the dequantized model."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, SAVES[request.param](folder / "model")
 
@@ -68,13 +68,13 @@ def require_equal(found: PreTrainedModel, expected: PreTrainedModel) -> None:
         assert weight.dtype == torch.float32
 
 
-def test_its_weights_are_those_that_it_stands_for(saved: Saved) -> None:
+def test_loaded_weights_equal_the_dequantized_checkpoint(saved: Saved) -> None:
     folder, expected = saved
     require_equal(load(folder / "model"), expected)
 
 
 @pytest.mark.parametrize("saved", ["mxfp4", "fp8", "fp8-experts", "W8A8"], indirect=True)
-def test_answers_are_those_of_the_whole_model(saved: Saved) -> None:
+def test_answers_equal_those_of_the_dequantized_model(saved: Saved) -> None:
     folder, expected = saved
     oracle = oracle_of_saved(expected, folder)
     engine, wrong = run_all(oracle)
@@ -84,8 +84,8 @@ def test_answers_are_those_of_the_whole_model(saved: Saved) -> None:
     assert any(note in other for other in engine.describe().notes)
 
 
-def test_a_checkpoint_that_has_lost_a_part_of_a_weight_is_refused(saved: Saved, folder: Path) -> None:
-    """transformers would take float8 without its scales for the weights."""
+def test_a_checkpoint_that_lacks_a_scale_is_refused(saved: Saved, folder: Path) -> None:
+    """transformers would use float8 without its scales as the weights."""
     whole = read_weights(folder)
     parts = [name for name in quantized_names(whole) if ".layers.1." in name and "scale" in name]
     for name in parts[:3]:
@@ -100,8 +100,8 @@ def test_a_checkpoint_without_any_scales_is_refused(saved: Saved, folder: Path) 
         load(folder)
 
 
-def test_what_transformers_does_not_read_of_a_weight_is_refused(tmp_path: Path) -> None:
-    """As scales that go by another name."""
+def test_a_checkpoint_with_scales_that_transformers_does_not_read_is_refused(tmp_path: Path) -> None:
+    """Scales under another name."""
     save_fp8(tmp_path)
     tensors = read_weights(tmp_path)
     write_weights(tmp_path, {name.replace("scale_inv", "scales"): tensor for name, tensor in tensors.items()})
@@ -121,7 +121,9 @@ def test_what_transformers_does_not_read_of_a_weight_is_refused(tmp_path: Path) 
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, r"its sparsity_config \(sparse-24-bitmask\)"),
     ],
 )
-def test_what_is_not_undone_is_refused_by_name(tmp_path: Path, stated: dict[str, object], reason: str) -> None:
+def test_unsupported_quantization_options_are_refused_by_name(
+    tmp_path: Path, stated: dict[str, object], reason: str
+) -> None:
     save_fp8(tmp_path)
     state(tmp_path, stated)
     with pytest.raises(ModelRefusedError, match=reason):
@@ -138,7 +140,7 @@ def test_what_is_not_undone_is_refused_by_name(tmp_path: Path, stated: dict[str,
         ({"quant_method": "fp8", "modules_to_not_convert": 5}, "cannot"),
     ],
 )
-def test_a_config_of_other_types_is_refused(tmp_path: Path, stated: object, reason: str) -> None:
+def test_a_quantization_config_with_wrong_types_is_refused(tmp_path: Path, stated: object, reason: str) -> None:
     save_fp8(tmp_path)
     config = json.loads((tmp_path / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
@@ -146,7 +148,7 @@ def test_a_config_of_other_types_is_refused(tmp_path: Path, stated: object, reas
         load(tmp_path)
 
 
-def test_few_bits_that_the_config_says_nothing_of_are_refused(saved: Saved, folder: Path) -> None:
+def test_quantized_weights_without_a_quantization_config_are_refused(saved: Saved, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_bytes())
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -154,7 +156,7 @@ def test_few_bits_that_the_config_says_nothing_of_are_refused(saved: Saved, fold
         load(folder)
 
 
-def test_a_config_of_the_text_alone_is_refused(tmp_path: Path) -> None:
+def test_a_quantization_config_only_for_the_text_model_is_refused(tmp_path: Path) -> None:
     save_model(random_model(multimodal_config()), tmp_path)
     config = json.loads((tmp_path / "config.json").read_bytes())
     config["text_config"]["quantization_config"] = {"quant_method": "fp8"}
@@ -165,7 +167,7 @@ def test_a_config_of_the_text_alone_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [[48, 32], [32, 48]])
 def test_blocks_that_do_not_divide_a_weight_are_refused(tmp_path: Path, size: list[int]) -> None:
-    """transformers would give each scale as many elements as there are scales for."""
+    """transformers would divide a weight's elements evenly among its scales."""
     save_fp8(tmp_path)
     state(tmp_path, {"weight_block_size": size})
     with pytest.raises(
@@ -174,7 +176,7 @@ def test_blocks_that_do_not_divide_a_weight_are_refused(tmp_path: Path, size: li
         load(tmp_path)
 
 
-def test_float8_scales_without_one_for_all_are_refused(tmp_path: Path) -> None:
+def test_float8_scales_without_a_global_scale_are_refused(tmp_path: Path) -> None:
     SAVES["NVFP4A16"](tmp_path)
     tensors = read_weights(tmp_path)
     write_weights(tmp_path, {name: tensor for name, tensor in tensors.items() if "global_scale" not in name})
@@ -182,8 +184,8 @@ def test_float8_scales_without_one_for_all_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_experts_in_compressed_tensors_are_refused(tmp_path: Path) -> None:
-    """Scales of some formats would be left out."""
+def test_experts_in_unsupported_compressed_tensors_formats_are_refused(tmp_path: Path) -> None:
+    """The scales of some formats would be ignored."""
     save_model(tiny_model("mixtral"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_bytes())
     stated = {"quant_method": "compressed-tensors", "config_groups": {}}
@@ -195,7 +197,7 @@ def test_experts_in_compressed_tensors_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", ["[]", "5", '{"weight_map": []}', "no json"])
-def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, index: str) -> None:
+def test_an_unreadable_index_is_named(tmp_path: Path, index: str) -> None:
     save_fp8(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text(index)
@@ -203,7 +205,7 @@ def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, index: str) -> No
         load(tmp_path)
 
 
-def test_a_shard_that_is_not_there_is_named_and_an_index_counts_only_without_a_whole_file(tmp_path: Path) -> None:
+def test_a_missing_shard_is_named_and_the_index_is_ignored_if_there_is_a_single_file(tmp_path: Path) -> None:
     expected = save_fp8(tmp_path)
     index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-1-of-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -213,7 +215,7 @@ def test_a_shard_that_is_not_there_is_named_and_an_index_counts_only_without_a_w
         load(tmp_path)
 
 
-def test_shards_are_read(tmp_path: Path) -> None:
+def test_sharded_checkpoints_are_loaded(tmp_path: Path) -> None:
     expected = save_mxfp4(tmp_path / "model")
     tensors = read_weights(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
@@ -227,28 +229,30 @@ def test_shards_are_read(tmp_path: Path) -> None:
     assert not wrong
 
 
-def test_without_the_packages_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_fp8(tmp_path)
     monkeypatch.setattr(quantized_checkpoint, "find_spec", lambda _: None)
     with pytest.raises(ModelRefusedError, match=r"needs accelerate: pip install 'loraserve\[quantized\]'"):
         loader.load_config(str(tmp_path), None)
 
 
-def test_a_model_that_is_too_large_once_it_is_whole_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_too_large_once_dequantized_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_fp8(tmp_path)
     monkeypatch.setattr(startup, "available_memory_bytes", lambda: 1 << 20)
     with pytest.raises(EngineStartError, match=r"its weights in float32 take 0\.0 GiB, but only 0\.0 GiB of"):
         make_engine(tmp_path)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_weights_are_reported_with_their_folder(tmp_path: Path) -> None:
     save_fp8(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no safetensors")
     with pytest.raises(ModelRefusedError, match=f"cannot read the weights of {tmp_path}"):
         load(tmp_path)
 
 
-# What gpt-oss is published in is kept on CPUs.
+# MXFP4, the format in which gpt-oss is published, is kept on CPUs.
 
 
 @pytest.fixture(scope="module")
@@ -260,8 +264,8 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 @pytest.mark.parametrize(
     ("quantization", "backend"), [("none", "reference"), *((each, "auto") for each in ROUNDINGS), ("int4", "reference")]
 )
-def test_experts_in_mxfp4_are_rounded_no_further(gpt_oss: Oracle, quantization: str, backend: str) -> None:
-    """Whatever the other weights are rounded to, and with what their products are computed."""
+def test_experts_in_mxfp4_are_not_rounded_again(gpt_oss: Oracle, quantization: str, backend: str) -> None:
+    """Whatever the other weights are rounded to, and whichever backend multiplies."""
     expected = load(gpt_oss.model)
     experts = {name: weight.clone() for name, weight in expected.named_parameters() if ".experts." in name}
     if quantization != "none":
@@ -277,8 +281,8 @@ def test_experts_in_mxfp4_are_rounded_no_further(gpt_oss: Oracle, quantization: 
     assert not wrong
 
 
-def test_its_memory_is_counted_as_it_will_be(gpt_oss: Oracle) -> None:
-    """A proof makes the experts of one layer whole at a time."""
+def test_weight_bytes_counts_mxfp4_experts_at_their_stored_size(gpt_oss: Oracle) -> None:
+    """The load-time check dequantizes the experts of one layer at a time."""
     made: list[tuple[torch.Size, int]] = []
 
     class CountingBackend(ReferenceBackend):
@@ -320,7 +324,7 @@ def test_its_memory_is_counted_as_it_will_be(gpt_oss: Oracle) -> None:
         ),
     ],
 )
-def test_experts_that_are_no_mxfp4_are_refused(
+def test_invalid_mxfp4_experts_are_refused(
     tmp_path: Path, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], reason: str
 ) -> None:
     save_mxfp4(tmp_path)
@@ -331,8 +335,8 @@ def test_experts_that_are_no_mxfp4_are_refused(
         loader.stored_weights(str(tmp_path), None, loader.load_config(str(tmp_path), None), torch.float32)
 
 
-def test_experts_that_are_stored_whole_stay_whole(tmp_path: Path) -> None:
-    """Beside others in MXFP4."""
+def test_experts_stored_in_full_precision_stay_in_full_precision(tmp_path: Path) -> None:
+    """While other layers' are in MXFP4."""
     expected = save_mxfp4(tmp_path / "model")
     tensors = read_weights(tmp_path / "model")
     for name in ("gate_up_proj", "down_proj"):
@@ -345,7 +349,7 @@ def test_experts_that_are_stored_whole_stay_whole(tmp_path: Path) -> None:
     assert not wrong
 
 
-def test_a_layer_with_half_of_its_experts_in_mxfp4_is_refused(tmp_path: Path) -> None:
+def test_a_layer_with_only_one_expert_projection_in_mxfp4_is_refused(tmp_path: Path) -> None:
     expected = save_mxfp4(tmp_path)
     tensors, path = read_weights(tmp_path), "model.layers.0.mlp.experts.down_proj"
     del tensors[f"{path}_blocks"], tensors[f"{path}_scales"]
@@ -354,9 +358,7 @@ def test_a_layer_with_half_of_its_experts_in_mxfp4_is_refused(tmp_path: Path) ->
         make_engine(tmp_path)
 
 
-def test_experts_that_cannot_be_computed_here_are_refused_in_mxfp4(
-    gpt_oss: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mxfp4_experts_that_cannot_be_computed_are_refused(gpt_oss: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_c_kernels():
         pytest.skip("needs our C kernels")
     monkeypatch.setattr("loraserve.models.structure.can_compute", lambda *_: False)

@@ -1,4 +1,4 @@
-"""Weights in fewer bits: the engine's answers are PEFT's on the model whose weights are rounded so."""
+"""Quantized weights: the engine's answers equal PEFT's on the model with the same weights rounded."""
 
 import re
 from collections.abc import Callable
@@ -34,9 +34,9 @@ EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def rounded_by_name(model: PreTrainedModel, quantization: Quantization) -> PreTrainedModel:
-    """In place: every linear but the head, and every expert, but no router and no gate of experts.
+    """In place: every linear except the head, and every expert, but no routers or expert gates.
 
-    In four bits the head too, in eight, and an embedding that is one with it, unless that scales what it looks up.
+    With int4, also the head in eight bits, with an embedding tied to it, unless that embedding scales its output.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head" and "router" not in name and "expert_gate" not in name:
@@ -53,7 +53,7 @@ def rounded_by_name(model: PreTrainedModel, quantization: Quantization) -> PreTr
 
 
 def rounded(oracle: Oracle, quantization: Quantization, dtype: torch.dtype = torch.float32) -> Oracle:
-    """In float32, of weights that were rounded in the dtype."""
+    """References are computed in float32, with weights that were rounded in the dtype."""
     model = AutoModelForCausalLM.from_pretrained(oracle.model, dtype=dtype, attn_implementation="eager").eval()
     model = rounded_by_name(model, quantization).float()
     references = reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
@@ -71,7 +71,7 @@ def quantization(request: pytest.FixtureRequest) -> Quantization:
     return request.param
 
 
-def test_answers_are_those_of_the_rounded_model(oracle: Oracle, quantization: Quantization) -> None:
+def test_answers_equal_those_of_the_rounded_model(oracle: Oracle, quantization: Quantization) -> None:
     of_rounded = rounded(oracle, quantization)
     engine, digests = of_rounded.engine()
     answers = run(engine, of_rounded.requests(digests))
@@ -80,7 +80,9 @@ def test_answers_are_those_of_the_rounded_model(oracle: Oracle, quantization: Qu
     assert engine.describe().quantization == quantization
 
 
-def test_the_weights_to_round_are_found_in_every_architecture(oracle: Oracle, quantization: Quantization) -> None:
+def test_round_weights_rounds_the_right_weights_in_every_architecture(
+    oracle: Oracle, quantization: Quantization
+) -> None:
     ours, expected = (AutoModelForCausalLM.from_pretrained(oracle.model).eval() for _ in range(2))
     round_weights(ours, quantization)
     rounded_by_name(expected, quantization)
@@ -88,8 +90,8 @@ def test_the_weights_to_round_are_found_in_every_architecture(oracle: Oracle, qu
         assert torch.equal(weight, wanted), name
 
 
-def test_the_proof_rounds_into_memory_of_one_tensor_of_each_shape() -> None:
-    """And leaves the weights where they are."""
+def test_rounding_while_computing_reuses_one_tensor_per_shape() -> None:
+    """The weights themselves stay in place."""
     model = tiny_model("llama")
     places = {name: weight.data_ptr() for name, weight in model.named_parameters()}
     rounded_to: list[tuple[torch.Size, int]] = []
@@ -119,7 +121,7 @@ def afmoe() -> PreTrainedModel:
     return random_model(AfmoeConfig(vocab_size=260, hidden_size=64, **sizes, **heads, **experts))
 
 
-def test_routers_that_are_linears_stay_as_they_are() -> None:
+def test_routers_that_are_linears_are_not_rounded() -> None:
     ours, expected = afmoe(), rounded_by_name(afmoe(), Quantization.INT8)
     round_weights(ours, Quantization.INT8)
     assert torch.equal(ours.get_parameter(ROUTER), afmoe().get_parameter(ROUTER))
@@ -127,27 +129,27 @@ def test_routers_that_are_linears_stay_as_they_are() -> None:
         assert torch.equal(weight, wanted), name
 
 
-def test_a_model_of_which_nothing_can_be_rounded_is_refused(quantization: Quantization) -> None:
+def test_a_model_without_weights_to_round_is_refused(quantization: Quantization) -> None:
     config = GPT2Config(vocab_size=260, n_embd=64, n_layer=2, n_head=4, n_positions=256)
     refused = f"GPT2LMHeadModel has no linears or experts that --quantization {quantization}"
     with pytest.raises(ModelRefusedError, match=refused):
         CausalModel(random_model(config), ReferenceBackend(), quantization)
 
 
-def test_a_model_of_which_little_is_rounded_says_how_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_states_the_quantized_share_of_weights_if_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not CausalModel(tiny_model("mixtral"), ReferenceBackend(), Quantization.INT8).notes
     monkeypatch.setattr("loraserve.models.structure.can_compute", lambda *_: False)
     (note,) = CausalModel(tiny_model("mixtral"), ReferenceBackend(), Quantization.INT8).notes
     assert re.search(r"only [1-4]\d% of the weights of MixtralForCausalLM's layers are quantized", note)
 
 
-def test_answers_in_bfloat16_are_those_of_the_rounded_model(oracle_of: OracleOf, quantization: Quantization) -> None:
+def test_answers_in_bfloat16_equal_those_of_the_rounded_model(oracle_of: OracleOf, quantization: Quantization) -> None:
     _, wrong = run_all(rounded(oracle_of("llama").on("cpu", "bfloat16"), quantization, torch.bfloat16))
     assert not wrong
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mixtral"])
-def test_without_c_kernels_answers_are_the_same_and_a_note_says_why_they_take_long(
+def test_without_c_kernels_answers_are_the_same_and_a_note_explains_why_they_are_slow(
     oracle_of: OracleOf, architecture: str, quantization: Quantization
 ) -> None:
     engine, wrong = run_all(rounded(oracle_of(architecture), quantization), backend="reference")
@@ -156,7 +158,7 @@ def test_without_c_kernels_answers_are_the_same_and_a_note_says_why_they_take_lo
 
 
 class SpoiltBackend(ReferenceBackend):
-    """Its linears in fewer bits give their outputs in another order."""
+    """Its quantized linears give their outputs in another order."""
 
     def linear(
         self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, quantization: Quantization | None = None
@@ -165,12 +167,12 @@ class SpoiltBackend(ReferenceBackend):
         return super().linear(weight, bias, keep_weight=keep_weight, quantization=quantization)
 
 
-def test_wrong_linears_are_noticed_when_a_model_is_loaded() -> None:
+def test_wrong_quantized_linears_are_noticed_at_load() -> None:
     with pytest.raises(ModelRefusedError, match="its logits differ from its own"):
         CausalModel(tiny_model("llama"), SpoiltBackend(), Quantization.INT8).prepare(128, 260, lambda *_: None)
 
 
-def test_the_model_keeps_its_own_weights_until_they_are_packed() -> None:
+def test_the_model_keeps_its_original_weights_until_they_are_packed() -> None:
     model, untouched = tiny_model("llama"), tiny_model("llama")
     calls: list[int] = []
 
@@ -187,10 +189,10 @@ def test_the_model_keeps_its_own_weights_until_they_are_packed() -> None:
 @pytest.mark.parametrize(
     ("quantization", "row_bytes"), [("int8", lambda k: k + 4), ("int4", lambda k: (k + 31) // 32 * 18)]
 )
-def test_the_memory_of_weights_is_counted_as_it_will_be(
+def test_weight_bytes_counts_weights_at_their_quantized_size(
     quantization: str, row_bytes: Callable[[int], int], architecture: str
 ) -> None:
-    """An embedding that is one with `lm_head` once."""
+    """An embedding tied to `lm_head` counts once."""
     model = tiny_model(architecture)
     linears = [module for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
     saved = sum(linear.weight.nbytes - linear.out_features * row_bytes(linear.in_features) for linear in linears)
@@ -201,7 +203,7 @@ def test_the_memory_of_weights_is_counted_as_it_will_be(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(value: float, quantization: Quantization) -> None:
+def test_non_finite_weights_are_refused(value: float, quantization: Quantization) -> None:
     model = tiny_model("llama")
     model.get_parameter(LAST).data[3, 5] = value
     with pytest.raises(ModelRefusedError, match=rf"^{LAST} has non-finite weights"):

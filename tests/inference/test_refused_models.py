@@ -59,7 +59,7 @@ REFUSED: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_refuses_by_name(name: str) -> None:
+def test_unsupported_models_are_refused_by_name(name: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(REFUSED[name](), dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Families that the oracle leaves out: loading proves their logits, and some are compared with PEFT here."""
+"""Families that the oracle leaves out: loading checks their logits, and some are compared with PEFT here."""
 
 import random
 from collections.abc import Callable
@@ -42,7 +42,7 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 @pytest.mark.parametrize("name", sorted(SERVED))
-def test_serves(name: str) -> None:
+def test_family_passes_the_load_checks(name: str) -> None:
     CausalModel(random_model(SERVED[name]()), ReferenceBackend()).prepare(128, 260, lambda *_: None)
 
 
@@ -64,7 +64,7 @@ PARALLEL: dict[str, tuple[Callable[[], PreTrainedConfig], list[str]]] = {
     "phi": (lambda: PhiConfig(**COMMON), ["q_proj", "v_proj", "dense", "fc1", "fc2", "lm_head"]),
     "phi_qk": (lambda: PhiConfig(**COMMON, qk_layernorm=True), ["k_proj", "dense", "fc1"]),
 }
-"""Attention beside the MLP, part of each head rotated, biases in the head too; with what an adapter may target."""
+"""(config, adapter targets). Attention parallel to the MLP, part of each head rotated, biases in `lm_head` too."""
 
 
 def oracle_of_two(model: PreTrainedModel, targets: list[str], folder: Path) -> Oracle:
@@ -85,8 +85,8 @@ def oracle_of_two(model: PreTrainedModel, targets: list[str], folder: Path) -> O
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_a_head_of_two_linears_gets_the_adapters_of_the_sampled_rows(backend: str, tmp_path: Path) -> None:
-    """Both of ModernBERT's see only those."""
+def test_both_linears_of_a_head_get_the_adapters_of_the_sampled_rows(backend: str, tmp_path: Path) -> None:
+    """Both linears of ModernBERT's head see only those rows."""
     model = random_model(ModernBertDecoderConfig(**COMMON))
     _, wrong = run_all(oracle_of_two(model, ["q_proj", "dense"], tmp_path), backend=backend)
     assert not wrong
@@ -94,14 +94,14 @@ def test_a_head_of_two_linears_gets_the_adapters_of_the_sampled_rows(backend: st
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", sorted(PARALLEL))
-def test_layers_whose_attention_is_beside_the_mlp_equal_peft(name: str, backend: str, tmp_path: Path) -> None:
+def test_layers_with_attention_parallel_to_the_mlp_equal_peft(name: str, backend: str, tmp_path: Path) -> None:
     config, targets = PARALLEL[name]
     _, wrong = run_all(oracle_of_two(random_model(config()), targets, tmp_path), backend=backend)
     assert not wrong
 
 
 class NormOfParts(nn.Module):
-    """Mixes the parts of what a norm gives, each part a row of its own."""
+    """Splits a norm's output into parts and mixes each part as a separate row."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class NormOfParts(nn.Module):
         return self.mix(self.norm(x).unflatten(-1, (-1, 16))).flatten(-2)
 
 
-def test_a_linear_that_sees_other_rows_than_tokens_is_none_for_adapters() -> None:
+def test_a_linear_whose_rows_are_not_tokens_cannot_have_adapters() -> None:
     model = tiny_model("llama")
     model.set_submodule("model.norm", NormOfParts(model.get_submodule("model.norm")))
     causal_model = CausalModel(model.eval(), ReferenceBackend())

@@ -1,4 +1,4 @@
-"""Linears that stay in four bits on CPUs, as bitsandbytes, GPTQ, AWQ and compressed-tensors have them."""
+"""Linears that stay in four bits on CPUs, as bitsandbytes, GPTQ, AWQ and compressed-tensors store them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -98,29 +98,29 @@ def _of_rounded(oracle: Oracle, quantization: str = "none", backend: str = "auto
     return replace(oracle, references=references, settings=settings, packed=f"packed-{quantization}-{backend}")
 
 
-def test_answers_are_those_of_its_weights_as_ours(saved: Oracle) -> None:
-    """With whatever adapters."""
+def test_answers_equal_peft_on_the_weights_as_packed(saved: Oracle) -> None:
+    """With all kinds of adapters."""
     engine, wrong = run_all(_of_rounded(saved))
     assert not wrong
     assert any(note.endswith("its linears stay in four bits, as stored") for note in engine.describe().notes)
 
 
 @pytest.mark.parametrize(("quantization", "backend"), [*((each, "auto") for each in ROUNDINGS), ("int8", "reference")])
-def test_its_linears_are_rounded_no_further(oracle: Oracle, quantization: str, backend: str) -> None:
+def test_stored_linears_are_not_rounded_again(oracle: Oracle, quantization: str, backend: str) -> None:
     """Whatever the other weights are rounded to."""
     _, wrong = run_all(_of_rounded(oracle, quantization, backend))
     assert not wrong
 
 
-def test_without_c_kernels_it_is_whole_unless_fewer_bits_are_asked_for(oracle: Oracle) -> None:
+def test_without_c_kernels_a_checkpoint_is_dequantized_by_default(oracle: Oracle) -> None:
     engine, wrong = run_all(replace(oracle, settings={"backend": "reference"}, packed="packed-whole"))
     assert not wrong
     assert any("its weights are dequantized to float32" in note for note in engine.describe().notes)
 
 
 def _require_near(folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Its weights as they are packed are off by what rounding a scale to bfloat16 makes, in bitsandbytes also the whole
-    weight, and by what NF4's levels are."""
+    """Packed weights are off by at most the rounding of a scale to bfloat16; with bitsandbytes, also by that of the
+    dequantized weight and of NF4's levels."""
     whole, (model, stored) = load_whole(folder, dtype), load(folder, dtype)
     assert stored
     for name, weight in stored.items():
@@ -141,18 +141,20 @@ def _require_near(folder: Path, dtype: torch.dtype = torch.float32) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("stated", ["bfloat16", "float16"])
 @pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
-def test_packed_nf4_is_what_it_was(tmp_path: Path, dtype: torch.dtype, stated: str, is_nested: bool) -> None:
+def test_packed_nf4_weights_are_near_the_checkpoints(
+    tmp_path: Path, dtype: torch.dtype, stated: str, is_nested: bool
+) -> None:
     save_nf4(tmp_path, is_nested=is_nested, dtype=stated, storage=torch.bfloat16 if is_nested else torch.uint8)
     _require_near(tmp_path, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_packed_it_is_what_it_was(saved: Oracle, dtype: torch.dtype) -> None:
+def test_packed_weights_are_near_the_checkpoints(saved: Oracle, dtype: torch.dtype) -> None:
     _require_near(saved.model, dtype)
 
 
-def test_its_memory_is_counted_as_it_will_be(oracle: Oracle) -> None:
-    """A proof makes one linear whole at a time."""
+def test_weight_bytes_counts_stored_linears_at_their_packed_size(oracle: Oracle) -> None:
+    """The load-time check dequantizes one linear at a time."""
     made: list[tuple[torch.Size, int]] = []
 
     class CountingBackend(ReferenceBackend):
@@ -179,7 +181,7 @@ def _answers_of_whole(
     configs: Callable[[PreTrainedModel], Mapping[str, LoraConfig]] = adapter_configs,
     quantization: str = "none",
 ) -> list[str]:
-    """The engine's notes."""
+    """Requires answers equal to those of `expected`. Returns the engine's notes."""
     round_weights(expected, _quantization(quantization), load(folder / "model")[1])
     oracle = oracle_of_saved(expected, folder, configs)
     engine, wrong = run_all(replace(oracle, settings=oracle.settings | {"quantization": quantization}))
@@ -195,14 +197,14 @@ def _with_q_proj_whole(folder: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_linear_beside_others_that_are_not_stored_so_is_whole(tmp_path: Path, quantization: str) -> None:
-    """They are computed together, and rounded as other weights are."""
+def test_linears_computed_with_an_unquantized_one_are_dequantized(tmp_path: Path, quantization: str) -> None:
+    """q, k and v are computed together, and rounded like other weights."""
     expected = _with_q_proj_whole(tmp_path / "model")
     _answers_of_whole(tmp_path, expected, quantization=quantization)
 
 
-def test_experts_are_whole_where_one_of_them_is(tmp_path: Path) -> None:
-    """Also their projection down, which is computed with the one up."""
+def test_experts_are_dequantized_if_one_of_them_is_unquantized(tmp_path: Path) -> None:
+    """Including their down projections, which are computed with the up projections."""
     expected, folder = save_gptq(tmp_path / "model", mixtral()), tmp_path / "model"
     linear, experts = "model.layers.1.block_sparse_moe.experts.2.w3", "model.layers.1.mlp.experts"
     tensors = {name: tensor for name, tensor in read_weights(folder).items() if not name.startswith(f"{linear}.")}
@@ -214,7 +216,7 @@ def test_experts_are_whole_where_one_of_them_is(tmp_path: Path) -> None:
     _answers_of_whole(tmp_path, expected)
 
 
-def test_a_checkpoint_of_few_that_stay_names_their_number(tmp_path: Path) -> None:
+def test_a_note_counts_the_linears_that_stay_in_four_bits_if_others_do_not(tmp_path: Path) -> None:
     save_nf4(tmp_path, random_model(LlamaConfig(**COMMON | {"intermediate_size": 96, "num_hidden_layers": 1})))
     (note,) = (note for note in make_engine(tmp_path).describe().notes if note.startswith("bitsandbytes"))
     assert note.endswith("6 of its linears stay in four bits, as stored; the others are dequantized to float32")
@@ -228,8 +230,10 @@ def test_a_checkpoint_of_few_that_stay_names_their_number(tmp_path: Path) -> Non
         ("MXFP4A16", Quantization.MXFP4),
     ],
 )
-def test_what_compressed_tensors_packs_stays_so(tmp_path: Path, scheme: str, form: Quantization) -> None:
-    """By its own packer."""
+def test_linears_packed_by_compressed_tensors_stay_in_four_bits(
+    tmp_path: Path, scheme: str, form: Quantization
+) -> None:
+    """Packed by its own code."""
     expected = save_compressed(tmp_path / "model", scheme)
     stored = load(tmp_path / "model")[1]
     assert stored.keys() == linears_of(expected)
@@ -242,10 +246,10 @@ def test_what_compressed_tensors_packs_stays_so(tmp_path: Path, scheme: str, for
 @pytest.mark.parametrize(
     ("group_size", "bits", "is_kept"), [(32, 4, True), (64, 4, True), (-1, 4, True), (48, 4, False), (32, 8, False)]
 )
-def test_groups_of_whole_32_stay_so(
+def test_linears_in_groups_of_a_multiple_of_32_stay_in_four_bits(
     tmp_path: Path, save: Callable[..., PreTrainedModel], group_size: int, bits: int, *, is_kept: bool
 ) -> None:
-    """-1: a row is one."""
+    """-1: each row is one group."""
     config = LlamaConfig(**COMMON | {"hidden_size": 96, "intermediate_size": 192}, head_dim=24)
     expected = save(tmp_path / "model", random_model(config), bits, group_size=group_size)
     assert load(tmp_path / "model")[1].keys() == (linears_of(expected) if is_kept else set())
@@ -258,16 +262,18 @@ def test_groups_of_whole_32_stay_so(
     ("group_size", "form"),
     [(64, Quantization.UINT4), *((size, Quantization.UINT4_G128) for size in (128, 256, 512, -1))],
 )
-def test_groups_of_whole_128_have_one_scale(tmp_path: Path, group_size: int, form: Quantization) -> None:
-    """Also where a row ends within one."""
+def test_groups_of_a_multiple_of_128_have_one_scale_per_128_inputs(
+    tmp_path: Path, group_size: int, form: Quantization
+) -> None:
+    """Also if a row ends within a group."""
     config = LlamaConfig(**COMMON | {"hidden_size": 128, "intermediate_size": 384}, head_dim=32)
     save_awq(tmp_path, random_model(config), group_size)
     assert {weight.quantization for weight in load(tmp_path)[1].values()} == {form}
     _require_near(tmp_path)
 
 
-def test_an_order_of_rows_that_is_stated_and_usual_stays_so(tmp_path: Path) -> None:
-    """As GPTQ's libraries write it."""
+def test_linears_with_an_explicit_sequential_order_stay_in_four_bits(tmp_path: Path) -> None:
+    """GPTQ's libraries write it."""
     expected = save_gptq(tmp_path)
     tensors = read_weights(tmp_path)
     linears = [name.removesuffix("qweight") for name in tensors if name.endswith("qweight")]
@@ -279,8 +285,8 @@ def test_an_order_of_rows_that_is_stated_and_usual_stays_so(tmp_path: Path) -> N
     _require_near(tmp_path)
 
 
-def test_linears_that_rows_come_to_in_different_orders_are_whole(tmp_path: Path) -> None:
-    """If they are computed together, as q, k and v are."""
+def test_linears_computed_together_with_different_input_orders_are_dequantized(tmp_path: Path) -> None:
+    """q, k and v are computed together."""
     folder = tmp_path / "model"
     save_gptq(folder, in_order=False)
     tensors = read_weights(folder)
@@ -293,7 +299,7 @@ def test_linears_that_rows_come_to_in_different_orders_are_whole(tmp_path: Path)
     assert f"{kept}; the others are dequantized to float32" in notes
 
 
-def test_groups_of_other_sizes_than_is_said_are_whole(tmp_path: Path) -> None:
+def test_a_linear_with_groups_of_other_sizes_than_stated_is_dequantized(tmp_path: Path) -> None:
     expected = save_gptq(tmp_path, in_order=False)
     tensors = read_weights(tmp_path)
     rows = tensors[f"{Q_PROJ}.g_idx"]
@@ -302,8 +308,8 @@ def test_groups_of_other_sizes_than_is_said_are_whole(tmp_path: Path) -> None:
     assert load(tmp_path)[1].keys() == linears_of(expected) - {f"{Q_PROJ}.weight"}
 
 
-def test_each_expert_has_an_order_of_its_own(tmp_path: Path) -> None:
-    """But for its gate and up, which are one weight."""
+def test_each_expert_may_have_its_own_input_order(tmp_path: Path) -> None:
+    """Except that its gate and up share one, because they are one weight."""
     save_gptq(tmp_path, mixtral(), in_order=False)
     tensors = read_weights(tmp_path)
     for name in [name for name in tensors if "experts.1." in name and name.endswith("g_idx")]:
@@ -319,7 +325,7 @@ def test_each_expert_has_an_order_of_its_own(tmp_path: Path) -> None:
     assert load(tmp_path)[1].keys() == stored.keys() - {name}
 
 
-def test_rows_that_share_a_block_are_whole(tmp_path: Path) -> None:
+def test_nf4_linears_whose_rows_share_a_block_are_dequantized(tmp_path: Path) -> None:
     model = llama()
     config = model.config
     config.intermediate_size = 96
@@ -330,8 +336,8 @@ def test_rows_that_share_a_block_are_whole(tmp_path: Path) -> None:
     _answers_of_whole(tmp_path, expected)
 
 
-def test_a_block_may_be_of_any_levels_and_of_any_largest(tmp_path: Path) -> None:
-    """Whose largest weight is none of its levels, or below zero, as bitsandbytes rounds it to eight bits."""
+def test_nf4_blocks_may_use_any_levels_and_any_absmax(tmp_path: Path) -> None:
+    """A block may lack the levels 1 and -1; its absmax may be below zero, as bitsandbytes rounds it to eight bits."""
     save_nf4(tmp_path / "model")
     tensors = read_weights(tmp_path / "model")
     tensors[f"{Q_PROJ}.weight"][32 * 7 : 32 * 8] = 0x78
@@ -344,7 +350,7 @@ def test_a_block_may_be_of_any_levels_and_of_any_largest(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+def test_non_finite_nf4_weights_are_refused(tmp_path: Path, value: float) -> None:
     save_nf4(tmp_path, is_nested=False)
     tensors = read_weights(tmp_path)
     tensors[f"{Q_PROJ}.weight.absmax"][3] = value
@@ -353,7 +359,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
         make_engine(tmp_path)
 
 
-def test_floats_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_non_finite_mxfp4_weights_are_refused(tmp_path: Path) -> None:
     save_floats(tmp_path)
     tensors = read_weights(tmp_path)
     tensors[f"{Q_PROJ}.weight_scale"][3, 1] = 251
@@ -363,7 +369,7 @@ def test_floats_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax"])
-def test_what_lacks_a_part_is_refused(tmp_path: Path, part: str) -> None:
+def test_a_linear_that_lacks_a_part_is_refused(tmp_path: Path, part: str) -> None:
     save_nf4(tmp_path)
     tensors = read_weights(tmp_path)
     del tensors[f"{Q_PROJ}.{part}"]
@@ -377,7 +383,7 @@ def _require_room(folder: Path, monkeypatch: pytest.MonkeyPatch, available: int)
     make_engine(folder)
 
 
-def test_memory_is_asked_for_what_is_made_whole_alone(
+def test_startup_requires_full_precision_memory_only_for_weights_not_kept_in_four_bits(
     oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_whole(oracle.model)
@@ -393,8 +399,8 @@ def test_memory_is_asked_for_what_is_made_whole_alone(
         _require_room(tmp_path, monkeypatch, 2 * needed)
 
 
-def test_memory_is_asked_for_what_cannot_stay(tmp_path: Path) -> None:
-    """Which is known once the model has computed something."""
+def test_loading_requires_memory_for_linears_that_cannot_stay_in_four_bits(tmp_path: Path) -> None:
+    """These are known only after the model has computed something."""
     whole = _with_q_proj_whole(tmp_path)
     others = [Q_PROJ.replace("q_proj", f"{name}.weight") for name in ("k_proj", "v_proj")]
     needed = sum(whole.get_parameter(name).nbytes for name in others)
@@ -406,7 +412,9 @@ def test_memory_is_asked_for_what_cannot_stay(tmp_path: Path) -> None:
     assert model.stored.keys() == stored.keys() - {*others}
 
 
-def test_linears_that_the_model_has_in_another_dtype_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linears_that_the_model_keeps_in_another_dtype_are_dequantized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_gptq(tmp_path)
     monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"o_proj"})
     loaded, stored = load(tmp_path, torch.bfloat16)
@@ -420,15 +428,15 @@ def _renamed(folder: Path, change: Callable[[str], str]) -> None:
     write_weights(folder, {change(name): tensor for name, tensor in read_weights(folder).items()})
 
 
-def test_a_checkpoint_of_a_body_without_the_causal_models_names_stays_so(tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_causal_models_name_prefix_stays_in_four_bits(tmp_path: Path) -> None:
     expected = save_nf4(tmp_path / "model")
     _renamed(tmp_path / "model", lambda name: name.removeprefix("model."))
     assert load(tmp_path / "model")[1].keys() == linears_of(expected)
     _answers_of_whole(tmp_path, load_whole(tmp_path / "model"))
 
 
-def test_the_text_of_a_multimodal_model_stays_so(tmp_path: Path) -> None:
-    """Whose file has other names than the model."""
+def test_the_text_linears_of_a_multimodal_model_stay_in_four_bits(tmp_path: Path) -> None:
+    """The names in its file differ from the model's."""
     config = multimodal_config()
     config.text_config.hidden_size, config.text_config.intermediate_size = 64, 128
     model = random_model(config)
@@ -442,7 +450,7 @@ def test_the_text_of_a_multimodal_model_stays_so(tmp_path: Path) -> None:
     _answers_of_whole(tmp_path, expected, lambda _: {"text_only": text_only})
 
 
-def test_that_a_tower_does_not_stay_is_told(tmp_path: Path) -> None:
+def test_a_note_says_that_a_towers_linears_are_dequantized(tmp_path: Path) -> None:
     config = multimodal_config()
     config.text_config.hidden_size, config.text_config.intermediate_size = 64, 128
     config.vision_config.hidden_size, config.vision_config.intermediate_size = 64, 128
@@ -452,7 +460,7 @@ def test_that_a_tower_does_not_stay_is_told(tmp_path: Path) -> None:
     assert note.endswith("of its linears stay in four bits, as stored; the others are dequantized to float32")
 
 
-def test_a_weight_that_becomes_another_than_was_thought_is_refused(
+def test_a_weight_that_transformers_loads_under_an_unexpected_name_is_refused(
     oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {"k_proj": "v_proj", "v_proj": "k_proj"}
@@ -468,7 +476,7 @@ def test_a_weight_that_becomes_another_than_was_thought_is_refused(
         load(oracle.model)
 
 
-def test_that_nothing_is_left_to_round_is_told(oracle: Oracle) -> None:
+def test_a_note_says_that_quantization_has_no_effect_on_the_layers(oracle: Oracle) -> None:
     described = make_engine(oracle.model, quantization="int8").describe()
     note = "--quantization int8: no effect on the layers, because their weights are already in four bits"
     assert note in described.notes

@@ -1,4 +1,4 @@
-"""Adapters with rows of their own for some tokens (`trainable_token_indices`) against PEFT."""
+"""Adapters with their own rows for some tokens (`trainable_token_indices`), against PEFT."""
 
 import random
 from dataclasses import replace
@@ -25,8 +25,8 @@ from tests.support.tiny_adapters import adapter_configs, reference_answers, save
 from tests.support.tiny_models import save_tiny_model
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite")
-"""The `lm_head` of qwen3 and of the two Gemmas is their embedding, which scales in the Gemmas; Granite scales what it
-gives."""
+"""qwen3 and the two Gemmas tie `lm_head` to the embedding. The Gemmas' embedding scales its output; Granite scales it
+outside the embedding."""
 TWO_TABLES = "qwen3 with two tables"
 TIED = ("qwen3", "gemma2", "gemma3", TWO_TABLES)
 
@@ -51,7 +51,7 @@ def make_oracle(architecture: str, folder: Path) -> Oracle:
 
 
 def save_two_tables(folder: Path) -> PreTrainedModel:
-    """Its config says that `lm_head` is the embedding, and it is another: transformers reads both then."""
+    """Its config ties `lm_head` to the embedding, but the two differ in the file: transformers then reads both."""
     weights = save_tiny_model("qwen3", folder).state_dict()
     weights["lm_head.weight"] = weights["lm_head.weight"].roll(7, 0)
     save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
@@ -66,7 +66,7 @@ def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, TWO_TABLES])
-def test_they_equal_peft_beside_others_and_in_turn(oracle_of: OracleOf, architecture: str) -> None:
+def test_trained_tokens_equal_peft_in_mixed_batches_and_after_eviction(oracle_of: OracleOf, architecture: str) -> None:
     oracle = oracle_of(architecture)
     _, wrong = run_all(oracle)
     assert not wrong
@@ -77,13 +77,13 @@ def test_they_equal_peft_beside_others_and_in_turn(oracle_of: OracleOf, architec
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_in_plain_torch_they_equal_peft(oracle_of: OracleOf, architecture: str) -> None:
+def test_trained_tokens_equal_peft_on_the_reference_backend(oracle_of: OracleOf, architecture: str) -> None:
     _, wrong = run_all(oracle_of(architecture), backend="reference")
     assert not wrong
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
-def test_in_bfloat16_they_are_as_near_to_peft_as_it_is_to_itself(oracle_of: OracleOf, architecture: str) -> None:
+def test_trained_tokens_in_bfloat16_are_about_as_accurate_as_peft(oracle_of: OracleOf, architecture: str) -> None:
     _, wrong = run_all(oracle_of(architecture).on("cpu", "bfloat16"))
     assert not wrong
 
@@ -91,18 +91,18 @@ def test_in_bfloat16_they_are_as_near_to_peft_as_it_is_to_itself(oracle_of: Orac
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_on_a_gpu_they_equal_peft(oracle_of: OracleOf, architecture: str) -> None:
-    """The adapters arrive beside the steps."""
+def test_trained_tokens_equal_peft_on_a_gpu(oracle_of: OracleOf, architecture: str) -> None:
+    """Adapters are loaded while steps run."""
     _, wrong = run_all(oracle_of(architecture).on("cuda", "bfloat16"), max_num_seqs=8)
     assert not wrong
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("quantization", ROUNDINGS)
-def test_they_take_the_place_of_rounded_rows(
+def test_trained_rows_replace_quantized_rows(
     oracle_of: OracleOf, architecture: str, quantization: Quantization
 ) -> None:
-    """Of `lm_head`, and of an embedding that it is tied to."""
+    """Those of `lm_head`, and of an embedding tied to it."""
     oracle = oracle_of(architecture)
     model = AutoModelForCausalLM.from_pretrained(oracle.model, attn_implementation="eager").eval()
     round_weights(model, quantization)
@@ -111,7 +111,9 @@ def test_they_take_the_place_of_rounded_rows(
     assert not wrong
 
 
-def test_oracle_notices_rows_that_were_added_to_the_bases(oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_notices_trained_rows_that_are_added_to_the_base_rows(
+    oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("loraserve.models.causal_model.subtract_base_rows", lambda *_: None)
     _, wrong = run_all(oracle_of("qwen3"))
     assert {*wrong} == {*token_configs(is_tied=True)}

@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and bitsandbytes checkpoints: the model that is served is the one they stand for, or none."""
+"""GPTQ, AWQ and bitsandbytes checkpoints: each is served as the model that it defines, or refused."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ NF4_STATE = f"{Q_PROJ}.weight.quant_state.bitsandbytes__nf4"
 
 @pytest.fixture(scope="module", params=sorted(UNPACKED_SAVES))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """The folder with "model" in it, and the model that it stands for."""
+    """The folder with "model" in it, and the dequantized model."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, UNPACKED_SAVES[request.param](folder / "model")
 
@@ -45,7 +45,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_its_weights_are_those_that_it_stands_for(saved: Saved, dtype: torch.dtype) -> None:
+def test_loaded_weights_equal_the_dequantized_checkpoint(saved: Saved, dtype: torch.dtype) -> None:
     folder, expected = saved
     found = load(folder / "model", dtype)
     for (name, weight), (_, wanted) in zip(found.named_parameters(), expected.named_parameters(), strict=True):
@@ -54,14 +54,14 @@ def test_its_weights_are_those_that_it_stands_for(saved: Saved, dtype: torch.dty
 
 
 @pytest.mark.parametrize("saved", ["integers-8", "gptq-8", "other-levels"], indirect=True)
-def test_answers_are_those_of_the_whole_model(saved: Saved) -> None:
+def test_answers_equal_those_of_the_dequantized_model(saved: Saved) -> None:
     folder, expected = saved
     engine, wrong = run_all(oracle_of_saved(expected, folder))
     assert not wrong
     assert any("its weights are dequantized to float32" in note for note in engine.describe().notes)
 
 
-def test_a_checkpoint_that_has_lost_a_part_of_a_weight_is_refused(saved: Saved, tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_a_part_of_a_weight_is_refused(saved: Saved, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(saved[0] / "model", tmp_path / "model"))
     whole = read_weights(folder)
     parts = [name for name in whole if name.startswith(f"{Q_PROJ}.") and "weight_format" not in name]
@@ -72,8 +72,8 @@ def test_a_checkpoint_that_has_lost_a_part_of_a_weight_is_refused(saved: Saved, 
             load(folder)
 
 
-def test_shards_are_read(tmp_path: Path) -> None:
-    """Parts of one weight may be in several."""
+def test_sharded_checkpoints_are_loaded(tmp_path: Path) -> None:
+    """Parts of one weight may be in different shards."""
     expected = save_nf4(tmp_path)
     tensors = read_weights(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -105,7 +105,7 @@ def test_shards_are_read(tmp_path: Path) -> None:
         (save_int8, {"load_in_8bit": False}, r"its load_in_8bit \(False\)"),
     ],
 )
-def test_options_that_are_not_followed_are_refused_by_name(
+def test_unsupported_options_are_refused_by_name(
     save: Callable[[Path], PreTrainedModel], stated: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     save(tmp_path)
@@ -115,7 +115,7 @@ def test_options_that_are_not_followed_are_refused_by_name(
 
 
 def cut(name: str, *sizes: int) -> Callable[[Tensors], None]:
-    """Of each axis."""
+    """Keeps only the first `sizes[i]` entries of axis i."""
 
     def change(tensors: Tensors) -> None:
         tensors[name] = tensors[name][tuple(slice(size) for size in sizes)]
@@ -160,7 +160,7 @@ def nf4_state(**changes: object) -> Callable[[Tensors], None]:
         (save_int8, put(f"{Q_PROJ}.weight", torch.zeros(128, 128, dtype=torch.uint8)), r"weight is torch\.uint8"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(
+def test_tensors_with_a_wrong_shape_dtype_or_value_are_named(
     save: Callable[[Path], PreTrainedModel], change: Callable[[Tensors], None], reason: str, tmp_path: Path
 ) -> None:
     save(tmp_path)
@@ -175,7 +175,7 @@ def test_tensors_that_do_not_fit_are_named(
     ("save", "changes"),
     [(save_gptq, {"group_size": 64}), (save_awq, {"group_size": 64}), (save_gptq, {"bits": 8})],
 )
-def test_what_the_config_says_is_named_where_tensors_do_not_fit(
+def test_shape_errors_state_the_bits_and_group_size_of_the_config(
     save: Callable[[Path], PreTrainedModel], changes: dict[str, object], tmp_path: Path
 ) -> None:
     save(tmp_path)
@@ -187,7 +187,7 @@ def test_what_the_config_says_is_named_where_tensors_do_not_fit(
 
 
 @pytest.mark.parametrize(("save", "name"), [(save_gptq, "qweight"), (save_awq, "qweight"), (save_integers, "packed")])
-def test_what_its_config_does_not_tell_of_is_refused(
+def test_packed_weights_without_a_quantization_config_are_refused(
     save: Callable[[Path], PreTrainedModel], name: str, tmp_path: Path
 ) -> None:
     save(tmp_path)
@@ -201,15 +201,15 @@ def test_what_its_config_does_not_tell_of_is_refused(
         load(tmp_path)
 
 
-def test_zero_points_of_few_outputs_are_read(tmp_path: Path) -> None:
-    """Eight of them are one word."""
+def test_zero_points_of_a_linear_with_eight_outputs_are_read(tmp_path: Path) -> None:
+    """They fill exactly one word."""
     model = random_model(LlamaConfig(**COMMON | {"num_key_value_heads": 1}, head_dim=8))
     expected, found = save_integers(tmp_path, model), load(tmp_path)
     for (name, weight), (_, wanted) in zip(found.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(weight, wanted), name
 
 
-def test_scales_of_floats_may_be_said_to_be_powers_of_two(tmp_path: Path) -> None:
+def test_mxfp4_scales_may_be_stored_as_float8_e8m0fnu(tmp_path: Path) -> None:
     expected = save_floats(tmp_path)
     tensors = read_weights(tmp_path)
     scales = {name: scale for name, scale in tensors.items() if name.endswith("weight_scale")}
@@ -218,7 +218,7 @@ def test_scales_of_floats_may_be_said_to_be_powers_of_two(tmp_path: Path) -> Non
         assert torch.equal(weight, wanted), name
 
 
-def test_an_order_of_rows_that_is_lost_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_act_order_that_lacks_g_idx_is_refused(tmp_path: Path) -> None:
     save_gptq(tmp_path, in_order=False)
     tensors = read_weights(tmp_path)
     write_weights(tmp_path, {name: tensor for name, tensor in tensors.items() if not name.endswith("g_idx")})
