@@ -13,7 +13,7 @@ FEW_TOKENS = st.integers(0, 2)
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(st.lists(FEW_TOKENS, min_size=1, max_size=12), st.lists(FEW_TOKENS, min_size=1, max_size=4))
-def test_it_is_where_peft_begins(prompt: list[int], invocation: list[int]) -> None:
+def test_last_invocation_is_where_peft_activates_the_adapter(prompt: list[int], invocation: list[int]) -> None:
     configs: Any = {"default": LoraConfig(alora_invocation_tokens=invocation, task_type="CAUSAL_LM")}
     (offset,) = calculate_alora_offsets(configs, "default", torch.tensor([prompt]))
     assert last_invocation(prompt, invocation) == (None if offset is None else len(prompt) - offset)

@@ -25,7 +25,7 @@ def put(paths: SystemPaths, name: str, text: str) -> None:
     path.write_text(text + "\n")
 
 
-def test_without_cgroups_affinity_and_the_machine_decide(paths: SystemPaths) -> None:
+def test_without_cgroups_the_affinity_and_the_machines_memory_count(paths: SystemPaths) -> None:
     assert available_cpus(paths) == 8
     assert available_memory_bytes(paths) == MACHINE_BYTES
 
@@ -41,7 +41,7 @@ def test_only_performance_cores_count_on_macos(
     assert available_cpus(paths) == cpus
 
 
-def test_v2_quota_of_an_ancestor_binds(paths: SystemPaths) -> None:
+def test_v2_quota_of_an_ancestor_applies(paths: SystemPaths) -> None:
     paths.self_cgroup.write_text("0::/kube/pod/box\n")
     put(paths, "kube/pod/box/cpu.max", "max 100000")
     put(paths, "kube/pod/cpu.max", "300000 100000")
@@ -64,7 +64,7 @@ def test_v2_memory_is_limit_minus_usage_without_reclaimable_cache(paths: SystemP
     assert available_memory_bytes(paths) == 5 * GIB
 
 
-def test_v2_unlimited_memory_leaves_the_machines(paths: SystemPaths) -> None:
+def test_v2_unlimited_memory_means_the_machines_available_memory(paths: SystemPaths) -> None:
     paths.self_cgroup.write_text("0::/box\n")
     put(paths, "box/memory.max", "max")
     put(paths, "box/memory.current", str(5 * GIB))
@@ -78,7 +78,7 @@ def test_memory_over_the_limit_is_zero(paths: SystemPaths) -> None:
     assert available_memory_bytes(paths) == 0
 
 
-def test_v1_limits_are_read_below_joined_and_single_mounts(paths: SystemPaths) -> None:
+def test_v1_limits_are_read_from_joint_and_single_controller_mounts(paths: SystemPaths) -> None:
     paths.self_cgroup.write_text("9:name=systemd:/x\n4:memory:/box\n2:cpu,cpuacct:/box\n0::/\n")
     put(paths, "cpu,cpuacct/box/cpu.cfs_quota_us", "200000")
     put(paths, "cpu,cpuacct/box/cpu.cfs_period_us", "100000")
@@ -99,13 +99,13 @@ def test_v1_unlimited_is_no_limit(paths: SystemPaths) -> None:
     assert available_memory_bytes(paths) == MACHINE_BYTES
 
 
-def test_host_path_that_does_not_exist_in_the_container_falls_back_to_the_mount(paths: SystemPaths) -> None:
+def test_a_host_path_that_the_container_lacks_falls_back_to_the_mount(paths: SystemPaths) -> None:
     paths.self_cgroup.write_text("1:cpu:/docker/0123abcd\n")
     put(paths, "cpu/cpu.cfs_quota_us", "400000")
     put(paths, "cpu/cpu.cfs_period_us", "100000")
     assert available_cpus(paths) == 4
 
 
-def test_this_machine_has_something() -> None:
+def test_this_machine_has_cpus_and_memory() -> None:
     assert available_cpus() >= 1
     assert available_memory_bytes() > 0

@@ -92,7 +92,7 @@ def answer(request: EngineRequest, adapter: TinyAdapter | None = None, index: in
 
 @contextmanager
 def garbage_left_alone() -> Iterator[None]:
-    """What others left is collected before."""
+    """Collects existing garbage first, then disables the collector."""
     gc.collect()
     gc.disable()
     try:
@@ -104,7 +104,7 @@ def garbage_left_alone() -> Iterator[None]:
 # ---- idle time
 
 
-def test_idle_time_goes_to_memory_behind_the_blocks_used_so_far(engine: Engine, runner: HashRunner) -> None:
+def test_idle_time_touches_memory_after_the_blocks_used_so_far(engine: Engine, runner: HashRunner) -> None:
     assert not engine.use_idle_time()
     assert runner.num_used_blocks == 0
     engine.add_request(ask(prompt=list(range(1, 13))))
@@ -117,7 +117,7 @@ def test_idle_time_goes_to_memory_behind_the_blocks_used_so_far(engine: Engine, 
 # ---- tokens
 
 
-def test_a_batch_of_adapters_and_the_base_model_gives_each_its_own_tokens(engine: Engine) -> None:
+def test_a_mixed_batch_gives_each_adapter_and_the_base_model_its_own_tokens(engine: Engine) -> None:
     asked = dict(zip("abcd", [None, *ADAPTERS], strict=True))
     for name, adapter in asked.items():
         engine.add_request(ask(name, adapter=adapter))
@@ -127,7 +127,7 @@ def test_a_batch_of_adapters_and_the_base_model_gives_each_its_own_tokens(engine
     assert len({tuple(choice.token_ids) for choice in choices.values()}) == 4
 
 
-def test_an_adapter_with_the_same_prompt_does_not_read_the_bases_blocks(engine: Engine) -> None:
+def test_adapters_and_the_base_model_do_not_share_cached_blocks(engine: Engine) -> None:
     prompt = list(range(1, 13))
     for i, adapter in enumerate([None, ADAPTERS[0], ADAPTERS[1], ADAPTERS[0], None]):
         engine.add_request(ask(f"{i}", prompt, adapter))
@@ -135,7 +135,7 @@ def test_an_adapter_with_the_same_prompt_does_not_read_the_bases_blocks(engine: 
     assert engine.stats().prefix_cache_hits == 2 * 8
 
 
-def test_a_request_of_another_salt_finds_nothing(engine: Engine) -> None:
+def test_requests_with_different_salts_do_not_share_cached_blocks(engine: Engine) -> None:
     prompt = list(range(1, 13))
     for i, salt in enumerate(["", "one", "two", "one"]):
         engine.add_request(ask(f"{i}", prompt, salt=salt))
@@ -154,8 +154,8 @@ def test_choices_continue_one_prompt_with_their_own_seeds(engine: Engine) -> Non
 @pytest.mark.parametrize(
     ("params", "num_drawn_within"),
     [
-        ({}, 4),  # of six forward passes two do not draw
-        ({"n": 3}, 9),  # nor does the first, whose one row is drawn from three times
+        ({}, 4),  # two of the six forward passes do not draw
+        ({"n": 3}, 9),  # nor does the first, in which three tokens are drawn from one row
         ({"prompt_logprobs": 0}, 4),
         ({"logprobs": 0}, 4),
         ({"min_tokens": 4}, 2),
@@ -166,7 +166,7 @@ def test_choices_continue_one_prompt_with_their_own_seeds(engine: Engine) -> Non
 def test_tokens_are_drawn_within_the_forward_pass_unless_their_logits_are_edited(
     engine: Engine, runner: HashRunner, params: dict[str, float], num_drawn_within: int
 ) -> None:
-    prompt = list(range(1, 13))  # more than one step computes: the first token is drawn in the second
+    prompt = list(range(1, 13))  # takes two steps: the first token is drawn in the second
     drawn = ask("drawn", prompt, params=replace(GREEDY, max_tokens=6, temperature=1.0, top_k=5, seed=3, **params))
     greedy = ask("greedy", params=replace(GREEDY, max_tokens=6))
     engine.add_request(drawn)
@@ -187,7 +187,7 @@ def test_prompt_logprobs_and_logprobs_survive_chunks_and_choices(engine: Engine)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 47])
-def test_prompts_of_every_length_around_a_block_are_answered(engine: Engine, length: int) -> None:
+def test_prompts_of_lengths_around_the_block_size_are_answered(engine: Engine, length: int) -> None:
     request = ask(prompt=[i % 20 + 1 for i in range(length)])
     engine.add_request(request)
     choices = run_to_idle(engine)
@@ -195,7 +195,7 @@ def test_prompts_of_every_length_around_a_block_are_answered(engine: Engine, len
     assert len(choices["r", 0].token_ids) == min(4, 48 - length)
 
 
-def test_stop_tokens_eos_and_length_end_a_sequence_with_their_reason(engine: Engine) -> None:
+def test_stop_tokens_and_length_end_a_sequence_with_their_reason(engine: Engine) -> None:
     tokens = answer(ask()).token_ids
     first = tokens.index(tokens[2])
     for name, params in (
@@ -240,11 +240,11 @@ workload = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(workload=workload)
-def test_a_tiny_pool_gives_the_tokens_of_a_large_one(
+def test_a_tiny_pool_gives_the_same_tokens_as_a_large_one(
     paths: dict[TinyAdapter, Path], workload: list[tuple[list[int], TinyAdapter | None, str, SamplingParams]]
 ) -> None:
     results = []
-    # (blocks, tokens of a step, arena units, prefix caching)
+    # (blocks, tokens per step, arena units, prefix caching)
     for num_blocks, budget, num_units, caching in ((200, 512, 16, True), (12, 7, 3, True), (12, 10, 6, False)):
         with pytest.MonkeyPatch.context() as monkeypatch:
             engine, _ = make_hash_engine(
@@ -267,7 +267,7 @@ def test_a_tiny_pool_gives_the_tokens_of_a_large_one(
             assert results[0][f"{i}", index] == answer(request, adapter, index)
 
 
-def test_the_workloads_above_do_preempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tiny_pool_preempts_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = make_hash_engine(monkeypatch, num_blocks=12, max_num_batched_tokens=7)
     for i in range(6):
         engine.add_request(ask(f"{i}", [i + 1] * 12, params=replace(GREEDY, max_tokens=16)))
@@ -275,10 +275,10 @@ def test_the_workloads_above_do_preempt(monkeypatch: pytest.MonkeyPatch) -> None
     assert engine.stats().num_preemptions > 3
 
 
-# ---- values that are not finite
+# ---- non-finite values
 
 
-def test_only_the_owner_of_values_that_are_not_finite_fails(engine: Engine, runner: HashRunner) -> None:
+def test_only_the_request_with_non_finite_values_fails(engine: Engine, runner: HashRunner) -> None:
     prompt = list(range(1, 10))
     engine.add_request(ask("victim", [*prompt, 20], params=replace(GREEDY, n=2)))
     engine.step()
@@ -292,7 +292,9 @@ def test_only_the_owner_of_values_that_are_not_finite_fails(engine: Engine, runn
     assert choices["neighbour", 0] == answer(ask(prompt=[*prompt, 21]))
 
 
-def test_blocks_of_values_that_are_not_finite_are_wiped_and_never_found(engine: Engine, runner: HashRunner) -> None:
+def test_blocks_with_non_finite_values_are_wiped_and_never_reused_from_the_cache(
+    engine: Engine, runner: HashRunner
+) -> None:
     prompt = list(range(1, 17))
     runner.poison_next = 0
     engine.add_request(ask("bad", prompt))
@@ -307,7 +309,7 @@ def test_blocks_of_values_that_are_not_finite_are_wiped_and_never_found(engine: 
     assert engine.stats().prefix_cache_hits == 0
 
 
-def test_blocks_that_another_request_shares_are_not_wiped(engine: Engine, runner: HashRunner) -> None:
+def test_blocks_shared_with_another_request_are_not_wiped(engine: Engine, runner: HashRunner) -> None:
     prompt = list(range(1, 13))
     long = replace(GREEDY, max_tokens=12)
     engine.add_request(ask("first", prompt, params=long))
@@ -328,7 +330,9 @@ def test_blocks_that_another_request_shares_are_not_wiped(engine: Engine, runner
 # ---- aborts
 
 
-def test_aborting_a_chunked_prompt_answers_every_choice_and_frees_all(engine: Engine, memory: AdapterMemory) -> None:
+def test_aborting_a_chunked_prompt_ends_every_choice_and_frees_all_blocks(
+    engine: Engine, memory: AdapterMemory
+) -> None:
     engine.add_request(ask("r", list(range(1, 25)), ADAPTERS[0], replace(GREEDY, n=3)))
     engine.step()
     outputs = engine.abort("r")
@@ -339,7 +343,7 @@ def test_aborting_a_chunked_prompt_answers_every_choice_and_frees_all(engine: En
     memory.check_invariants({})
 
 
-def test_an_aborted_id_can_be_used_again(engine: Engine) -> None:
+def test_the_id_of_an_aborted_request_can_be_used_again(engine: Engine) -> None:
     engine.add_request(ask("r"))
     engine.step()
     engine.abort("r")
@@ -347,7 +351,7 @@ def test_an_aborted_id_can_be_used_again(engine: Engine) -> None:
     assert run_to_idle(engine) == {("r", 0): answer(ask())}
 
 
-def test_aborting_leaves_finished_choices_as_they_are(engine: Engine) -> None:
+def test_aborting_a_request_ends_only_its_unfinished_choices(engine: Engine) -> None:
     request = ask(params=SamplingParams(max_tokens=30, n=3, seed=1, ignore_eos=True, stop_token_ids=(3, 4, 5, 6)))
     engine.add_request(request)
     ended: dict[int, FinishReason] = {}
@@ -385,7 +389,7 @@ def test_an_aborted_choice_ends_alone_whether_or_not_it_was_forked(
     memory.check_invariants({})
 
 
-def test_a_choice_that_is_given_up_before_it_is_forked_leaves_its_seat_at_once(engine: Engine) -> None:
+def test_a_choice_aborted_before_it_is_forked_frees_its_seat_at_once(engine: Engine) -> None:
     engine.add_request(ask("forks", [1] * 15, params=replace(GREEDY, n=6)))
     engine.add_request(ask("waits"))
     engine.step()
@@ -395,8 +399,8 @@ def test_a_choice_that_is_given_up_before_it_is_forked_leaves_its_seat_at_once(e
     assert engine.stats().num_waiting == 0
 
 
-def test_what_ended_is_not_kept_for_the_garbage_collector(engine: Engine, runner: HashRunner) -> None:
-    """Which comes seldom: it looks at objects by their number, and a long prompt is few."""
+def test_ended_requests_are_freed_without_the_garbage_collector(engine: Engine, runner: HashRunner) -> None:
+    """The collector runs rarely: the number of objects triggers it, and even a long prompt is only a few."""
     with garbage_left_alone():
         engine.add_request(ask("ends"))
         engine.add_request(ask("forks", params=replace(GREEDY, n=3, logprobs=1)))
@@ -408,7 +412,7 @@ def test_what_ended_is_not_kept_for_the_garbage_collector(engine: Engine, runner
         assert [kept for kept in gc.get_objects() if isinstance(kept, RequestState)] == []
 
 
-def test_aborting_every_choice_by_itself_ends_the_request(engine: Engine, memory: AdapterMemory) -> None:
+def test_aborting_every_choice_separately_ends_the_request(engine: Engine, memory: AdapterMemory) -> None:
     for num_steps in (0, 1, 4):
         engine.add_request(ask("r", list(range(1, 15)), ADAPTERS[0], replace(GREEDY, n=3)))
         for _ in range(num_steps):
@@ -420,7 +424,7 @@ def test_aborting_every_choice_by_itself_ends_the_request(engine: Engine, memory
     assert engine.abort("r", 0) == []
 
 
-def test_a_choice_that_is_unknown_or_finished_is_not_aborted(engine: Engine) -> None:
+def test_aborting_an_unknown_or_finished_choice_does_nothing(engine: Engine) -> None:
     engine.add_request(ask("r", params=replace(GREEDY, n=2)))
     for index in (2, -1, 1 << 40):
         assert engine.abort("r", index) == []
@@ -474,7 +478,7 @@ def test_an_abort_completes_an_unload(engine: Engine) -> None:
     assert engine.take_unloaded() == [ADAPTERS[0].digest]
 
 
-def test_an_adapter_that_is_being_unloaded_refuses_new_requests_and_keeps_the_old(engine: Engine) -> None:
+def test_an_adapter_being_unloaded_refuses_new_requests_and_serves_old_ones(engine: Engine) -> None:
     engine.add_request(ask("old", adapter=ADAPTERS[0]))
     engine.unload_adapter(ADAPTERS[0].digest)
     with pytest.raises(EngineRequestError, match="is not loaded"):
@@ -490,7 +494,7 @@ def test_an_adapter_can_be_loaded_again_after_unload(engine: Engine, paths: dict
         assert run_to_idle(engine) == {(f"{i}", 0): answer(ask(), ADAPTERS[0])}
 
 
-def test_a_load_that_fails_does_not_take_a_pending_unload_back(engine: Engine, tmp_path: Path) -> None:
+def test_a_failed_load_does_not_cancel_a_pending_unload(engine: Engine, tmp_path: Path) -> None:
     engine.add_request(ask("r", adapter=ADAPTERS[0]))
     engine.unload_adapter(ADAPTERS[0].digest)
     with pytest.raises(AdapterError):
@@ -499,7 +503,7 @@ def test_a_load_that_fails_does_not_take_a_pending_unload_back(engine: Engine, t
     assert engine.take_unloaded() == [ADAPTERS[0].digest]
 
 
-def test_a_corrupt_file_fails_every_choice_of_its_requests_and_no_other(
+def test_a_corrupt_adapter_file_fails_every_choice_of_its_requests_and_no_others(
     engine: Engine, memory: AdapterMemory, tmp_path: Path
 ) -> None:
     broken = TinyAdapter(9, 2)
@@ -520,10 +524,10 @@ def test_a_corrupt_file_fails_every_choice_of_its_requests_and_no_other(
     assert run_to_idle(engine) == {("repaired", 0): answer(ask(), broken)}
 
 
-def test_a_sibling_of_a_choice_that_failed_is_not_computed_when_it_was_admitted_after(
+def test_a_sibling_admitted_after_a_failed_choice_is_not_computed(
     engine: Engine, memory: AdapterMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both choices are preempted, the adapter is evicted, and its file fails to be read once."""
+    """Both choices are preempted, the adapter is evicted, and reading its file fails once."""
     request = ask(adapter=ADAPTERS[0], params=replace(GREEDY, n=2, max_tokens=8))
     engine.add_request(request)
     engine.step()
@@ -543,7 +547,7 @@ def test_a_sibling_of_a_choice_that_failed_is_not_computed_when_it_was_admitted_
     memory.check_invariants({})
 
 
-def test_every_order_of_two_adapters_in_one_place_answers_all_requests(paths: dict[TinyAdapter, Path]) -> None:
+def test_every_order_of_actions_on_two_adapters_answers_all_requests(paths: dict[TinyAdapter, Path]) -> None:
     """Exhaustive: an arena for one of two adapters, three requests; submit, abort, unload and step in any order."""
     one, other = ADAPTERS[1], ADAPTERS[2]
     asked = {"a": one, "b": other, "c": one}
@@ -592,7 +596,7 @@ def _check_answer(choice: Choice, expected: Choice) -> None:
         assert choice == expected
 
 
-# ---- requests that are refused
+# ---- refused requests
 
 
 @pytest.mark.parametrize(
@@ -630,7 +634,7 @@ def test_an_id_in_use_is_refused_and_the_first_request_is_served(engine: Engine)
     assert run_to_idle(engine) == {("r", 0): answer(ask())}
 
 
-def test_an_unknown_adapter_is_refused_and_no_other_is_named(engine: Engine) -> None:
+def test_an_unknown_adapter_is_refused_without_naming_others(engine: Engine) -> None:
     with pytest.raises(EngineRequestError) as caught:
         engine.add_request(ask(adapter=TinyAdapter(77, 1)))
     assert str(caught.value) == f"adapter {TinyAdapter(77, 1).digest[:12]} is not loaded"
@@ -649,7 +653,7 @@ def test_an_engine_without_lora_refuses_adapters_and_serves_the_base(monkeypatch
     assert run_to_idle(engine) == {("r", 0): answer(ask())}
 
 
-# ---- a device without memory
+# ---- out of memory
 
 
 def test_a_step_that_runs_out_of_memory_names_the_flags(
@@ -669,7 +673,7 @@ def test_a_step_that_runs_out_of_memory_names_the_flags(
 # ---- statistics
 
 
-def test_statistics_count_what_happened(engine: Engine) -> None:
+def test_statistics_count_requests_tokens_adapters_and_blocks(engine: Engine) -> None:
     engine.add_request(ask("a", list(range(1, 9)), ADAPTERS[0]))
     engine.add_request(ask("b", list(range(1, 6)), ADAPTERS[2]))
     engine.step()
@@ -685,7 +689,7 @@ def test_statistics_count_what_happened(engine: Engine) -> None:
     assert (after.running_adapters, after.waiting_adapters) == ([], [])
 
 
-def test_statistics_do_not_take_the_order_of_those_who_wait(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_do_not_iterate_over_the_fair_queue(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def order(_: FairQueue) -> None:
         raise AssertionError("of thousands of tenants it takes long, and statistics come ten times a second")
 
@@ -695,14 +699,14 @@ def test_statistics_do_not_take_the_order_of_those_who_wait(engine: Engine, monk
     assert (stats.num_waiting, stats.waiting_adapters) == (1, [ADAPTERS[0].digest])
 
 
-def test_statistics_of_an_engine_that_did_nothing_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_of_a_new_engine_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = make_hash_engine(monkeypatch)
     assert engine.stats() == EngineStats(num_blocks=12, num_free_blocks=12)
     assert engine.step() == []
     assert engine.stats().step == 0
 
 
-# ---- what is begun
+# ---- begun prompts
 
 
 @pytest.fixture
@@ -712,10 +716,10 @@ def begun(engine: Engine) -> list[BegunPrompt]:
     return told
 
 
-def test_a_prompt_is_told_once_as_begun_before_its_first_forward_pass(
+def test_a_prompt_is_reported_as_begun_once_before_its_first_forward_pass(
     engine: Engine, runner: HashRunner, begun: list[BegunPrompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several steps and of one, of several choices, pooled."""
+    """For a prompt of several steps and choices, one of a single step, and a pooled one."""
     forward, before_each = runner.forward, []
 
     def watched(*args: Any) -> Any:
@@ -738,7 +742,7 @@ def test_a_prompt_is_told_once_as_begun_before_its_first_forward_pass(
     assert all(prompt.queue_s >= 0 for prompt in begun)
 
 
-def test_a_prompt_that_is_begun_tells_how_much_of_it_was_cached(engine: Engine, begun: list[BegunPrompt]) -> None:
+def test_a_begun_prompt_reports_its_number_of_cached_tokens(engine: Engine, begun: list[BegunPrompt]) -> None:
     prompt = list(range(1, 24))
     for name, tokens in (("before", prompt[:12]), ("found", prompt)):
         engine.add_request(ask(name, tokens, params=replace(GREEDY, n=2)))
@@ -746,7 +750,7 @@ def test_a_prompt_that_is_begun_tells_how_much_of_it_was_cached(engine: Engine, 
     assert [(told.request_id, told.num_cached_tokens) for told in begun] == [("before", 0), ("found", 12)]
 
 
-def test_preempted_prompts_are_not_told_again_as_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_prompts_are_not_reported_as_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = make_hash_engine(monkeypatch, num_blocks=12, max_num_batched_tokens=7)
     begun: list[BegunPrompt] = []
     engine.on_prompts_begun = begun.extend
@@ -757,7 +761,7 @@ def test_preempted_prompts_are_not_told_again_as_begun(monkeypatch: pytest.Monke
     assert sorted(prompt.request_id for prompt in begun) == [f"{i}" for i in range(6)]
 
 
-def test_what_only_waited_was_not_begun_and_what_failed_was(
+def test_a_failed_request_was_begun_but_one_aborted_while_waiting_was_not(
     engine: Engine, runner: HashRunner, begun: list[BegunPrompt]
 ) -> None:
     engine.add_request(ask("waits"))

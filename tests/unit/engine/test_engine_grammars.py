@@ -1,4 +1,4 @@
-"""Requests whose outputs follow a grammar, in the engine around a model that is a hash."""
+"""Requests whose outputs follow a grammar, in an engine whose model is a hash."""
 
 import json
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, grammar=HELD)
 
 
 class SlowGrammars(Grammars):
-    """Compiles when it is told to."""
+    """Compiles a grammar only when `finish` is called."""
 
     def __init__(self) -> None:
         self.futures: dict[Grammar, Future[GrammarMatcher]] = {}
@@ -48,7 +48,7 @@ class SlowGrammars(Grammars):
         del self.futures[grammar]
 
     def forget_costly(self) -> None:
-        """There is no other thread to do the work again."""
+        """Does nothing: no other thread would compile them again."""
 
     def wait(self, compiling: Iterable[Future[GrammarMatcher]]) -> None:
         self.waits.append(list(compiling))
@@ -92,7 +92,7 @@ def ask(request_id: str, params: SamplingParams = GREEDY, prompt: int = 1) -> En
         replace(GREEDY, temperature=1.0, grammar=THINKING, stop_token_ids=(25, 3, 4)),
     ],
 )
-def test_tokens_are_chosen_among_those_that_can_follow(
+def test_tokens_are_chosen_among_those_that_the_grammar_allows(
     engine: Engine, params: SamplingParams, logprobs: int | None, num_choices: int
 ) -> None:
     params = replace(params, logprobs=logprobs, n=num_choices)
@@ -106,7 +106,7 @@ def test_tokens_are_chosen_among_those_that_can_follow(
     engine.check_invariants()
 
 
-def test_answers_are_of_the_grammar_and_end_with_it(engine: Engine) -> None:
+def test_outputs_match_the_grammar_and_end_with_it(engine: Engine) -> None:
     for seed in range(12):
         engine.add_request(ask(str(seed), replace(GREEDY, temperature=1.0, seed=seed), prompt=seed))
     answers = run_to_idle(engine)
@@ -117,7 +117,7 @@ def test_answers_are_of_the_grammar_and_end_with_it(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("grammar", [THINKING, MAYBE_THINKING])
-def test_answers_behind_reasoning_are_of_the_grammar(engine: Engine, grammar: Grammar) -> None:
+def test_outputs_after_reasoning_match_the_grammar(engine: Engine, grammar: Grammar) -> None:
     params, reasoning = replace(GREEDY, temperature=1.0, max_tokens=40, grammar=grammar), grammar.reasoning
     assert reasoning is not None
     for seed in range(24):
@@ -134,7 +134,7 @@ def test_answers_behind_reasoning_are_of_the_grammar(engine: Engine, grammar: Gr
     assert (num_thought == len(ended)) == (grammar is THINKING)
 
 
-def test_what_can_only_come_next_takes_no_steps_of_its_own(engine: Engine) -> None:
+def test_forced_tokens_take_no_steps_of_their_own(engine: Engine) -> None:
     params = replace(GREEDY, grammar=one_of("abcdefg", "xyz0123"))
     engine.add_request(ask("forced", params))
     engine.add_request(ask("sampled", replace(params, logprobs=0)))
@@ -149,10 +149,10 @@ def test_what_can_only_come_next_takes_no_steps_of_its_own(engine: Engine) -> No
 
 @pytest.mark.parametrize("logprobs", [None, 0])
 @pytest.mark.parametrize("is_on_device", [False, True])
-def test_a_token_that_the_model_does_not_have_is_never_said(
+def test_a_token_without_an_embedding_is_never_generated(
     monkeypatch: pytest.MonkeyPatch, is_on_device: bool, logprobs: int | None
 ) -> None:
-    """A tokenizer may have more of them; the model has no embedding to compute them from."""
+    """A tokenizer may have more tokens than the model has embeddings to compute them from."""
     num_tokens, grammar = CHARS.index("z"), one_of("uvwxyz0")
     hash_grammars().compile(grammar).result()
     monkeypatch.setattr("tests.support.hash_model.VOCAB_SIZE", num_tokens)
@@ -167,8 +167,8 @@ def test_a_token_that_the_model_does_not_have_is_never_said(
     engine.check_invariants()
 
 
-def test_tokens_that_were_not_sampled_count_for_penalties(engine: Engine) -> None:
-    """The first "b" is forced; then "b" competes with what was there less often."""
+def test_forced_tokens_count_for_penalties(engine: Engine) -> None:
+    """The first "b" is forced; then "b" competes with tokens that occurred less often."""
     grammar = one_of("abca", "abcb", "abcd", "abcbca", "abcbcb", "abcbcd")
     hash_grammars().compile(grammar).result()
     params = replace(GREEDY, temperature=1.0, frequency_penalty=2.0, grammar=grammar)
@@ -180,7 +180,7 @@ def test_tokens_that_were_not_sampled_count_for_penalties(engine: Engine) -> Non
         assert answers[request.request_id, 0] == expected_choice(request, 0, BASE)
 
 
-def test_neighbours_without_a_grammar_get_what_they_would_get_alone(engine: Engine) -> None:
+def test_a_grammar_does_not_affect_other_requests_in_the_batch(engine: Engine) -> None:
     free = replace(GREEDY, grammar=None, ignore_eos=True)
     engine.add_request(ask("free", free))
     engine.add_request(ask("held"))
@@ -190,7 +190,7 @@ def test_neighbours_without_a_grammar_get_what_they_would_get_alone(engine: Engi
         assert answers[request_id, 0] == expected_choice(ask(request_id, params), 0, BASE)
 
 
-def test_a_device_runs_ahead_again_when_nobody_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_runs_ahead_again_after_the_last_constrained_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = make_hash_engine(monkeypatch, accelerator=DelayedAccelerator())
     hash_grammars().compile(one_of("abcabd")).result()
     held = SamplingParams(max_tokens=6, temperature=0.0, grammar=one_of("abcabd"), logprobs=0)
@@ -202,7 +202,7 @@ def test_a_device_runs_ahead_again_when_nobody_is_held(monkeypatch: pytest.Monke
     assert runner.num_ahead > 0
 
 
-def test_others_go_on_while_a_grammar_is_compiled(engine: Engine, grammars: SlowGrammars) -> None:
+def test_other_requests_run_while_a_grammar_is_compiled(engine: Engine, grammars: SlowGrammars) -> None:
     free = replace(GREEDY, grammar=None, ignore_eos=True)
     engine.add_request(ask("held"))
     engine.add_request(ask("free", free))
@@ -218,7 +218,7 @@ def test_others_go_on_while_a_grammar_is_compiled(engine: Engine, grammars: Slow
     assert not engine.has_work()
 
 
-def test_a_refused_grammar_ends_its_request_alone(engine: Engine, grammars: SlowGrammars) -> None:
+def test_a_refused_grammar_ends_only_its_own_request(engine: Engine, grammars: SlowGrammars) -> None:
     engine.add_request(ask("refused", replace(GREEDY, n=2, grammar=one_of("q"))))
     engine.add_request(ask("held"))
     grammars.futures[one_of("q")].set_exception(grammar_refused("no such rule\nwith details"))
@@ -233,7 +233,9 @@ def test_a_refused_grammar_ends_its_request_alone(engine: Engine, grammars: Slow
 
 
 @pytest.mark.parametrize("index", [None, 0, 1])
-def test_an_abort_while_it_is_compiled(engine: Engine, grammars: SlowGrammars, index: int | None) -> None:
+def test_a_request_can_be_aborted_while_its_grammar_is_compiled(
+    engine: Engine, grammars: SlowGrammars, index: int | None
+) -> None:
     engine.add_request(ask("held", replace(GREEDY, n=2)))
     aborted = engine.abort("held", index)
     assert [output.index for output in aborted] == ([0, 1] if index is None else [index])
@@ -244,7 +246,7 @@ def test_an_abort_while_it_is_compiled(engine: Engine, grammars: SlowGrammars, i
     engine.check_invariants()
 
 
-def test_a_grammar_that_nobody_waits_for_is_not_compiled(engine: Engine, grammars: SlowGrammars) -> None:
+def test_a_grammar_is_not_compiled_if_all_its_requests_are_aborted(engine: Engine, grammars: SlowGrammars) -> None:
     for request_id in ("first", "second"):
         engine.add_request(ask(request_id))
     (compiled,) = grammars.futures.values()
@@ -254,7 +256,7 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled(engine: Engine, grammar
     assert compiled.cancelled()
 
 
-def test_a_grammar_that_becomes_too_costly_ends_its_request_alone(
+def test_a_grammar_that_becomes_too_costly_ends_only_its_own_request(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.engine.grammars.compiler.MAX_LEXER_STATES", 40)
@@ -274,7 +276,7 @@ def test_a_grammar_that_becomes_too_costly_ends_its_request_alone(
     engine.check_invariants()
 
 
-def test_a_schema_of_the_real_kind(engine: Engine) -> None:
+def test_a_json_schema_constrains_the_output(engine: Engine) -> None:
     schema = {"enum": ["abc", 12, 30], "x-guidance": {"whitespace_flexible": False}}
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     hash_grammars().compile(grammar).result()

@@ -1,4 +1,4 @@
-"""Everything tenants, operators and bad luck can do to the engine, in any order, against a model that is a hash."""
+"""Everything tenants, operators and bad luck can do to the engine, in any order, with a hash as the model."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ PROMPTS = [
     [1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21],
     [1, 2, 3, 4, 5, 6, 8, 9, 20, 19] * 2,
 ]
-"""Prompts are beginnings of these, so that they share blocks."""
+"""Prompts are prefixes of these, so that they share blocks."""
 
 GRAMMARS = [one_of("abc", "abd", "b", "bcde", "bcdefg"), one_of("i0i1i2i3k", "i0i1j"), one_of("uvwxyz")]
 GRAMMARS += [
@@ -92,7 +92,7 @@ recency = st.integers(0, 5)
 
 
 def random_ask(random: Random) -> Ask:
-    """Long enough that the blocks run out."""
+    """Long enough that such requests use up the blocks."""
     params = SamplingParams(
         max_tokens=random.randint(1, 20),
         n=random.choice([1, 1, 2, 3]),
@@ -111,14 +111,14 @@ def random_ask(random: Random) -> Ask:
 
 @dataclass
 class Ledger:
-    """What was asked and what came of it."""
+    """A request and its outputs so far."""
 
     request: EngineRequest
     adapter: TinyAdapter | None
     choices: list[Choice]
     is_aborted: bool = False
     was_damaged: bool = False
-    """Its adapter's file was damaged while it was live."""
+    """The adapter's file was damaged while the request was live."""
 
     @property
     def is_live(self) -> bool:
@@ -127,11 +127,11 @@ class Ledger:
 
 @dataclass
 class Unload:
-    """unload_adapter was called and not yet acknowledged."""
+    """A call of unload_adapter that is not yet acknowledged."""
 
     digest: str
     requests: list[Ledger] = field(default_factory=list)
-    """Live when it was called."""
+    """The adapter's requests that were live at the call."""
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -139,7 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
     folder: Path
     has_device = False
     host_tier_units: int | None = None
-    """None = adapters are there at once; else they come while steps go on."""
+    """None = adapters are loaded at once; otherwise they are loaded while steps run."""
     num_speculative_tokens = 0
     max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
 
@@ -164,10 +164,10 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.scheduler = self.engine._scheduler
         for grammar, tenant in product(GRAMMARS, TENANTS):
-            hash_grammars().compile(grammar, tenant).result()  # so that no step only waits
+            hash_grammars().compile(grammar, tenant).result()  # so that no step does nothing but wait
         self.ledger: dict[str, Ledger] = {}
         self.expected: dict[tuple[str, int], Choice] = {}
-        """Of those asked for: takes longer to say than a step."""
+        """Computed on demand, once each: this takes longer than a step."""
         self.usable: set[TinyAdapter] = set()
         self.damaged: set[TinyAdapter] = set()
         self.pending: dict[str, Unload] = {}
@@ -272,7 +272,7 @@ class EngineMachine(RuleBasedStateMachine):
     def load(self, adapter: TinyAdapter) -> None:
         self.engine.load_adapter(adapter.digest, str(self.paths[adapter.digest]))
         self.usable.add(adapter)
-        self.pending.pop(adapter.digest, None)  # the load takes the unload back; it is not acknowledged
+        self.pending.pop(adapter.digest, None)  # the load cancels the unload, which is not acknowledged
 
     @rule(adapter=st.sampled_from(ADAPTERS))
     def unload(self, adapter: TinyAdapter) -> None:
@@ -298,7 +298,7 @@ class EngineMachine(RuleBasedStateMachine):
             shutil.copy(self.packed[adapter.digest], self.folder)
         self.damaged = set()
 
-    # ---- what must hold
+    # ---- checks
 
     def _take(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
@@ -377,7 +377,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class DeviceMachine(EngineMachine):
-    """On a device that samples most requests' tokens and is behind the host."""
+    """With a device that samples most requests' tokens and lags behind the host."""
 
     has_device = True
 
@@ -389,9 +389,9 @@ class DeviceMachine(EngineMachine):
 
 
 class ColdMachine(DeviceMachine):
-    """Adapters come from a host tier that has room for some of them.
+    """Adapters are loaded through a host tier that has room for only some of them.
 
-    Not for Hypothesis: how many steps an adapter takes is up to threads.
+    Not for Hypothesis: the number of steps that loading an adapter takes depends on threads.
     """
 
     host_tier_units = 7
@@ -414,7 +414,7 @@ class ColdMachine(DeviceMachine):
             self._touch(adapter)
 
     def _wait_for_readers(self) -> None:
-        """Files are written in place here; their mappings would lose their pages."""
+        """Files are overwritten in place here; existing mappings would lose their pages."""
         transit = self.memory._transit
         assert transit is not None
         wait([loading.queued for loading in transit._loading.values()])
@@ -422,7 +422,7 @@ class ColdMachine(DeviceMachine):
             wait([found.filling for found in transit._tier._staged.values() if found.filling is not None])
 
     def _touch(self, adapter: TinyAdapter) -> None:
-        """Two writes within one tick of the file system's clock have the same time."""
+        """Set a new time: two writes within one tick of the file system's clock would have the same one."""
         self.num_writes += 1
         os.utime(self.paths[adapter.digest], ns=(0, self.num_writes))
 
@@ -432,7 +432,7 @@ class TierlessMachine(ColdMachine):
 
 
 class DraftingMachine(EngineMachine):
-    """What sequences say next is drafted, rightly more often than not."""
+    """Drafts the next tokens of sequences, correctly more often than not."""
 
     num_speculative_tokens = 3
 
@@ -445,7 +445,7 @@ class DraftingMachine(EngineMachine):
         )
 
     def _draft(self, token_ids: list[int], _max_length: int, max_length: int) -> tuple[list[int], bool]:
-        """Of a request that has said the same so far, and a wrong token in it now and then."""
+        """From the expected output of a request with the same tokens so far, with a wrong token now and then."""
         if max_length <= 0:
             return [], False
         for ledger in self.ledger.values():
@@ -473,7 +473,7 @@ class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[name-defined]
 
 
 class NarrowDraftingMachine(DraftingMachine):
-    """Prompts and what is computed again come in rows by one or two, beside sequences that say something."""
+    """Prompts and recomputed tokens get one or two rows per step, beside sequences that generate."""
 
     max_num_batched_tokens = 3
 
@@ -491,8 +491,8 @@ class TestDeviceMachine(DeviceMachine.TestCase):  # type: ignore[name-defined]
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("machine_type", MACHINES)
-def test_survives_a_storm(machine_type: type[EngineMachine], seed: int) -> None:
-    """The machine's rules, most of them requests and steps, for longer than Hypothesis goes."""
+def test_survives_a_long_random_sequence_of_actions(machine_type: type[EngineMachine], seed: int) -> None:
+    """Random rules of the machine, mostly requests and steps, for longer than Hypothesis runs."""
     random, of_pooling = Random(seed), Random(f"pooling {seed}")
     machine = machine_type()
     machine.load_some()

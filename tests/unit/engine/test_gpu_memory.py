@@ -16,7 +16,7 @@ from loraserve.models.causal_model import CausalModel
 from tests.support.host_accelerator import HostAccelerator
 
 
-def test_what_is_left_is_our_share_less_weights_and_activations() -> None:
+def test_memory_left_is_our_share_minus_weights_and_activations() -> None:
     accelerator = HostAccelerator(free=1000)
     memory = GpuMemory(accelerator, 0.9)
     assert memory.left_bytes() == 900
@@ -25,7 +25,7 @@ def test_what_is_left_is_our_share_less_weights_and_activations() -> None:
     assert memory.left_bytes(activation_bytes=120) == 380
 
 
-def test_a_model_that_takes_all_of_it_names_the_flags_to_change() -> None:
+def test_a_model_that_takes_the_whole_share_is_refused_with_the_flags_to_change() -> None:
     accelerator = HostAccelerator(free=1000)
     memory = GpuMemory(accelerator, 0.5)
     accelerator.free = 520
@@ -37,7 +37,7 @@ def test_a_model_that_takes_all_of_it_names_the_flags_to_change() -> None:
 
 
 @pytest.mark.parametrize("utilization", [0.0, -0.1, 1.01])
-def test_a_share_is_above_nothing_and_at_most_all(utilization: float) -> None:
+def test_a_utilization_must_be_above_0_and_at_most_1(utilization: float) -> None:
     with pytest.raises(EngineStartError, match="--gpu-memory-utilization"):
         GpuMemory(HostAccelerator(), utilization)
 
@@ -56,27 +56,27 @@ def plan(kv_cache_bytes: int | None = None):
     )
 
 
-def test_cache_and_adapters_share_all_that_is_left_on_a_gpu() -> None:
+def test_cache_and_adapters_share_all_memory_left_on_a_gpu() -> None:
     chosen = plan()
     assert chosen.num_blocks == 850
     assert chosen.arena_size_bytes == 150_000
 
 
 @pytest.mark.parametrize(("kv_cache_bytes", "advice"), [(900_000, "lower --kv-cache"), (1000, "raise --kv-cache")])
-def test_too_little_of_a_gpu_names_its_flags_too(kv_cache_bytes: int, advice: str) -> None:
+def test_bad_cache_sizes_on_a_gpu_are_refused_with_its_flags_too(kv_cache_bytes: int, advice: str) -> None:
     with pytest.raises(EngineStartError, match=rf"{advice}.*--gpu-memory-utilization .*--max-num-batched-tokens"):
         plan(kv_cache_bytes)
 
 
 @pytest.mark.parametrize("num_rows", [1, 200])
-def test_every_sequence_has_room_for_its_counts_and_its_edited_logits(num_rows: int) -> None:
+def test_sampling_memory_has_room_for_counts_and_edited_logits_of_every_sequence(num_rows: int) -> None:
     counts = TokenCounts(torch.device("cpu"), 1000, num_rows).tensor
     edited = torch.zeros(num_rows, 1000)
     assert _sampling_bytes(num_rows, 1000) > counts.nbytes + edited.nbytes
 
 
 class Model:
-    """Notes its batches."""
+    """Records its batches."""
 
     dtype = torch.bfloat16
     logits_size = 100
@@ -101,26 +101,26 @@ def measured(max_num_batched_tokens: int, peak: int = 1_000_000, max_num_seqs: i
     return model, found
 
 
-def test_prompt_logprobs_keep_the_logits_of_every_row() -> None:
+def test_activation_memory_includes_the_prompt_logits_of_every_row() -> None:
     assert measured(40)[1] - measured(4)[1] == (40 - 4) * 100 * 2
 
 
-def test_scoring_a_prompts_rows_may_take_more_than_the_step_before_it() -> None:
-    """Both never at once but for the logits of sampled rows, and graphs do not score."""
+def test_scoring_prompt_rows_may_take_more_memory_than_the_step_before_it() -> None:
+    """The two never take memory at the same time, except for the logits of sampled rows; graphs do not score."""
     step = 1000
     scored = (ROWS_PER_CHUNK * LOGPROBS_BYTES + 4 * Model.dtype.itemsize) * Model.logits_size
     assert measured(ROWS_PER_CHUNK, step)[1] - measured(ROWS_PER_CHUNK, scored)[1] == step - scored
     assert measured(ROWS_PER_CHUNK, scored + 1)[1] - measured(ROWS_PER_CHUNK, scored)[1] == 2
 
 
-def test_kernels_are_compiled_for_one_row_and_for_prompts_of_which_all_or_some_rows_are_sampled() -> None:
+def test_kernels_are_compiled_for_one_row_and_for_prompts_with_all_or_some_rows_sampled() -> None:
     model, _ = measured(40)
     assert {(1, 1), (17, 17), (4, 40)} <= {(len(batch.sampled_rows), len(batch.token_ids)) for batch in model.batches}
 
 
 @pytest.mark.parametrize("max_num_seqs", [64, 128, 256])
-def test_one_of_the_steps_whose_peak_is_measured_has_the_longest_list_of_few_rows(max_num_seqs: int) -> None:
-    """Each of its entries keeps partial results."""
+def test_a_measured_step_has_nearly_the_longest_possible_list_of_append_splits(max_num_seqs: int) -> None:
+    """Each entry of the list keeps partial results."""
     num_rows, num_splits = 2048, 66
     model, _ = measured(num_rows, max_num_seqs=max_num_seqs)
     largest = model.batches[-1]
@@ -142,7 +142,7 @@ def test_one_of_the_steps_whose_peak_is_measured_has_the_longest_list_of_few_row
         (1, 4, [1]),
     ],
 )
-def test_all_rows_are_shared_out_to_no_more_sequences_than_there_can_be(
+def test_all_rows_are_divided_among_at_most_max_num_seqs_sequences(
     num_rows: int, max_num_seqs: int, rows: list[int]
 ) -> None:
     model, _ = measured(num_rows, max_num_seqs=max_num_seqs)
@@ -163,7 +163,7 @@ class Measuring(HostAccelerator):
         return 1_000_000 * len(self.model.batches[-1].num_rows)
 
 
-def test_of_a_prompt_alone_and_one_beside_sequences_of_few_rows_the_larger_peak_counts() -> None:
+def test_the_larger_peak_counts_of_a_prompt_alone_and_one_beside_sequences_of_few_rows() -> None:
     accelerator = Measuring()
     model = cast(CausalModel, accelerator.model)
     config = EngineConfig("model", max_num_seqs=4, max_num_batched_tokens=40)

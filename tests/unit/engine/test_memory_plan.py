@@ -33,7 +33,7 @@ def test_a_block_holds_keys_and_values_of_every_layer() -> None:
     assert kv_block_bytes([8 * 64, 2 * 128], element_bytes=2, block_size=16) == 2 * (512 + 256) * 2 * 16
 
 
-def test_by_default_both_take_a_share_of_what_is_available() -> None:
+def test_by_default_cache_and_arena_each_take_a_share_of_available_memory() -> None:
     chosen = plan(available_bytes=1_000_000)
     assert chosen.num_blocks == 400
     assert chosen.arena_size_bytes == 150_000
@@ -47,7 +47,7 @@ def test_defaults_are_bounded_on_a_large_machine() -> None:
     assert chosen.arena_size_bytes == 2 * GIB
 
 
-def test_what_is_asked_for_is_taken() -> None:
+def test_requested_sizes_are_used() -> None:
     chosen = plan(kv_cache_bytes=200_999, adapter_bytes=77, requested_max_len=100)
     assert chosen == MemoryPlan(num_blocks=200, max_model_len=100, arena_size_bytes=77, notes=())
 
@@ -56,19 +56,19 @@ def test_without_lora_there_is_no_arena_and_its_size_does_not_count() -> None:
     assert plan(available_bytes=10_000, kv_cache_bytes=10_000, adapter_bytes=1, enable_lora=False).arena_size_bytes == 0
 
 
-def test_asking_for_more_than_there_is_names_the_options_to_lower() -> None:
+def test_requesting_more_than_is_available_names_the_options_to_lower() -> None:
     with pytest.raises(EngineStartError, match="exceed the 10000 bytes available: lower --kv-cache-memory-bytes or"):
         plan(available_bytes=10_000, kv_cache_bytes=9_000, adapter_bytes=1_001)
 
 
-def test_a_cache_of_less_than_two_blocks_names_the_option_to_raise() -> None:
+def test_a_cache_of_fewer_than_two_blocks_names_the_option_to_raise() -> None:
     with pytest.raises(EngineStartError, match=r"holds 1 blocks of 1000 bytes.*raise --kv-cache-memory-bytes"):
         plan(kv_cache_bytes=1999)
     assert plan(kv_cache_bytes=2000).num_blocks == 2
 
 
 @pytest.mark.parametrize("available_bytes", [0, 4000])
-def test_a_model_that_leaves_no_memory_is_refused_for_that(available_bytes: int) -> None:
+def test_a_model_that_leaves_too_little_memory_is_refused_for_that_reason(available_bytes: int) -> None:
     with pytest.raises(EngineStartError) as refused:
         plan(available_bytes=available_bytes)
     assert f"the weights leave {available_bytes} bytes" in str(refused.value)
@@ -76,12 +76,12 @@ def test_a_model_that_leaves_no_memory_is_refused_for_that(available_bytes: int)
     assert "--kv-cache-memory-bytes" not in str(refused.value)
 
 
-def test_a_length_beyond_the_model_is_refused() -> None:
+def test_a_max_model_len_above_the_models_is_refused() -> None:
     with pytest.raises(EngineStartError, match="--max-model-len 2049 exceeds the model's 2048 positions"):
         plan(requested_max_len=2049)
 
 
-def test_the_length_is_lowered_to_what_the_cache_holds_and_that_is_said() -> None:
+def test_max_model_len_is_lowered_to_the_size_of_the_cache_with_a_note() -> None:
     chosen = plan(kv_cache_bytes=5_000)
     assert chosen.max_model_len == 80
     assert "lowered from 2048 to 80" in chosen.notes[0]
@@ -96,7 +96,7 @@ def test_the_length_is_lowered_to_what_the_cache_holds_and_that_is_said() -> Non
     kv=st.none() | st.integers(0, 1 << 40),
     adapter=st.none() | st.integers(0, 1 << 40),
 )
-def test_a_plan_never_exceeds_what_is_available_and_one_sequence_always_fits(
+def test_a_plan_never_exceeds_available_memory_and_one_sequence_always_fits(
     available: int, block: int, kv: int | None, adapter: int | None
 ) -> None:
     try:

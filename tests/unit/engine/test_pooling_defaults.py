@@ -24,14 +24,16 @@ SENTENCE_TRANSFORMERS = {"pooling_mode_cls_token": False, "pooling_mode_lasttoke
         ("{", None),
     ],
 )
-def test_the_models_files_say_how_to_pool(tmp_path: Path, declared: str | None, expected: Pooling | None) -> None:
+def test_default_pooling_is_read_from_the_models_files(
+    tmp_path: Path, declared: str | None, expected: Pooling | None
+) -> None:
     if declared is not None:
         (tmp_path / "1_Pooling").mkdir()
         (tmp_path / "1_Pooling/config.json").write_text(declared)
     assert pooling_defaults(str(tmp_path), None) == (expected, [])
 
 
-def test_what_comes_behind_the_pooling_is_not_left_out_without_a_word(tmp_path: Path) -> None:
+def test_unsupported_modules_after_pooling_disable_it_with_a_note(tmp_path: Path) -> None:
     modules = [{"path": kind, "type": f"sentence_transformers.models.{kind}"} for kind in ("Transformer", "Pooling")]
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"type": "st.Normalize"}]))
     assert pooling_defaults(str(tmp_path), None) == (Pooling.LAST, [])

@@ -8,7 +8,7 @@ def sequence(tenant: str, digest: str | None, *, num_prompt: int, num_computed: 
     tokens = list(range(num_prompt))
     request = EngineRequest("r", tokens, SamplingParams(max_tokens=4), digest, "", tenant)
     state = RequestState(request, 0.0, root_hash("", "base", digest))
-    # Two output tokens, which are nobody's prompt.
+    # Two output tokens, which are not part of the prompt.
     return Sequence(state, 0, [*tokens, 7, 7], num_prompt, num_computed_tokens=num_computed, status=status)
 
 

@@ -29,7 +29,7 @@ def check(request: EngineRequest) -> None:
     check_request(request, make_model(max_model_len=3, max_num_seqs=2, vocab_size=30, hidden_size=8))
 
 
-def test_what_is_just_within_the_limits_is_accepted() -> None:
+def test_requests_just_within_the_limits_are_accepted() -> None:
     check(REQUEST)
     check(held_behind(GrammarReasoning(0, 29)))
     check(held_behind(GrammarReasoning(None, 29)))
@@ -61,6 +61,8 @@ def test_what_is_just_within_the_limits_is_accepted() -> None:
         (replace(REQUEST, tenant_weight=math.nan), "the tenant's weight is nan"),
     ],
 )
-def test_what_is_beyond_them_is_refused_with_value_and_limit(asked: EngineRequest, message: str) -> None:
+def test_requests_outside_the_limits_are_refused_with_the_value_and_the_limit(
+    asked: EngineRequest, message: str
+) -> None:
     with pytest.raises(EngineRequestError, match=message):
         check(asked)

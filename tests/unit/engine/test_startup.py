@@ -57,13 +57,13 @@ def start_demo(
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "a", ""])
-def test_what_is_no_special_token_ends_no_turn(tmp_path: Path, token: str) -> None:
+def test_a_stop_token_that_is_not_a_special_token_is_refused(tmp_path: Path, token: str) -> None:
     with pytest.raises(EngineStartError, match=rf"--adapter-chat-templates: stop token {re.escape(repr(token))} is no"):
         describe(tmp_path, {}, turn_end_tokens=("<|user|>", token))
 
 
-def test_nor_does_a_token_that_is_not_special(tmp_path: Path) -> None:
-    """Though it was added: it may stand in a text."""
+def test_an_added_token_that_is_not_special_is_refused_as_a_stop_token(tmp_path: Path) -> None:
+    """Such a token may occur in ordinary text."""
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     for token in tokenizer["added_tokens"]:
         token["special"] = token["special"] and token["content"] != "<|user|>"
@@ -73,7 +73,7 @@ def test_nor_does_a_token_that_is_not_special(tmp_path: Path) -> None:
         describe(tmp_path, {}, tokenizer=str(folder), turn_end_tokens=("<|user|>",))
 
 
-def test_nor_does_one_that_the_model_never_says(tmp_path: Path) -> None:
+def test_a_stop_token_outside_the_models_vocabulary_is_refused(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|more {number}|>" for number in range(100)]})
     tokenizer.save_pretrained(tmp_path / "other")
@@ -82,7 +82,7 @@ def test_nor_does_one_that_the_model_never_says(tmp_path: Path) -> None:
         describe(tmp_path, {}, tokenizer=str(tmp_path / "other"), turn_end_tokens=("<|user|>", "<|more 99|>"))
 
 
-def test_an_output_that_a_grammar_holds_ends_with_a_turn_where_it_may_end(tmp_path: Path) -> None:
+def test_turn_end_tokens_are_allowed_only_where_the_grammar_may_end(tmp_path: Path) -> None:
     parts = start_demo(tmp_path, {}, turn_end_tokens=("<|user|>", "<|pad|>"))
     assert parts.description.turn_end_ids == {"<|user|>": 257, "<|pad|>": 260}
     eos, ends, closing, special = 259, {257, 260}, 256, range(256, 261)
@@ -106,8 +106,10 @@ def test_an_output_that_a_grammar_holds_ends_with_a_turn_where_it_may_end(tmp_pa
 
 @pytest.mark.parametrize("min_tokens", [0, 5])
 @pytest.mark.parametrize("reasoning", [None, GrammarReasoning(None, 256)])
-def test_an_engine_ends_it_with_one_no_sooner_than_it_may(min_tokens: int, reasoning: GrammarReasoning | None) -> None:
-    """Though the model would say nothing else."""
+def test_a_constrained_output_ends_with_a_turn_end_token_no_sooner_than_allowed(
+    min_tokens: int, reasoning: GrammarReasoning | None
+) -> None:
+    """Although the logit bias makes the model prefer that token at every step."""
     engine = make_engine(DEMO, tokenizer=None, backend="reference", turn_end_tokens=("<|pad|>",))
     params = SamplingParams(
         max_tokens=20,
@@ -136,7 +138,7 @@ STATED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 
         (STATED, {"generation_config": "vllm"}, {}),
     ],
 )
-def test_sampling_defaults_are_what_the_generation_config_states(
+def test_sampling_defaults_come_from_the_generation_config(
     tmp_path: Path, stated: dict[str, object], options: dict[str, object], expected: dict[str, object]
 ) -> None:
     description = describe(tmp_path, stated, **options)
@@ -144,7 +146,7 @@ def test_sampling_defaults_are_what_the_generation_config_states(
     assert {258, 259} <= set(description.eos_token_ids), "what ends a text is no sampling default"
 
 
-def test_a_started_engine_knows_how_to_pool_and_how_long_a_vector_is(tmp_path: Path) -> None:
+def test_the_description_has_the_default_pooling_and_the_hidden_size(tmp_path: Path) -> None:
     (tmp_path / "model/1_Pooling").mkdir(parents=True)
     (tmp_path / "model/1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
     description = describe(tmp_path, {})
@@ -155,8 +157,8 @@ def test_a_started_engine_knows_how_to_pool_and_how_long_a_vector_is(tmp_path: P
     assert any("modules.json has unsupported modules (Dense)" in note for note in description.notes)
 
 
-def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
-    """transformers would, at random, and only tell of it."""
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
+    """transformers would initialize them randomly and only warn."""
     folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
     weights = load_file(folder / "model.safetensors")
     del weights["model.norm.weight"], weights["model.layers.1.mlp.up_proj.weight"]
@@ -167,7 +169,7 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
 def test_a_model_without_a_head_can_embed(tmp_path: Path, architecture: str) -> None:
-    """As sentence-transformers saves it; of one whose head is its table of tokens none is missing."""
+    """Saved as sentence-transformers does. A model whose head is tied to its token embeddings lacks none."""
     save_tiny_model(architecture, tmp_path / "causal")
     body = AutoModel.from_pretrained(tmp_path / "causal").eval()
     body.save_pretrained(tmp_path / "headless")
@@ -182,7 +184,9 @@ def test_a_model_without_a_head_can_embed(tmp_path: Path, architecture: str) -> 
     np.testing.assert_allclose(np.frombuffer(answer.pooled, np.float32), expected, atol=1e-4 * abs(expected).max())
 
 
-def test_on_an_accelerator_memory_is_what_a_step_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_on_an_accelerator_is_sized_by_the_memory_that_a_step_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accelerator = HostAccelerator(free=100 * MIB, peak=10 * MIB)
     monkeypatch.setattr(startup, "accelerator_of", lambda _: accelerator)
     phases: list[str] = []
@@ -212,7 +216,9 @@ def test_running_out_of_memory_names_the_flags(tmp_path: Path, monkeypatch: pyte
         start_demo(tmp_path, {})
 
 
-def test_a_kernel_that_does_not_fit_names_what_to_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_fit_is_refused_with_another_dtype_to_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def prepare(*_: object) -> None:
         raise KernelTooLargeError("attention with heads of 512 in float32 does not fit cuda:0")
 
@@ -221,7 +227,9 @@ def test_a_kernel_that_does_not_fit_names_what_to_choose(tmp_path: Path, monkeyp
         start_demo(tmp_path, {})
 
 
-def test_what_the_model_could_not_use_and_what_failed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_of_prepare_are_kept_and_a_gpu_failure_is_a_start_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(startup.CausalModel, "prepare", lambda self, *_: self.notes.append("fused layers: not used"))
     assert "fused layers: not used" in describe(tmp_path / "first", {}).notes
 
@@ -233,12 +241,12 @@ def test_what_the_model_could_not_use_and_what_failed_is_said(tmp_path: Path, mo
         start_demo(tmp_path / "second", {})
 
 
-def test_a_device_that_is_not_there_is_no_start(tmp_path: Path) -> None:
+def test_a_missing_device_is_a_start_error(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match="--device cuda:99 "):
         start_demo(tmp_path, {}, device="cuda:99")
 
 
-def test_a_float8_cache_has_blocks_of_a_byte_an_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_float8_cache_has_one_byte_per_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
     plain, small = (
         start_demo(tmp_path / choice, {}, dtype="float32", kv_cache_dtype=choice, max_num_batched_tokens=64)
@@ -257,7 +265,7 @@ def test_a_float8_cache_is_refused_on_a_cpu_before_weights_are_loaded(
         start_demo(tmp_path, {}, kv_cache_dtype="fp8")
 
 
-def test_weights_in_eight_bits_are_refused_on_a_gpu_before_weights_are_loaded(
+def test_int8_quantization_is_refused_on_a_gpu_before_weights_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
@@ -276,7 +284,7 @@ def test_weights_in_eight_bits_are_refused_on_a_gpu_before_weights_are_loaded(
         ("int4", ""),
     ],
 )
-def test_a_model_that_leaves_no_memory_is_refused_with_what_would_make_its_weights_smaller(
+def test_a_model_that_leaves_no_memory_is_refused_with_the_quantizations_that_shrink_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, remedy: str
 ) -> None:
     monkeypatch.setattr(startup, "available_memory_bytes", lambda: MIB)
@@ -286,7 +294,7 @@ def test_a_model_that_leaves_no_memory_is_refused_with_what_would_make_its_weigh
 
 
 @pytest.mark.parametrize(("requested", "num_slabs"), [(5 * MIB, 1), (0, 0)])
-def test_a_device_has_a_host_tier_of_the_size_asked_for(
+def test_a_device_has_a_host_tier_of_the_requested_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested: int, num_slabs: int
 ) -> None:
     locked: list[int] = []
@@ -311,7 +319,7 @@ def test_a_host_tier_is_refused_on_a_cpu_before_weights_are_loaded(
         start_demo(tmp_path, {}, adapter_host_memory_bytes=1)
 
 
-def test_drafts_are_only_for_a_backend_that_computes_rows_for_nothing(
+def test_speculative_decoding_needs_a_backend_that_computes_extra_rows_for_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert describe(tmp_path / "cpu", {}, backend="cpu").num_speculative_tokens == 16
@@ -328,7 +336,7 @@ def test_drafts_are_only_for_a_backend_that_computes_rows_for_nothing(
 
 
 def tokenizer_with_gaps(folder: Path, missing: set[int]) -> Path:
-    """The model's special tokens are its last ids, whatever ids before them no token has."""
+    """The demo model's tokenizer without the tokens at these ids. Special tokens keep theirs, which are the last."""
     path = Path(demo.__file__).parent / "model" / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
@@ -341,13 +349,13 @@ def tokenizer_with_gaps(folder: Path, missing: set[int]) -> Path:
     return folder
 
 
-def test_token_ids_may_have_gaps(tmp_path: Path) -> None:
+def test_gaps_in_token_ids_do_not_change_the_vocab_size(tmp_path: Path) -> None:
     whole = start_demo(tmp_path / "whole", {}).description.vocab_size
     folder = tokenizer_with_gaps(tmp_path / "tokenizer", {7})
     assert start_demo(tmp_path / "gaps", {}, tokenizer=str(folder)).description.vocab_size == whole
 
 
-def test_grammars_know_all_of_a_tokenizer_whose_ids_have_gaps(tmp_path: Path) -> None:
+def test_grammars_of_a_tokenizer_with_gaps_allow_its_ends_and_no_missing_ids(tmp_path: Path) -> None:
     missing = {7, 8, 9, 10, 11}
     folder = tokenizer_with_gaps(tmp_path / "tokenizer", missing)
     parts = start_demo(tmp_path / "model", {}, tokenizer=str(folder))
@@ -357,8 +365,8 @@ def test_grammars_know_all_of_a_tokenizer_whose_ids_have_gaps(tmp_path: Path) ->
     assert not missing & set(np.flatnonzero(allowed)), "ids without a text"
 
 
-def test_an_eos_that_the_tokenizer_does_not_have_ends_nothing(tmp_path: Path) -> None:
-    """A config may have its family's, whatever tokenizer the model was trained with."""
+def test_an_eos_id_that_the_tokenizer_lacks_is_ignored(tmp_path: Path) -> None:
+    """A config may list its model family's EOS ids, whatever tokenizer the model was trained with."""
     parts = start_demo(tmp_path, {"eos_token_id": [259, 128_001]})
     assert parts.description.eos_token_ids == [259]
     assert parts.grammars.compile(Grammar(GrammarKind.REGEX, "a+")).result().error == ""

@@ -9,27 +9,27 @@ MIB = 1 << 20
 
 
 def of_groups(sizes_bytes: list[int]) -> CopyParts:
-    """Of 2-byte elements; 0 = an absent group."""
+    """Parts for groups of these sizes, with 2-byte elements; 0 = an absent group."""
     starts = np.cumsum([0, *sizes_bytes[:-1]]) // 2
     return copy_parts(np.where(np.array(sizes_bytes) > 0, starts, -1), sum(sizes_bytes), 2)
 
 
-def test_parts_end_with_a_group_and_grow() -> None:
+def test_parts_end_at_the_end_of_a_group_and_grow() -> None:
     parts = of_groups([MIB] * 12)
     assert parts.ends == (2 * MIB, 6 * MIB, 12 * MIB)
     assert parts.part_of_group == (0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2)
 
 
-def test_parts_do_not_grow_for_ever() -> None:
+def test_parts_grow_up_to_a_limit() -> None:
     sizes = np.diff(of_groups([MIB] * 200).ends)
     assert sizes[-2] == sizes.max() == LARGEST_PART_BYTES
 
 
-def test_a_group_is_never_cut() -> None:
+def test_a_group_is_never_split() -> None:
     assert of_groups([3 * MIB, 100 * MIB, 2]).ends == (3 * MIB, 103 * MIB, 103 * MIB + 2)
 
 
-def test_an_absent_group_needs_what_comes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_group_is_in_the_part_of_the_groups_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter_arrival, "FIRST_PART_BYTES", 1)
     parts = of_groups([0, 256, 0, 512, 0])
     assert parts.ends == (256, 768)
@@ -37,7 +37,7 @@ def test_an_absent_group_needs_what_comes_before_it(monkeypatch: pytest.MonkeyPa
 
 
 def make_arrival(accelerator: HostAccelerator) -> Arrival:
-    """Of five groups in three parts; the first group is absent."""
+    """Five groups in three parts; the first group is absent."""
     return Arrival(accelerator, CopyParts((1, 2, 3), (-1, 0, 0, 1, 2)), [accelerator.record() for _ in range(3)])
 
 

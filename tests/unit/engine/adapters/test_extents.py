@@ -8,7 +8,7 @@ from loraserve.engine.adapters.extents import Extents
 ARENA = 24
 
 
-def test_takes_the_lowest_extent_that_is_large_enough() -> None:
+def test_allocation_takes_the_lowest_extent_that_is_large_enough() -> None:
     extents = Extents(10)
     starts = [extents.try_allocate(size) for size in (2, 3, 2, 3)]
     extents.free(0, 2)
@@ -17,7 +17,7 @@ def test_takes_the_lowest_extent_that_is_large_enough() -> None:
     assert [extents.try_allocate(size) for size in (1, 2, 1)] == [0, 5, 1]
 
 
-def test_allocates_nothing_when_space_is_scattered_but_all_once_it_is_joined() -> None:
+def test_scattered_space_cannot_be_allocated_until_it_is_joined() -> None:
     extents = Extents(10)
     for size in (2, 6, 2):
         extents.try_allocate(size)
@@ -32,8 +32,8 @@ def test_allocates_nothing_when_space_is_scattered_but_all_once_it_is_joined() -
 
 
 @pytest.mark.parametrize(("size", "span"), [(2, (0, 2)), (3, (4, 8)), (4, (0, 8)), (5, (0, 8)), (6, (0, 16))])
-def test_the_span_with_the_least_in_use_is_found(size: int, span: tuple[int, int]) -> None:
-    """Free: 2, 1 behind 2 in use, 2 behind 1, 1 behind 7."""
+def test_cheapest_span_has_the_fewest_units_in_use(size: int, span: tuple[int, int]) -> None:
+    """Free: [0, 2), [4, 5), [6, 8) and [15, 16)."""
     extents = Extents(16)
     extents.try_allocate(16)
     for start, free_size in ((0, 2), (4, 1), (6, 2), (15, 1)):
@@ -41,12 +41,12 @@ def test_the_span_with_the_least_in_use_is_found(size: int, span: tuple[int, int
     assert extents.cheapest_span(size) == span
 
 
-def test_an_empty_arena_gives_nothing() -> None:
+def test_an_empty_arena_allocates_nothing() -> None:
     assert Extents(0).try_allocate(1) is None
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 2), (1, 2), (3, 1), (2, 4)])
-def test_freeing_what_is_free_is_a_bug(start: int, size: int) -> None:
+def test_freeing_free_space_is_a_bug(start: int, size: int) -> None:
     extents = Extents(8)
     extents.try_allocate(8)
     extents.free(0, 4)
@@ -63,7 +63,7 @@ def test_freeing_outside_the_arena_is_a_bug(start: int, size: int) -> None:
 
 
 class ExtentsMachine(RuleBasedStateMachine):
-    """Against a model that is a list of units."""
+    """Compares `Extents` with a model: a list with the owner of each unit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class ExtentsMachine(RuleBasedStateMachine):
         self.extents.join(start, end)
 
     def _least_in_use(self, size: int) -> int:
-        """Over all spans that cut no extent in use."""
+        """The fewest units in use over all spans with `size` units free that cut no extent in use."""
         edges = [0, *(i for i in range(1, ARENA) if self.owner[i] != self.owner[i - 1] or self.owner[i] is None), ARENA]
         spans = [self.owner[a:b] for a in edges for b in edges if a < b]
         return min(len(span) - span.count(None) for span in spans if span.count(None) >= size)
@@ -126,7 +126,7 @@ TestExtentsMachine.settings = settings(derandomize=True, deadline=None, max_exam
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(st.permutations(range(8)))
-def test_space_freed_in_any_order_is_whole_again(order: list[int]) -> None:
+def test_space_freed_in_any_order_is_contiguous_again(order: list[int]) -> None:
     extents = Extents(16)
     starts = [extents.try_allocate(2) for _ in range(8)]
     for i in order:

@@ -21,7 +21,7 @@ TABLE = PackedTable("layout", "float32", 1, NONE, NONE, NONE, NONE, NONE, NONE)
 
 @pytest.fixture
 def tier() -> HostTier:
-    """Of four units."""
+    """A tier of four units."""
     return HostTier(HostAccelerator(), 4 * UNIT)
 
 
@@ -38,7 +38,7 @@ def running() -> Future[None]:
     return future
 
 
-def test_an_adapter_is_found_as_long_as_its_file_is_the_same(tier: HostTier) -> None:
+def test_an_adapter_is_found_until_its_file_changes(tier: HostTier) -> None:
     staged = stage(tier, "a", 2)
     assert tier.find("a", FILE) is staged
     assert tier.find("a", replace(FILE, changed_ns=6)) is None
@@ -52,14 +52,14 @@ def test_an_adapter_whose_file_is_gone_is_forgotten(tier: HostTier) -> None:
     assert tier.used_bytes == 0
 
 
-def test_adapters_have_memory_of_their_own(tier: HostTier) -> None:
+def test_adapters_do_not_share_memory(tier: HostTier) -> None:
     payloads: list[Tensor] = [stage(tier, digest, 1).payload for digest in "abcd"]
     for value, payload in enumerate(payloads):
         payload.fill_(value)
     assert [payload.unique().tolist() for payload in payloads] == [[0], [1], [2], [3]]
 
 
-def test_the_least_recently_used_are_forgotten_first(tier: HostTier) -> None:
+def test_the_least_recently_used_adapters_are_forgotten_first(tier: HostTier) -> None:
     for digest in "abcd":
         stage(tier, digest, 1)
     tier.find("a", FILE)
@@ -67,7 +67,7 @@ def test_the_least_recently_used_are_forgotten_first(tier: HostTier) -> None:
     assert [digest for digest in "abcde" if tier.find(digest, FILE)] == ["a", "c", "d", "e"]
 
 
-def test_what_others_use_is_not_forgotten(tier: HostTier) -> None:
+def test_adapters_that_are_busy_or_being_filled_or_copied_are_not_forgotten(tier: HostTier) -> None:
     filling, copied = stage(tier, "filling", 1), stage(tier, "copied", 1)
     stage(tier, "busy", 2)
     filling.filling = running()
@@ -79,20 +79,20 @@ def test_what_others_use_is_not_forgotten(tier: HostTier) -> None:
     assert tier.find("filling", FILE) is None
 
 
-def test_room_that_is_free_is_taken_and_none_is_made_for_a_filling(tier: HostTier) -> None:
+def test_try_stage_free_takes_free_space_but_forgets_no_adapter(tier: HostTier) -> None:
     stage(tier, "a", 3)
     assert tier.try_stage_free("b", TABLE, UNIT, FILE) is not None
     assert tier.try_stage_free("c", TABLE, UNIT, FILE) is None
     assert tier.find("a", FILE) is not None
 
 
-def test_nobody_is_forgotten_for_what_is_too_large(tier: HostTier) -> None:
+def test_no_adapter_is_forgotten_for_one_larger_than_the_tier(tier: HostTier) -> None:
     stage(tier, "a", 3)
     assert tier.try_stage("b", TABLE, 5 * UNIT, FILE, busy=()) is None
     assert tier.find("a", FILE) is not None
 
 
-def test_what_could_not_be_filled_is_forgotten(tier: HostTier) -> None:
+def test_an_adapter_whose_filling_failed_is_forgotten(tier: HostTier) -> None:
     staged = stage(tier, "a", 2)
     staged.filling = running()
     assert tier.find("a", FILE) is staged
@@ -101,7 +101,7 @@ def test_what_could_not_be_filled_is_forgotten(tier: HostTier) -> None:
     assert tier.used_bytes == 0
 
 
-def test_what_is_filled_is_complete(tier: HostTier) -> None:
+def test_find_marks_a_filled_adapter_as_complete(tier: HostTier) -> None:
     staged = stage(tier, "a", 2)
     staged.filling = running()
     staged.filling.set_result(None)
@@ -109,7 +109,7 @@ def test_what_is_filled_is_complete(tier: HostTier) -> None:
     assert staged.filling is None
 
 
-def test_memory_is_free_only_when_nobody_uses_it(tier: HostTier) -> None:
+def test_forget_cancels_a_pending_filling_and_waits_for_a_copy(tier: HostTier) -> None:
     staged = stage(tier, "a", 2)
     staged.filling = Future()
     copied = HostEvent()
@@ -126,11 +126,13 @@ def test_memory_is_free_only_when_nobody_uses_it(tier: HostTier) -> None:
     ("requested", "available", "expected"),
     [(None, 200 * GIB, 4 * GIB), (None, 15 * GIB, GIB), (None, 0, 0), (0, GIB, 0), (777, GIB, 777)],
 )
-def test_by_default_a_tenth_of_what_is_free_is_locked(requested: int | None, available: int, expected: int) -> None:
+def test_the_default_size_is_at_most_a_tenth_of_the_available_memory_and_at_most_4_gib(
+    requested: int | None, available: int, expected: int
+) -> None:
     assert choose_host_tier_bytes(requested, HostAccelerator(), available) == expected
 
 
-def test_more_than_there_is_is_refused() -> None:
+def test_a_size_that_locks_more_than_the_available_memory_is_refused() -> None:
     with pytest.raises(
         EngineStartError, match=r"--adapter-host-memory-bytes 1100 locks 2048 bytes, but only 2000 are available"
     ):
@@ -145,7 +147,7 @@ def test_a_cpu_has_no_tier() -> None:
         choose_host_tier_bytes(5, None, 100 * GIB)
 
 
-def test_memory_that_cannot_be_locked_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_memory_that_cannot_be_locked_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> Tensor:
         raise RuntimeError("CUDA error: out of memory")
 

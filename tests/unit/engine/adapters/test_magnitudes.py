@@ -1,6 +1,6 @@
-"""`AdapterMemory` has a DoRA adapter's factors found once a load, when all of it is there and before it is used.
+"""`AdapterMemory` has a DoRA adapter's factors computed once per load: after all of it has arrived, before it is used.
 
-Likewise what rows of tokens differ by from the base's.
+Likewise the differences of trained token rows from the base model's.
 """
 
 from dataclasses import dataclass, field
@@ -20,13 +20,13 @@ FACTOR = 100
 
 @dataclass(slots=True)
 class Finisher:
-    """Multiplies a magnitude, so that one that is found twice shows, and one of an adapter that is not there yet."""
+    """Multiplies a magnitude, so that a second call shows, and so does a call before the adapter has arrived."""
 
     values: list[float] = field(default_factory=list)
     """The magnitudes, in the order of the calls."""
 
     tokens: list[tuple[PackedTokens, ...]] = field(default_factory=list)
-    """Whose rows are an adapter's, likewise."""
+    """The adapters' trained tokens, in the same order."""
 
     def __call__(self, table: PackedTable, values: Tensor) -> None:
         offset = int(table.offset_magnitude[0])
@@ -42,7 +42,7 @@ def finisher() -> Finisher:
 
 @pytest.fixture(params=["cpu", "file", "host_tier"])
 def memory(request: pytest.FixtureRequest, finisher: Finisher, tmp_path: Path) -> AdapterMemory:
-    """Of six units, with all three adapters, which take seven."""
+    """An arena of six units; all three adapters are known and would take seven."""
     accelerator = None if request.param == "cpu" else HostAccelerator()
     host_tier_units = 10 if request.param == "host_tier" else 0
     memory = make_adapter_memory(6, accelerator=accelerator, host_tier_units=host_tier_units, finish=finisher)
@@ -52,7 +52,7 @@ def memory(request: pytest.FixtureRequest, finisher: Finisher, tmp_path: Path) -
 
 
 def factor_in_arena(memory: AdapterMemory, adapter_slot: int) -> float:
-    """As the kernels find it."""
+    """As the kernels read it."""
     return float(memory.table.arena[int(memory.table.offset_magnitude[adapter_slot, 0])])
 
 
@@ -63,18 +63,18 @@ def use(memory: AdapterMemory, adapter: TinyAdapter) -> float:
     return found
 
 
-def test_they_are_found_once_for_each_load(memory: AdapterMemory, finisher: Finisher) -> None:
+def test_factors_are_computed_once_per_load(memory: AdapterMemory, finisher: Finisher) -> None:
     assert [use(memory, DORA) for _ in range(3)] == [200] * 3
     assert finisher.values == [2]
     assert use(memory, OTHER) == 300
-    acquire(memory, PLAIN)  # evicts the first
+    acquire(memory, PLAIN)  # evicts DORA
     assert not memory.is_resident(DORA.digest)
     memory.release(PLAIN.digest)
     assert use(memory, DORA) == 200
     assert finisher.values == [2, 3, 2]
 
 
-def test_a_plain_adapter_in_the_same_row_has_none(memory: AdapterMemory, finisher: Finisher) -> None:
+def test_a_plain_adapter_in_the_same_slot_has_no_factors(memory: AdapterMemory, finisher: Finisher) -> None:
     slot = acquire(memory, DORA)
     memory.release(DORA.digest)
     memory.remove(DORA.digest)
@@ -94,7 +94,7 @@ def test_factors_move_with_their_adapter(memory: AdapterMemory, finisher: Finish
     assert finisher.values == [2, 3]
 
 
-def test_what_was_prefetched_and_left_before_its_use_is_not_asked_for(
+def test_factors_of_an_adapter_removed_before_its_first_use_are_not_computed(
     memory: AdapterMemory, finisher: Finisher, tmp_path: Path
 ) -> None:
     memory.prefetch(DORA.digest)
@@ -104,7 +104,7 @@ def test_what_was_prefetched_and_left_before_its_use_is_not_asked_for(
     assert use(memory, DORA) == 200
 
 
-def test_one_that_is_being_copied_is_not_acquired(finisher: Finisher, tmp_path: Path) -> None:
+def test_a_dora_adapter_is_not_acquired_while_it_is_being_copied(finisher: Finisher, tmp_path: Path) -> None:
     memory = make_adapter_memory(8, accelerator=HostAccelerator(), host_tier_units=8, finish=finisher)
     for adapter in (DORA, PLAIN):
         memory.add(adapter.digest, str(adapter.write(tmp_path)))
@@ -117,7 +117,9 @@ def test_one_that_is_being_copied_is_not_acquired(finisher: Finisher, tmp_path: 
     assert finisher.values == [2]
 
 
-def test_one_with_rows_of_tokens_is_finished_too(memory: AdapterMemory, finisher: Finisher, tmp_path: Path) -> None:
+def test_an_adapter_with_trained_token_rows_is_finished_too(
+    memory: AdapterMemory, finisher: Finisher, tmp_path: Path
+) -> None:
     tokens = TinyAdapter(5, 1, has_tokens=True)
     memory.add(tokens.digest, str(tokens.write(tmp_path)))
     for _ in range(2):

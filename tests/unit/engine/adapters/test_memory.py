@@ -32,12 +32,12 @@ def add(memory: AdapterMemory, paths: dict[str, Path], *adapters: TinyAdapter) -
 
 
 def load(memory: AdapterMemory, adapter: TinyAdapter) -> None:
-    """Resident and unreferenced."""
+    """Leaves the adapter resident and unreferenced."""
     assert memory.try_acquire(adapter.digest) is not None
     memory.release(adapter.digest)
 
 
-def test_an_adapter_takes_its_packed_bytes_from_its_first_use_on(paths: dict[str, Path]) -> None:
+def test_an_adapter_takes_exactly_its_packed_bytes_once_it_is_acquired(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(8)
     add(memory, paths, ADAPTERS[2])
     assert memory.knows(ADAPTERS[2].digest)
@@ -69,8 +69,8 @@ def test_evicts_the_least_recently_used_adapter(paths: dict[str, Path]) -> None:
     assert (memory.num_loads, memory.num_evictions) == (4, 1)
 
 
-def test_only_what_returns_after_its_eviction_counts_as_reloaded(paths: dict[str, Path]) -> None:
-    """Not each of many new ones that are tried once, as when a folder of them is uploaded."""
+def test_only_loads_of_previously_evicted_adapters_count_as_reloads(paths: dict[str, Path]) -> None:
+    """Loads of many new adapters that are tried once, as after the upload of a folder, do not."""
     memory = make_adapter_memory(2)
     one, two, _, other_one, other_two, _ = ADAPTERS
     add(memory, paths, one, two, other_one, other_two)
@@ -80,14 +80,14 @@ def test_only_what_returns_after_its_eviction_counts_as_reloaded(paths: dict[str
     for adapter in (one, two, two, other_two, two):
         load(memory, adapter)
     assert (memory.num_loads, memory.num_evictions, memory.num_reloads) == (7, 6, 3)
-    # As of more adapters in use than the engine is told of at once.
+    # Also if it was removed and added again, as when more adapters are in use than the engine knows at once.
     memory.remove(other_two.digest)
     add(memory, paths, other_two)
     load(memory, other_two)
     assert memory.num_reloads == 4
 
 
-def test_what_was_tried_and_forgotten_is_not_reloaded_by_its_first_request(paths: dict[str, Path]) -> None:
+def test_loading_an_adapter_that_was_removed_without_eviction_is_not_a_reload(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(2)
     for _ in range(2):
         add(memory, paths, ADAPTERS[1])
@@ -96,7 +96,7 @@ def test_what_was_tried_and_forgotten_is_not_reloaded_by_its_first_request(paths
     assert (memory.num_loads, memory.num_evictions, memory.num_reloads) == (2, 0, 0)
 
 
-def test_of_very_many_evicted_ones_the_oldest_are_not_known_any_more(
+def test_the_oldest_evictions_are_forgotten_beyond_a_limit(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.engine.adapters.memory.MAX_EVICTED_KNOWN", 2)
@@ -110,7 +110,7 @@ def test_of_very_many_evicted_ones_the_oldest_are_not_known_any_more(
     assert memory.num_reloads == 1
 
 
-def test_names_residents_least_recently_used_first_and_those_in_use_last(paths: dict[str, Path]) -> None:
+def test_resident_lists_the_least_recently_used_first_and_adapters_in_use_last(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(4)
     one, two, _, other_one, other_two, _ = ADAPTERS
     add(memory, paths, one, two, other_one, other_two)
@@ -156,7 +156,7 @@ def test_moves_adapters_together_when_free_space_is_scattered(paths: dict[str, P
     memory.check_invariants({two.digest: 1, big.digest: 1})
 
 
-def test_only_those_least_to_move_are_moved(paths: dict[str, Path]) -> None:
+def test_compaction_moves_as_little_data_as_possible(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(9)
     one, two, three, other_one, other_two, _ = ADAPTERS
     add(memory, paths, one, two, three, other_one, other_two)
@@ -171,7 +171,7 @@ def test_only_those_least_to_move_are_moved(paths: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("max_copied", [10, 100, 1000], ids=["pieces", "copied pieces", "one copied piece"])
-def test_an_adapter_moved_by_less_than_its_length_is_whole(
+def test_an_adapter_moved_by_less_than_its_size_keeps_its_values(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, max_copied: int
 ) -> None:
     monkeypatch.setattr(adapter_arena, "MAX_COPIED", max_copied)
@@ -188,7 +188,7 @@ def test_an_adapter_moved_by_less_than_its_length_is_whole(
     assert torch.equal(memory.table.arena[: 8 * UNIT], values)
 
 
-def test_needs_a_free_slot_as_well_as_space(paths: dict[str, Path]) -> None:
+def test_loading_needs_a_free_slot_as_well_as_space(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(8, max_resident=2)
     one, two, three = ADAPTERS[:3]
     add(memory, paths, one, two, three)
@@ -200,7 +200,7 @@ def test_needs_a_free_slot_as_well_as_space(paths: dict[str, Path]) -> None:
     assert not memory.is_resident(one.digest)
 
 
-def test_an_adapter_larger_than_the_arena_is_refused_by_name(paths: dict[str, Path]) -> None:
+def test_an_adapter_larger_than_the_arena_is_refused(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(7)
     with pytest.raises(AdapterError, match="takes 2048 bytes, but the adapter memory has 1792") as caught:
         add(memory, paths, ADAPTERS[5])
@@ -208,7 +208,7 @@ def test_an_adapter_larger_than_the_arena_is_refused_by_name(paths: dict[str, Pa
     assert not memory.knows(ADAPTERS[5].digest)
 
 
-def test_refuses_a_rank_the_kernels_have_no_room_for(tmp_path: Path) -> None:
+def test_a_rank_above_the_maximum_of_the_kernels_is_refused(tmp_path: Path) -> None:
     memory = make_adapter_memory(600)
     largest, too_large = TinyAdapter(1, MAX_LORA_RANK), TinyAdapter(1, MAX_LORA_RANK + 1)
     memory.add(largest.digest, str(largest.write(tmp_path)))
@@ -232,7 +232,7 @@ def test_a_file_for_another_base_model_is_refused(tmp_path: Path) -> None:
     assert caught.value.code == "layout_mismatch"
 
 
-def test_a_file_damaged_after_it_was_added_is_noticed_at_load_and_can_be_replaced(tmp_path: Path) -> None:
+def test_a_file_damaged_after_it_was_added_is_rejected_at_load_until_it_is_replaced(tmp_path: Path) -> None:
     memory = make_adapter_memory(3)
     path = ADAPTERS[0].write(tmp_path)
     other = ADAPTERS[2].write(tmp_path)
@@ -255,7 +255,7 @@ def test_a_file_damaged_after_it_was_added_is_noticed_at_load_and_can_be_replace
 
 @pytest.fixture
 def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files of the test were written long ago."""
+    """The test's files appear to have been written an hour ago."""
     later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9)
     monkeypatch.setattr(adapter_files, "time", later)
 
@@ -276,7 +276,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("an_hour_later")
-def test_a_file_that_did_not_change_is_hashed_once(paths: dict[str, Path], hashed: list[str]) -> None:
+def test_an_unchanged_file_is_hashed_once(paths: dict[str, Path], hashed: list[str]) -> None:
     memory = make_adapter_memory(2)
     one, two = ADAPTERS[0], ADAPTERS[1]
     add(memory, paths, one, two)
@@ -290,7 +290,7 @@ def test_a_file_that_did_not_change_is_hashed_once(paths: dict[str, Path], hashe
 
 
 @pytest.mark.usefixtures("an_hour_later")
-def test_a_damaged_file_is_hashed_once_for_all_who_wait_for_it_and_again_once_it_was_repaired(
+def test_a_damaged_file_is_hashed_once_for_all_attempts_and_again_after_its_repair(
     tmp_path: Path, hashed: list[str]
 ) -> None:
     memory = make_adapter_memory(2)
@@ -318,7 +318,7 @@ def test_a_file_just_written_is_hashed_again(tmp_path: Path, hashed: list[str]) 
 
 
 @pytest.mark.usefixtures("an_hour_later")
-def test_a_file_damaged_after_it_was_hashed_is_noticed_at_its_next_load(tmp_path: Path) -> None:
+def test_a_file_damaged_after_it_was_hashed_is_rejected_at_its_next_load(tmp_path: Path) -> None:
     memory = make_adapter_memory(2)
     one, two = ADAPTERS[0], ADAPTERS[1]
     path = one.write(tmp_path)
@@ -354,7 +354,9 @@ def test_removing_a_referenced_adapter_is_a_bug(paths: dict[str, Path]) -> None:
         memory.remove(ADAPTERS[0].digest)
 
 
-def test_ten_thousand_loads_return_to_the_baseline(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_thousand_loads_leak_no_memory_and_no_slots(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = make_adapter_memory(4)
     add(memory, paths, *ADAPTERS[:5])
     files = {digest: memory._files.read(digest, path, verify=True) for digest, path in paths.items()}
@@ -371,7 +373,7 @@ def test_ten_thousand_loads_return_to_the_baseline(paths: dict[str, Path], monke
 
 
 class AdapterMemoryMachine(RuleBasedStateMachine):
-    """8 units for adapters of 1, 2, 3, 1, 2 and 8, and 4 slots."""
+    """An arena of 8 units and 4 slots, for adapters of 1, 2, 3, 1, 2 and 8 units."""
 
     paths: dict[str, Path]
 
@@ -379,7 +381,7 @@ class AdapterMemoryMachine(RuleBasedStateMachine):
         super().__init__()
         self.memory = make_adapter_memory(8, max_resident=4)
         self.references: dict[TinyAdapter, list[int]] = {}
-        """The slots that were handed out."""
+        """The slots that `try_acquire` returned, one per reference."""
         self.known: set[TinyAdapter] = set()
         self.recency: list[TinyAdapter] = []
         """Unreferenced residents, least recently used first."""

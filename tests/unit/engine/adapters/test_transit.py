@@ -1,4 +1,4 @@
-"""`AdapterMemory` of a device: adapters arrive beside the steps, through a thread or from the host tier."""
+"""`AdapterMemory` on a device: adapters arrive while steps run, read by a thread or copied from the host tier."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
@@ -32,7 +32,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_memory(tmp_path: Path) -> MakeMemory:
-    """Of so many units, knowing all three adapters; the tier has what it has room for."""
+    """Makes a memory that knows all three adapters; the host tier contains those that fit."""
 
     def make(num_units: int, host_tier_units: int = 0) -> AdapterMemory:
         memory = make_adapter_memory(num_units, accelerator=HostAccelerator(), host_tier_units=host_tier_units)
@@ -65,7 +65,7 @@ def wait_for_fillings(memory: AdapterMemory) -> None:
 
 
 def use(memory: AdapterMemory, adapter_slot: int, adapter: TinyAdapter) -> list[float]:
-    """What a step with the adapter reads."""
+    """The values that a step with the adapter reads."""
     arrivals = memory.arrivals([adapter_slot])
     if arrivals is not None:
         arrivals.before_group(0)
@@ -73,7 +73,7 @@ def use(memory: AdapterMemory, adapter_slot: int, adapter: TinyAdapter) -> list[
 
 
 def load(memory: AdapterMemory, adapter: TinyAdapter) -> None:
-    """Used and released."""
+    """Use and release the adapter."""
     adapter_slot = acquire(memory, adapter)
     assert use(memory, adapter_slot, adapter) == [adapter.value]
     memory.release(adapter.digest)
@@ -82,13 +82,13 @@ def load(memory: AdapterMemory, adapter: TinyAdapter) -> None:
 @dataclass(slots=True)
 class Reading:
     begun: Flag = field(default_factory=Flag)
-    """Of what is held."""
+    """Reading a held adapter has begun."""
     may_go_on: Flag = field(default_factory=Flag)
     done: list[TinyAdapter] = field(default_factory=list)
 
 
 def watch_reading(memory: AdapterMemory, *held: TinyAdapter) -> Reading:
-    """Of payloads, from now on; those of the held adapters wait."""
+    """Records reads of payloads from now on; those of the held adapters wait until they `may_go_on`."""
     reading = Reading()
     read_verified = memory._files.read_verified
 
@@ -120,8 +120,8 @@ def test_an_adapter_cannot_be_acquired_before_its_file_is_read(make_memory: Make
     assert memory.num_loads == 1
 
 
-def test_a_step_that_does_not_wait_for_an_adapter_reads_something_else(make_memory: MakeMemory) -> None:
-    """Else the tests here would show nothing."""
+def test_a_step_that_does_not_wait_for_an_adapter_reads_other_values(make_memory: MakeMemory) -> None:
+    """Otherwise the tests here would prove nothing."""
     memory = make_memory(8)
     memory.table.arena.zero_()
     adapter_slot = acquire(memory, TWO)
@@ -129,7 +129,7 @@ def test_a_step_that_does_not_wait_for_an_adapter_reads_something_else(make_memo
     assert use(memory, adapter_slot, TWO) == [2]
 
 
-def test_only_steps_with_an_adapter_wait_for_it_and_only_once(make_memory: MakeMemory) -> None:
+def test_only_steps_that_use_an_adapter_wait_for_it_and_only_once(make_memory: MakeMemory) -> None:
     memory = make_memory(8, host_tier_units=8)
     one, two = (memory.try_acquire(adapter.digest) for adapter in (ONE, TWO))
     assert one is not None
@@ -162,7 +162,9 @@ def test_prefetching_evicts_nothing(make_memory: MakeMemory, host_tier_units: in
 
 
 @pytest.mark.parametrize("host_tier_units", [0, 8])
-def test_an_adapter_nobody_waits_for_any_more_makes_room(make_memory: MakeMemory, host_tier_units: int) -> None:
+def test_a_prefetched_adapter_that_was_never_acquired_makes_room_for_another(
+    make_memory: MakeMemory, host_tier_units: int
+) -> None:
     memory = make_memory(3, host_tier_units)
     memory.prefetch(TWO.digest)
     assert use(memory, acquire(memory, THREE), THREE) == [3]
@@ -170,21 +172,21 @@ def test_an_adapter_nobody_waits_for_any_more_makes_room(make_memory: MakeMemory
     memory.check_invariants({THREE.digest: 1})
 
 
-def test_a_load_and_its_copies_are_news_until_they_are_settled(make_memory: MakeMemory) -> None:
+def test_has_news_reports_a_finished_load_and_its_copies_until_they_are_settled(make_memory: MakeMemory) -> None:
     memory = make_memory(3)
     with held_thread(memory):
         memory.settle_uploads()
         assert memory.try_acquire(ONE.digest) is None
         assert not memory.has_news()
-    for _ in range(2):  # until its copies are queued, then until they are made
+    for _ in range(2):  # first its copies are queued, then they are complete
         memory.wait_for_upload()
         assert memory.has_news()
         memory.settle_uploads()
     assert not memory.has_news()
 
 
-def test_those_who_wait_do_not_evict_each_others_adapters(make_memory: MakeMemory) -> None:
-    """Both files are read before the other's turn."""
+def test_waiting_requests_do_not_evict_each_others_adapters(make_memory: MakeMemory) -> None:
+    """Each file has been read before the other adapter's turn."""
     memory = make_memory(3)
     found: list[int | None] = []
     for _ in range(3):
@@ -197,12 +199,12 @@ def test_those_who_wait_do_not_evict_each_others_adapters(make_memory: MakeMemor
     assert memory.num_loads == 1
 
 
-def test_adapters_on_their_way_are_there_before_they_are_moved(make_memory: MakeMemory) -> None:
+def test_compaction_waits_until_adapters_in_transit_have_arrived(make_memory: MakeMemory) -> None:
     memory = make_memory(7)
     acquire(memory, ONE)
     kept = acquire(memory, TWO)
     memory.release(ONE.digest)
-    assert memory.try_acquire(THREE.digest) is None  # one unit before the arena ends
+    assert memory.try_acquire(THREE.digest) is None  # its extent ends one unit before the arena does
     memory.remove(ONE.digest)
     memory._compact(2 * UNIT)
     assert content(memory, kept, 2) == [2]
@@ -210,7 +212,7 @@ def test_adapters_on_their_way_are_there_before_they_are_moved(make_memory: Make
 
 
 @pytest.mark.parametrize("host_tier_units", [0, 8])
-def test_a_damaged_file_is_told_and_takes_no_memory(
+def test_a_damaged_file_raises_an_error_and_takes_no_memory(
     make_memory: MakeMemory, tmp_path: Path, host_tier_units: int
 ) -> None:
     memory = make_memory(8, host_tier_units)
@@ -226,7 +228,7 @@ def test_a_damaged_file_is_told_and_takes_no_memory(
     assert use(memory, acquire(memory, TWO), TWO) == [2]
 
 
-def test_what_failed_between_two_rounds_is_told_once(make_memory: MakeMemory, tmp_path: Path) -> None:
+def test_a_load_that_failed_between_two_rounds_raises_its_error_once(make_memory: MakeMemory, tmp_path: Path) -> None:
     memory = make_memory(8)
     damage(TWO.write(tmp_path))
     for _ in range(2):
@@ -238,7 +240,9 @@ def test_what_failed_between_two_rounds_is_told_once(make_memory: MakeMemory, tm
             memory.try_acquire(TWO.digest)
 
 
-def test_what_failed_is_not_told_of_a_file_that_was_replaced(make_memory: MakeMemory, tmp_path: Path) -> None:
+def test_a_failure_between_two_rounds_is_not_reported_if_the_file_was_replaced(
+    make_memory: MakeMemory, tmp_path: Path
+) -> None:
     memory = make_memory(8)
     damage(TWO.write(tmp_path))
     assert memory.try_acquire(TWO.digest) is None
@@ -248,7 +252,7 @@ def test_what_failed_is_not_told_of_a_file_that_was_replaced(make_memory: MakeMe
     assert use(memory, acquire(memory, TWO), TWO) == [2]
 
 
-def test_what_fails_within_a_round_is_not_told_of_a_file_that_was_replaced(
+def test_a_failure_within_a_round_is_not_reported_if_the_file_was_replaced(
     make_memory: MakeMemory, tmp_path: Path
 ) -> None:
     memory = make_memory(8)
@@ -261,14 +265,14 @@ def test_what_fails_within_a_round_is_not_told_of_a_file_that_was_replaced(
     memory.check_invariants({TWO.digest: 1})
 
 
-def test_a_file_that_changes_its_size_while_it_is_loaded_is_told(make_memory: MakeMemory) -> None:
+def test_a_file_whose_size_changes_while_it_is_loaded_raises_an_error(make_memory: MakeMemory) -> None:
     memory = make_memory(8)
     with pytest.raises(AdapterError, match="changed while it was loaded"):
         memory._files.payload(TWO.digest, replace(memory._files[TWO.digest], size_bytes=TWO.size_bytes + 1))
 
 
 @pytest.mark.parametrize("host_tier_units", [0, 8])
-def test_forgetting_an_adapter_on_its_way_frees_its_memory(make_memory: MakeMemory, host_tier_units: int) -> None:
+def test_removing_an_adapter_in_transit_frees_its_memory(make_memory: MakeMemory, host_tier_units: int) -> None:
     memory = make_memory(3, host_tier_units)
     memory.prefetch(TWO.digest)
     memory.remove(TWO.digest)
@@ -281,7 +285,7 @@ def test_forgetting_an_adapter_on_its_way_frees_its_memory(make_memory: MakeMemo
 # ---- from the host tier
 
 
-def test_the_first_use_finds_an_adapter_that_was_added(make_memory: MakeMemory) -> None:
+def test_the_first_use_of_an_added_adapter_finds_it_in_the_host_tier(make_memory: MakeMemory) -> None:
     memory = make_memory(8, host_tier_units=8)
     reading = watch_reading(memory)
     adapter_slot = memory.try_acquire(TWO.digest)
@@ -291,7 +295,7 @@ def test_the_first_use_finds_an_adapter_that_was_added(make_memory: MakeMemory) 
     assert reading.done == []
 
 
-def test_an_evicted_adapter_returns_without_its_file(make_memory: MakeMemory) -> None:
+def test_an_evicted_adapter_is_reloaded_without_reading_its_file(make_memory: MakeMemory) -> None:
     memory = make_memory(3, host_tier_units=8)
     for adapter in (TWO, THREE):
         load(memory, adapter)
@@ -302,7 +306,7 @@ def test_an_evicted_adapter_returns_without_its_file(make_memory: MakeMemory) ->
     assert (memory.num_loads, memory.num_evictions, memory.num_reloads) == (5, 4, 3)
 
 
-def test_a_first_use_waits_for_the_filling_under_way(make_memory: MakeMemory, tmp_path: Path) -> None:
+def test_a_first_use_waits_for_a_filling_that_has_started(make_memory: MakeMemory, tmp_path: Path) -> None:
     memory = make_memory(8, host_tier_units=8)
     memory.remove(TWO.digest)
     reading = watch_reading(memory, TWO)
@@ -315,7 +319,7 @@ def test_a_first_use_waits_for_the_filling_under_way(make_memory: MakeMemory, tm
     assert reading.done == [TWO]
 
 
-def test_a_first_use_does_not_wait_for_the_fillings_of_others(make_memory: MakeMemory, tmp_path: Path) -> None:
+def test_a_first_use_does_not_wait_for_the_fillings_of_other_adapters(make_memory: MakeMemory, tmp_path: Path) -> None:
     memory = make_memory(8, host_tier_units=8)
     for adapter in (ONE, TWO):
         memory.remove(adapter.digest)
@@ -349,7 +353,7 @@ def test_a_file_that_changed_is_read_again(make_memory: MakeMemory, tmp_path: Pa
     memory.check_invariants({})
 
 
-def test_adding_forgets_nobody_in_the_tier_and_a_first_use_does(make_memory: MakeMemory) -> None:
+def test_a_first_use_replaces_adapters_in_the_tier_but_adding_does_not(make_memory: MakeMemory) -> None:
     memory = make_memory(8, host_tier_units=3)
     assert staged(memory) == {ONE, TWO}
     load(memory, THREE)
@@ -357,7 +361,7 @@ def test_adding_forgets_nobody_in_the_tier_and_a_first_use_does(make_memory: Mak
     memory.check_invariants({})
 
 
-def test_an_adapter_that_the_tier_has_no_room_for_arrives_in_pieces(make_memory: MakeMemory) -> None:
+def test_an_adapter_too_large_for_the_tier_is_loaded_without_it(make_memory: MakeMemory) -> None:
     memory = make_memory(8, host_tier_units=2)
     load(memory, THREE)
     assert THREE not in staged(memory)
@@ -375,7 +379,7 @@ def test_an_adapter_is_not_evicted_while_it_arrives(make_memory: MakeMemory) -> 
     assert list(memory.resident) == [THREE.digest]
 
 
-def test_an_adapter_that_arrives_can_be_acquired_again(make_memory: MakeMemory) -> None:
+def test_an_arriving_adapter_can_be_acquired_again(make_memory: MakeMemory) -> None:
     memory = make_memory(3, host_tier_units=8)
     slots = [memory.try_acquire(TWO.digest), memory.try_acquire(TWO.digest)]
     memory.release(TWO.digest)
@@ -387,17 +391,17 @@ def test_an_adapter_that_arrives_can_be_acquired_again(make_memory: MakeMemory) 
     assert memory.num_loads == 1
 
 
-def test_memory_of_the_tier_is_not_given_to_others_while_it_is_copied(make_memory: MakeMemory) -> None:
+def test_tier_memory_is_not_reused_while_it_is_being_copied(make_memory: MakeMemory) -> None:
     memory = make_memory(8, host_tier_units=3)
     slots = [memory.try_acquire(adapter.digest) for adapter in (ONE, TWO)]
-    assert memory.try_acquire(THREE.digest) is None  # it is read now, into whatever memory there is
+    assert memory.try_acquire(THREE.digest) is None  # its file is read now, into whatever memory is available
     memory.wait_for_upload()
     for adapter_slot, adapter in zip(slots, (ONE, TWO), strict=True):
         assert adapter_slot is not None
         assert use(memory, adapter_slot, adapter) == [adapter.value]
 
 
-def test_what_is_forgotten_leaves_the_tier(make_memory: MakeMemory) -> None:
+def test_removed_adapters_leave_the_tier(make_memory: MakeMemory) -> None:
     memory = make_memory(8, host_tier_units=8)
     for adapter in ADAPTERS:
         memory.remove(adapter.digest)
@@ -405,7 +409,7 @@ def test_what_is_forgotten_leaves_the_tier(make_memory: MakeMemory) -> None:
     memory.check_invariants({})
 
 
-def test_a_file_that_is_not_there_when_it_is_added_is_not_filled(make_memory: MakeMemory) -> None:
+def test_an_adapter_whose_file_is_missing_when_it_is_added_is_not_filled(make_memory: MakeMemory) -> None:
     memory = make_memory(8, host_tier_units=8)
     memory.remove(TWO.digest)
     packed = memory._files.read(ONE.digest, memory._files[ONE.digest].path)
@@ -414,7 +418,7 @@ def test_a_file_that_is_not_there_when_it_is_added_is_not_filled(make_memory: Ma
     assert staged(memory) == {ONE, THREE}
 
 
-# ---- beside the steps
+# ---- while steps run
 
 
 def device_of(memory: AdapterMemory) -> HostAccelerator:
@@ -425,7 +429,7 @@ def device_of(memory: AdapterMemory) -> HostAccelerator:
 
 @contextmanager
 def held_thread(memory: AdapterMemory) -> Iterator[None]:
-    """It reads nothing in the block, and nobody in the block waits for it."""
+    """The upload thread reads nothing during the block, which must not wait for it."""
     may_read = Flag()
     held = transit_of(memory)._uploader._thread.submit(may_read.wait, 10)
     yield
@@ -435,7 +439,7 @@ def held_thread(memory: AdapterMemory) -> Iterator[None]:
 
 @pytest.fixture
 def order(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What the side stream gets: the events it waits for, and "copy"."""
+    """Work of the side stream, in order: the events that it waits for, and "copy"."""
     order: list[object] = []
     copy_to_device, wait_for = HostAccelerator.copy_to_device, HostAccelerator.wait_for
 
@@ -455,7 +459,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.mark.parametrize("host_tier_units", [0, 8])
-def test_copies_wait_for_the_last_step_that_reads_what_they_overwrite(
+def test_copies_wait_for_the_last_step_that_reads_the_memory_they_overwrite(
     make_memory: MakeMemory, order: list[object], host_tier_units: int
 ) -> None:
     memory = make_memory(3, host_tier_units)
@@ -470,7 +474,7 @@ def test_copies_wait_for_the_last_step_that_reads_what_they_overwrite(
     assert order == [last_read, "copy"]
 
 
-def test_copies_to_what_was_free_wait_for_no_step(make_memory: MakeMemory, order: list[object]) -> None:
+def test_copies_to_free_memory_wait_for_no_step(make_memory: MakeMemory, order: list[object]) -> None:
     memory = make_memory(8, host_tier_units=8)
     load(memory, TWO)
     device_of(memory).record()
@@ -479,9 +483,7 @@ def test_copies_to_what_was_free_wait_for_no_step(make_memory: MakeMemory, order
     assert order == ["copy"]
 
 
-def test_copies_to_where_adapters_were_moved_from_wait_until_they_are(
-    make_memory: MakeMemory, order: list[object]
-) -> None:
+def test_copies_into_space_freed_by_compaction_wait_for_the_moves(make_memory: MakeMemory, order: list[object]) -> None:
     memory = make_memory(6, host_tier_units=8)
     load(memory, ONE)
     load(memory, TWO)
@@ -493,14 +495,16 @@ def test_copies_to_where_adapters_were_moved_from_wait_until_they_are(
     assert order == [moved, "copy"]
 
 
-def test_those_who_wait_for_room_read_no_file(make_memory: MakeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_read_while_no_room_can_be_made(make_memory: MakeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = make_memory(3)
     acquire(memory, TWO)
     monkeypatch.setattr(memory._files, "read", lambda *_: pytest.fail("read"))
     assert memory.try_acquire(THREE.digest) is None
 
 
-def test_a_large_adapter_is_acquired_only_where_no_step_is_held_up_for_it(make_memory: MakeMemory) -> None:
+def test_an_adapter_above_max_arriving_bytes_is_acquired_only_if_it_is_in_use_or_has_arrived(
+    make_memory: MakeMemory,
+) -> None:
     memory = make_memory(8, host_tier_units=8)
     assert memory.try_acquire(TWO.digest, TWO.size_bytes) is not None
     assert memory.try_acquire(TWO.digest, 0) is not None, "a step waits for it anyway"
@@ -510,8 +514,8 @@ def test_a_large_adapter_is_acquired_only_where_no_step_is_held_up_for_it(make_m
     assert memory.try_acquire(THREE.digest, 0) is not None, "it is there"
 
 
-def test_an_adapter_is_resident_once_it_was_acquired(make_memory: MakeMemory) -> None:
-    """Whoever comes first has it loaded, also when it was loaded ahead."""
+def test_is_resident_is_false_until_the_adapter_is_acquired(make_memory: MakeMemory) -> None:
+    """The first request counts as the one that loads it, even if it was prefetched."""
     memory = make_memory(8, host_tier_units=8)
     memory.prefetch(TWO.digest)
     assert list(memory.resident) == [TWO.digest]
@@ -520,7 +524,7 @@ def test_an_adapter_is_resident_once_it_was_acquired(make_memory: MakeMemory) ->
     assert memory.is_resident(TWO.digest)
 
 
-def test_without_room_on_the_device_prefetching_goes_as_far_as_the_tier(make_memory: MakeMemory) -> None:
+def test_prefetching_reads_into_the_host_tier_if_the_arena_has_no_room(make_memory: MakeMemory) -> None:
     memory = make_memory(3, host_tier_units=3)
     acquire(memory, TWO)
     assert staged(memory) == {ONE, TWO}
@@ -537,7 +541,7 @@ def test_without_room_on_the_device_prefetching_goes_as_far_as_the_tier(make_mem
 
 
 @pytest.mark.parametrize("is_read_first", [False, True])
-def test_adapters_are_moved_once_others_are_read_or_others_have_been_read_for_long(
+def test_compaction_is_postponed_while_files_are_read_but_not_indefinitely(
     make_memory: MakeMemory, tmp_path: Path, is_read_first: bool
 ) -> None:
     memory = make_memory(6)
@@ -563,7 +567,7 @@ def test_adapters_are_moved_once_others_are_read_or_others_have_been_read_for_lo
         assert use(memory, acquire(memory, adapter), adapter) == [adapter.value]
 
 
-def test_forgetting_an_adapter_does_not_wait_for_the_files_of_others(make_memory: MakeMemory) -> None:
+def test_removing_an_adapter_does_not_wait_for_the_files_of_other_adapters(make_memory: MakeMemory) -> None:
     memory = make_memory(8)
     with held_thread(memory):
         memory.prefetch(TWO.digest)
@@ -573,9 +577,7 @@ def test_forgetting_an_adapter_does_not_wait_for_the_files_of_others(make_memory
     load(memory, THREE)
 
 
-def test_whoever_waits_for_a_file_does_not_wait_for_long(
-    make_memory: MakeMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_for_upload_returns_after_its_time_limit(make_memory: MakeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = make_memory(8)
     monkeypatch.setattr(adapter_memory, "UPLOAD_WAIT_S", 0)
     with held_thread(memory):

@@ -1,4 +1,4 @@
-"""Adapters that arrive on a device, in any order of all that can happen to them."""
+"""Adapters that arrive on a device, with everything that can happen to them, in any order."""
 
 import os
 from pathlib import Path
@@ -81,7 +81,7 @@ class TransitMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.references)
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """With some of those that are acquired."""
+        """A step with some of the acquired adapters."""
         adapters = data.draw(st.sets(st.sampled_from(sorted(self.references, key=lambda a: a.value))))
         arrivals = self.memory.arrivals(self.references[adapter][0] for adapter in adapters)
         if arrivals is not None:

@@ -11,7 +11,7 @@ from loraserve.engine.adapters.upload import AdapterUploader
 from tests.support.host_accelerator import HostAccelerator
 
 PARTS = CopyParts((300, 1000), (0, 1))
-"""Of two groups."""
+"""Two groups, each a part of its own."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_pieces_arrive_in_their_places(
     assert np.array_equal(destination, payload)
 
 
-def test_what_is_read_stays_in_page_locked_memory(
+def test_a_payload_that_was_read_stays_in_page_locked_memory(
     uploader: AdapterUploader, payload: np.ndarray, destination: Tensor
 ) -> None:
     locked = torch.zeros(1000, dtype=torch.uint8)
@@ -73,7 +73,7 @@ def test_page_locked_memory_is_copied_part_by_part(
     assert np.array_equal(destination, payload)
 
 
-def test_copies_follow_the_events_named_before_them(
+def test_follow_makes_the_side_stream_wait_for_the_event(
     accelerator: HostAccelerator, uploader: AdapterUploader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_side: list[bool] = []
@@ -95,7 +95,7 @@ def test_a_copy_can_wait_until_its_source_is_filled(
     assert np.array_equal(destination, payload)
 
 
-def test_what_cannot_be_read_is_told_and_not_copied(
+def test_a_failed_read_raises_its_error_and_copies_nothing(
     accelerator: HostAccelerator, uploader: AdapterUploader, destination: Tensor
 ) -> None:
     locked = torch.zeros(1000, dtype=torch.uint8)

@@ -22,13 +22,13 @@ def memory() -> AdapterMemory:
 
 @pytest.fixture
 def users(memory: AdapterMemory, tmp_path: Path) -> AdapterUsers:
-    """Of one adapter that is loaded."""
+    """With one adapter loaded."""
     users = AdapterUsers(memory)
     users.load(DIGEST, str(ADAPTER.write(tmp_path)))
     return users
 
 
-def test_an_adapter_can_be_used_from_its_load_to_its_unload(users: AdapterUsers, memory: AdapterMemory) -> None:
+def test_an_adapter_can_be_used_between_its_load_and_its_unload(users: AdapterUsers, memory: AdapterMemory) -> None:
     assert users.can_enter(DIGEST)
     assert not users.can_enter(TinyAdapter(2, 1).digest)
     users.unload(DIGEST)
@@ -38,10 +38,10 @@ def test_an_adapter_can_be_used_from_its_load_to_its_unload(users: AdapterUsers,
     assert users.take_unloaded() == []
 
 
-def test_an_adapter_is_read_from_the_arrival_of_its_first_request_on(
+def test_reading_an_adapter_starts_when_its_first_request_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anybody is scheduled: who acquires it first does not wait for its file."""
+    """Before the request is scheduled, so that acquiring the adapter does not wait for its file."""
     monkeypatch.setattr(adapter_memory, "UPLOAD_WAIT_S", 60)
     memory = make_adapter_memory(4, accelerator=HostAccelerator())
     users = AdapterUsers(memory)
@@ -51,10 +51,10 @@ def test_an_adapter_is_read_from_the_arrival_of_its_first_request_on(
     assert memory.try_acquire(DIGEST) is not None
 
 
-def test_what_is_read_ahead_for_a_request_does_not_take_the_place_of_what_was_for_those_before_it(
+def test_prefetching_for_a_request_does_not_displace_adapters_prefetched_for_earlier_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each adapter of a long queue would be read twice."""
+    """Otherwise each adapter of a long queue would be read twice."""
     monkeypatch.setattr(adapter_memory, "UPLOAD_WAIT_S", 60)
     memory = make_adapter_memory(1, accelerator=HostAccelerator(), host_tier_units=2)
     users = AdapterUsers(memory)
@@ -90,7 +90,7 @@ def test_what_is_read_ahead_for_a_request_does_not_take_the_place_of_what_was_fo
     assert len(read) <= len(waiting)
 
 
-def test_an_unload_waits_for_the_last_user_and_lets_nobody_in(users: AdapterUsers, memory: AdapterMemory) -> None:
+def test_an_unload_waits_for_the_last_request_and_admits_no_new_one(users: AdapterUsers, memory: AdapterMemory) -> None:
     users.enter(DIGEST)
     users.enter(DIGEST)
     users.unload(DIGEST)
@@ -104,7 +104,7 @@ def test_an_unload_waits_for_the_last_user_and_lets_nobody_in(users: AdapterUser
     assert (users.num_requests, users.unloading) == ({}, set())
 
 
-def test_a_load_takes_an_unload_back(users: AdapterUsers, tmp_path: Path) -> None:
+def test_a_load_cancels_an_unload(users: AdapterUsers, tmp_path: Path) -> None:
     users.enter(DIGEST)
     users.unload(DIGEST)
     users.load(DIGEST, str(ADAPTER.write(tmp_path)))
@@ -114,7 +114,7 @@ def test_a_load_takes_an_unload_back(users: AdapterUsers, tmp_path: Path) -> Non
     assert users.can_enter(DIGEST)
 
 
-def test_a_load_that_fails_takes_nothing_back(users: AdapterUsers, tmp_path: Path) -> None:
+def test_a_failed_load_does_not_cancel_an_unload(users: AdapterUsers, tmp_path: Path) -> None:
     users.enter(DIGEST)
     users.unload(DIGEST)
     with pytest.raises(AdapterError) as raised:
@@ -124,7 +124,7 @@ def test_a_load_that_fails_takes_nothing_back(users: AdapterUsers, tmp_path: Pat
     assert users.take_unloaded() == [DIGEST]
 
 
-def test_without_lora_nothing_can_be_loaded_and_an_unload_is_done_at_once(tmp_path: Path) -> None:
+def test_without_lora_loads_fail_and_an_unload_completes_at_once(tmp_path: Path) -> None:
     users = AdapterUsers(None)
     with pytest.raises(AdapterError) as raised:
         users.load(DIGEST, str(ADAPTER.write(tmp_path)))

@@ -14,7 +14,7 @@ from loraserve.engine.device.accelerator import accelerator_of, choose_device, u
     ("requested", "num_gpus", "expected"),
     [("auto", 0, "cpu"), ("cpu", 2, "cpu"), ("cuda", 2, "cuda:0"), ("cuda:1", 2, "cuda:1")],
 )
-def test_a_gpu_is_taken_when_asked_for(requested: str, num_gpus: int, expected: str) -> None:
+def test_the_requested_device_is_chosen(requested: str, num_gpus: int, expected: str) -> None:
     assert choose_device(requested, num_gpus) == torch.device(expected)
 
 
@@ -22,7 +22,7 @@ def test_a_gpu_is_taken_when_asked_for(requested: str, num_gpus: int, expected: 
     ("capability", "has_triton", "expected"),
     [((9, 0), True, "cuda:0"), ((8, 0), True, "cuda:0"), ((7, 5), True, "cpu"), ((9, 0), False, "cpu")],
 )
-def test_auto_takes_a_gpu_that_the_kernels_run_on(
+def test_auto_chooses_a_gpu_only_if_the_kernels_run_on_it(
     capability: tuple[int, int], has_triton: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
@@ -40,13 +40,15 @@ def test_auto_takes_a_gpu_that_the_kernels_run_on(
         ("cuda:-1", 2, "--device cuda:-1 is not supported"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused_with_what_is(requested: str, num_gpus: int, message: str) -> None:
+def test_a_missing_or_unsupported_device_is_refused_with_the_choices(
+    requested: str, num_gpus: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         choose_device(requested, num_gpus)
 
 
-def test_a_gpu_of_another_maker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a CUDA device to torch, and Triton's options for NVIDIA's are refused when the first kernel is compiled."""
+def test_an_amd_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To torch it is a CUDA device, but Triton would reject the options for NVIDIA GPUs in the first compilation."""
     monkeypatch.setattr(torch.version, "hip", "7.0")
     with pytest.raises(ValueError, match=r"--device cuda cannot be used: .* AMD GPUs, .* choose cpu"):
         choose_device("cuda", 2)
@@ -58,7 +60,7 @@ def test_a_cpu_needs_no_accelerator() -> None:
 
 
 class PageLocked(TorchFunctionMode):
-    """Page-locks without a GPU, and notes how what is page-locked is copied."""
+    """Fakes page-locking without a GPU, and records how page-locked tensors are copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class PageLocked(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def test_ids_are_copied_to_a_device_without_a_wait() -> None:
+def test_ids_are_copied_to_a_device_without_waiting() -> None:
     with PageLocked() as page_locked:
         on_device = upload_ids({5: 0, 2: 1}, torch.device("meta"))
         on_host = upload_ids([5, 2], torch.device("cpu"))

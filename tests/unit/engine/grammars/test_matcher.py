@@ -31,7 +31,7 @@ def allowed(matcher: GrammarMatcher) -> list[int]:
     return np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little")).tolist()
 
 
-def test_what_can_follow_after_each_token() -> None:
+def test_the_mask_allows_exactly_the_tokens_that_can_follow() -> None:
     grammar = one_of("abc", "abd", "a", "zz")
     for text in ("", "a", "ab", "z"):
         assert allowed(matcher_of(grammar, text)) == can_follow(grammar, ids(text)), text
@@ -47,13 +47,15 @@ def test_what_can_follow_after_each_token() -> None:
         (GrammarKind.JSON_SCHEMA, '{"type": "integer"}', "1", "0123"),
     ],
 )
-def test_kinds(kind: GrammarKind, text: str, start: str, expected: str | None) -> None:
+def test_each_kind_of_grammar_allows_the_expected_tokens(
+    kind: GrammarKind, text: str, start: str, expected: str | None
+) -> None:
     found = allowed(matcher_of(Grammar(kind, text), start))
     if expected is not None:
         assert {CHARS[token_id] for token_id in found if token_id != EOS} == set(expected), found
 
 
-def test_a_choice_of_thousands() -> None:
+def test_a_choice_of_thousands_of_texts_allows_the_expected_tokens() -> None:
     texts = [f"{CHARS[index % 7]}{index % 4}{text_of(divmod(index, 26))}" for index in range(600)]
     texts = sorted({text.replace("\0", "z") for text in texts})
     grammar = one_of(*(text + tail for text in texts for tail in ("", "ab", "ac", "x", "yz")))
@@ -61,7 +63,7 @@ def test_a_choice_of_thousands() -> None:
         assert allowed(matcher_of(grammar, start)) == can_follow(grammar, ids(start))
 
 
-def test_it_is_complete_when_nothing_follows() -> None:
+def test_a_matcher_is_complete_when_nothing_can_follow() -> None:
     grammar = one_of("ab", "abc")
     assert not matcher_of(grammar, "a").is_complete
     assert not matcher_of(grammar, "ab").is_complete, "c may follow"
@@ -71,7 +73,7 @@ def test_it_is_complete_when_nothing_follows() -> None:
     assert ended.is_complete
 
 
-def test_forced_tokens_are_the_tokenizers() -> None:
+def test_forced_tokens_are_those_without_an_alternative() -> None:
     assert matcher_of(one_of("abc", "xyz"), "a").forced_tokens() == ids("bc")
     assert matcher_of(one_of("abc", "abd"), "a").forced_tokens() == ids("b")
     assert matcher_of(one_of("abc", "ab"), "a").forced_tokens() == ids("b")
@@ -85,7 +87,7 @@ def test_a_token_that_cannot_follow_is_an_error() -> None:
     assert not matcher.is_complete
 
 
-def test_an_error_is_no_end_though_its_mask_allows_eos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eos_is_not_taken_after_an_error_although_the_mask_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 40)
     matcher = make_hash_grammars().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
     for token_id in ids("caaaabbccacbbcbbc"):
@@ -95,7 +97,7 @@ def test_an_error_is_no_end_though_its_mask_allows_eos(monkeypatch: pytest.Monke
     assert not matcher.take(EOS)
 
 
-def test_masks_after_a_draft_are_those_after_its_tokens() -> None:
+def test_masks_after_a_draft_equal_those_after_taking_its_tokens() -> None:
     grammar = one_of("abcde0", "abxyz", "abcdi0")
     matcher, beside = matcher_of(grammar), matcher_of(grammar)
     draft = ids("abcdi")
@@ -111,7 +113,7 @@ def test_a_draft_ends_where_the_grammar_does_not_allow_it(text: str, num_allowed
     assert len(matcher_of(one_of("abcde0", "abxyz")).masks_after(ids(text))) == num_allowed
 
 
-def test_nothing_is_drafted_once_half_of_the_time_is_used() -> None:
+def test_nothing_is_drafted_after_half_of_the_time_is_used() -> None:
     matcher = matcher_of(one_of("abcde"))
     matcher._spent_s = 0.49 * matching.FREE_S
     assert len(matcher.masks_after(ids("a"))) == 1
@@ -119,7 +121,7 @@ def test_nothing_is_drafted_once_half_of_the_time_is_used() -> None:
     assert matcher.masks_after(ids("a")) == []
 
 
-def test_copies_go_their_own_ways() -> None:
+def test_copies_are_independent() -> None:
     first = matcher_of(one_of("ab", "ac"), "a")
     second = first.copy()
     assert first.take(CHARS.index("b"))
@@ -138,7 +140,7 @@ def test_copies_go_their_own_ways() -> None:
         (Grammar(GrammarKind.JSON_SCHEMA, '{"$ref": "https://example.com/x"}'), "example.com"),
     ],
 )
-def test_what_cannot_be_used_says_why(grammar: Grammar, message: str) -> None:
+def test_invalid_or_unsupported_grammars_are_refused_with_the_reason(grammar: Grammar, message: str) -> None:
     with pytest.raises(EngineRequestError, match=message) as refused:
         hash_grammars().compile(grammar).result()
     assert refused.value.code is EngineErrorCode.GRAMMAR
@@ -146,7 +148,7 @@ def test_what_cannot_be_used_says_why(grammar: Grammar, message: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["allOf", "anyOf", "oneOf"])
-def test_a_schema_of_references_as_deep_as_its_length_allows(key: str) -> None:
+def test_a_schema_with_references_as_deep_as_its_length_allows_compiles(key: str) -> None:
     opening, closing = f'{{"{key}":[' * 55, "]}" * 55
     definitions = [f'{opening}{{"$ref": "#/$defs/{place + 1}"}}{closing}' for place in range(90)]
     schema = f'{{"$ref": "#/$defs/0", "$defs": [{",".join(definitions)}, {{"type": "integer"}}]}}'
@@ -154,23 +156,25 @@ def test_a_schema_of_references_as_deep_as_its_length_allows(key: str) -> None:
     assert matcher_of(Grammar(GrammarKind.JSON_SCHEMA, schema)).error == ""
 
 
-def test_a_tokenizer_that_cannot_be_read_refuses_grammars_and_nothing_else() -> None:
+def test_an_unreadable_tokenizer_fails_only_when_a_grammar_is_compiled() -> None:
     grammars = Grammars('{"model": {"type": "nosuch"}}', [EOS])
     with pytest.raises(EngineRequestError, match="this model's tokenizer is not supported"):
         grammars.compile(one_of("a")).result()
 
 
-def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_compiled_once_while_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "NUM_KEPT", 2)
     grammars = make_hash_grammars()
     first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
     assert grammars.compile(one_of("a")) is first
-    grammars.compile(one_of("c"))  # in place of b, used longest ago
+    grammars.compile(one_of("c"))  # evicts b, the least recently used
     assert grammars.compile(one_of("a")) is first
     assert grammars.compile(one_of("b")) is not second
 
 
-def test_those_that_took_long_to_compile_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_grammars_are_dropped_if_the_kept_ones_took_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     grammars = hash_grammars.__wrapped__()
     first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
     monkeypatch.setattr(compiler, "KEPT_S", first.result().use.spent_s + second.result().use.spent_s)
@@ -182,7 +186,7 @@ def test_those_that_took_long_to_compile_are_not_kept(monkeypatch: pytest.Monkey
     assert grammars.compile(one_of("b")) is not second, "used longest ago"
 
 
-def test_one_that_was_much_used_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_took_too_much_time_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = hash_grammars.__wrapped__()
     first = grammars.compile(one_of("ab"))
     copy = first.result().copy()
@@ -192,7 +196,7 @@ def test_one_that_was_much_used_is_compiled_anew(monkeypatch: pytest.MonkeyPatch
     assert grammars.compile(one_of("ab")) is not first
 
 
-def test_a_tenants_are_its_own_and_those_with_errors_are_forgotten() -> None:
+def test_grammars_are_kept_and_forgotten_per_tenant() -> None:
     grammars = hash_grammars.__wrapped__()
     first = grammars.compile(one_of("a"), "first")
     second = grammars.compile(one_of("a"), "second")
@@ -202,7 +206,7 @@ def test_a_tenants_are_its_own_and_those_with_errors_are_forgotten() -> None:
     assert grammars.compile(one_of("a"), "second") is second
 
 
-def test_a_string_with_a_length_has_room_for_its_states() -> None:
+def test_strings_with_a_max_length_stay_within_the_limit_of_states() -> None:
     properties = {name: {"type": "string", "maxLength": 2000} for name in "abc"}
     schema = json.dumps({"type": "object", "properties": properties})
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"end": 256}
@@ -214,7 +218,7 @@ def test_a_string_with_a_length_has_room_for_its_states() -> None:
         assert found.take(byte), found.error
 
 
-def test_one_that_was_cancelled_is_compiled_for_the_next_who_asks() -> None:
+def test_a_cancelled_grammar_is_compiled_for_the_next_caller() -> None:
     grammars, is_free = hash_grammars.__wrapped__(), Event()
     grammars._thread.submit(is_free.wait)
     cancelled = grammars.compile(one_of("a"))
@@ -225,7 +229,7 @@ def test_one_that_was_cancelled_is_compiled_for_the_next_who_asks() -> None:
     assert allowed(again.result()) == ids("a")
 
 
-def test_tenants_wait_for_one_grammar_of_each_other() -> None:
+def test_tenants_take_turns_at_having_a_grammar_compiled() -> None:
     grammars, is_free, order = hash_grammars.__wrapped__(), Event(), list[str]()
     grammars._thread.submit(is_free.wait)
     for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c1", "c"), ("b2", "b")):
@@ -243,18 +247,18 @@ def test_tenants_wait_for_one_grammar_of_each_other() -> None:
         {"properties": {f"p{place}": {"type": "integer", "multipleOf": 9000 + place} for place in range(1000)}},
     ],
 )
-def test_what_takes_too_long_to_compile_is_refused(schema: dict[str, object]) -> None:
+def test_a_schema_that_takes_too_long_to_compile_is_refused(schema: dict[str, object]) -> None:
     with pytest.raises(EngineRequestError, match=r"too big|fuel"):
         hash_grammars().compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))).result()
 
 
-def test_what_allows_nothing_is_refused_before_it_is_used() -> None:
+def test_a_schema_that_allows_nothing_is_refused_when_it_is_compiled() -> None:
     with pytest.raises(EngineRequestError):
         hash_grammars().compile(Grammar(GrammarKind.JSON_SCHEMA, '{"$ref": "#"}')).result()
 
 
-def test_rules_that_are_ambiguous_beyond_measure_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "FREE_S", math.inf)  # on a busy machine it takes too long first
+def test_overly_ambiguous_rules_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "FREE_S", math.inf)  # a busy machine would reach the time limit first
     matcher = matcher_of(Grammar(GrammarKind.GRAMMAR, 'start: s\ns: s s | s s s | "a" | ""'))
     while matcher.take(CHARS.index("a")):
         allowed(matcher)
@@ -263,7 +267,7 @@ def test_rules_that_are_ambiguous_beyond_measure_are_an_error(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("text", ["a", "ab"])
-def test_what_takes_too_long_is_an_error_and_no_end(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_exceeding_the_time_limit_is_an_error_and_not_completion(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     matcher = matcher_of(one_of(text))
     monkeypatch.setattr(matching, "FREE_S", 0.0)
     monkeypatch.setattr(matching, "TOKEN_S", 0.0)
@@ -274,7 +278,7 @@ def test_what_takes_too_long_is_an_error_and_no_end(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def slow_collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Garbage is collected whenever it may be, each time for as long as an output's grammar may take in all."""
+    """Collects garbage as often as possible; each collection takes as long as an output's grammar may take in total."""
     now_s, thresholds = 0.0, gc.get_threshold()
 
     def note(phase: str, _: dict[str, int]) -> None:
@@ -290,7 +294,7 @@ def slow_collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("slow_collections")
-def test_collecting_garbage_takes_none_of_a_grammars_time() -> None:
+def test_garbage_collection_is_not_counted_as_a_grammars_time() -> None:
     matcher = matcher_of(one_of("abcde", "abcdi"))
     for token_id in ids("abcd"):
         assert allowed(matcher) == [token_id]
@@ -301,7 +305,7 @@ def test_collecting_garbage_takes_none_of_a_grammars_time() -> None:
     assert gc.isenabled()
 
 
-def test_where_garbage_is_not_collected_it_is_not_afterwards() -> None:
+def test_a_disabled_garbage_collector_stays_disabled() -> None:
     gc.disable()
     try:
         assert allowed(matcher_of(one_of("a"), "a")) == [EOS]
@@ -310,7 +314,7 @@ def test_where_garbage_is_not_collected_it_is_not_afterwards() -> None:
         gc.enable()
 
 
-def test_what_costs_more_than_a_step_may_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exceeding_the_limit_of_lexer_states_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 50)
     matcher = make_hash_grammars().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
     for _ in range(100):
@@ -321,7 +325,7 @@ def test_what_costs_more_than_a_step_may_is_an_error(monkeypatch: pytest.MonkeyP
     assert not matcher.is_complete
 
 
-def test_tokens_of_several_characters() -> None:
+def test_tokens_of_several_characters_are_allowed() -> None:
     vocab = {char: index for index, char in enumerate("abc")} | {"ab": 3, "abc": 4}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"], ["ab", "c"]]}
@@ -331,8 +335,8 @@ def test_tokens_of_several_characters() -> None:
 
 
 @pytest.mark.parametrize("is_special", [False, True])
-def test_text_that_reads_like_an_added_token_is_said_in_others(is_special: bool) -> None:
-    """llguidance has the tokenizer make that token of it, and then does not allow it for a text."""
+def test_text_that_reads_like_an_added_token_is_spelled_with_other_tokens(is_special: bool) -> None:
+    """llguidance tokenizes such text as the added token, which it then does not accept as text."""
     vocab = {char: index for index, char in enumerate("abc<>")} | {"<b": 5, "<b>": 6, "end": 7}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     model = {"type": "BPE", "vocab": vocab, "merges": [["<", "b"]]}

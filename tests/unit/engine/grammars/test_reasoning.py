@@ -36,7 +36,7 @@ def allowed_by(mask: np.ndarray) -> set[int]:
 
 
 @pytest.mark.parametrize("text", ["", "x", "ab", "x0y"])
-def test_anything_but_an_end_may_be_thought(text: str) -> None:
+def test_reasoning_may_contain_any_token_except_eos(text: str) -> None:
     matcher = matcher_of(BEGUN, text)
     assert allowed(matcher) == EVERYTHING - {EOS}
     assert matcher.forced_tokens() == []
@@ -46,7 +46,7 @@ def test_anything_but_an_end_may_be_thought(text: str) -> None:
 @pytest.mark.parametrize(
     ("reasoning", "text"), [(BEGUN, "1"), (BEGUN, "xyz1"), (MAY_OPEN, "01"), (MAY_OPEN, "0ab01"), (BEGUN, "ab1")]
 )
-def test_the_grammar_holds_what_follows(reasoning: GrammarReasoning, text: str) -> None:
+def test_the_grammar_constrains_the_output_after_reasoning(reasoning: GrammarReasoning, text: str) -> None:
     matcher = matcher_of(reasoning, text)
     assert allowed(matcher) == {*ids("a")}
     assert matcher.forced_tokens() == ids("a")
@@ -56,7 +56,7 @@ def test_the_grammar_holds_what_follows(reasoning: GrammarReasoning, text: str) 
     assert not matcher_of(reasoning, text).take(CHARS.index("x"))
 
 
-def test_the_first_token_says_whether_anything_is_thought() -> None:
+def test_the_first_token_decides_whether_there_is_reasoning() -> None:
     matcher = matcher_of(MAY_OPEN)
     assert allowed(matcher) == {OPENING, *ids("a")}
     assert matcher.forced_tokens() == []
@@ -65,7 +65,7 @@ def test_the_first_token_says_whether_anything_is_thought() -> None:
     assert not matcher_of(MAY_OPEN).take(CHARS.index("x"))
 
 
-def test_a_copy_begins_anew() -> None:
+def test_a_copy_starts_from_the_beginning() -> None:
     thought = matcher_of(BEGUN, "x1")
     assert allowed(thought.copy()) == EVERYTHING - {EOS}
     assert allowed(thought) == {*ids("a")}
@@ -85,7 +85,7 @@ def test_a_copy_begins_anew() -> None:
         (MAY_OPEN, "0", "y", 1),
     ],
 )
-def test_masks_after_a_draft_are_those_after_its_tokens(
+def test_masks_after_a_draft_equal_those_after_taking_its_tokens(
     reasoning: GrammarReasoning, text: str, draft: str, num_masks: int
 ) -> None:
     matcher, beside = matcher_of(reasoning, text), matcher_of(reasoning, text)
@@ -98,12 +98,12 @@ def test_masks_after_a_draft_are_those_after_its_tokens(
     assert allowed(matcher) == before, "it has not moved"
 
 
-def test_a_drafted_end_of_the_reasoning_is_an_end_of_the_draft() -> None:
+def test_a_draft_ends_before_an_eos_in_the_reasoning() -> None:
     assert len(matcher_of(BEGUN).masks_after([*ids("x"), EOS, *ids("y")])) == 1
 
 
-def test_drafts_of_an_answer_that_does_not_begin_use_up_half_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a prediction has the closing, each step of the reasoning may draft it."""
+def test_drafts_past_the_reasoning_stop_after_half_of_the_answers_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a prediction contains the closing token, each step of the reasoning may draft it."""
     clock_s = count(0.0, 0.01)
     matcher = matcher_of(BEGUN, "xyz")
     monkeypatch.setattr(time, "thread_time", lambda: next(clock_s))

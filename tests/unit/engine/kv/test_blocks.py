@@ -36,7 +36,7 @@ chain = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2), max_size=3
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.sampled_from(["s", "t"]), chain, st.sampled_from(["s", "t"]), chain)
-def test_a_block_is_identified_by_all_tokens_before_it(
+def test_a_block_hash_identifies_the_salt_and_all_tokens_up_to_its_end(
     salt_a: str, chain_a: list[list[int]], salt_b: str, chain_b: list[list[int]]
 ) -> None:
     hash_a, hash_b = root_hash(salt_a, "m", None), root_hash(salt_b, "m", None)
@@ -47,7 +47,7 @@ def test_a_block_is_identified_by_all_tokens_before_it(
     assert (hash_a == hash_b) == ((salt_a, chain_a) == (salt_b, chain_b))
 
 
-def test_token_ids_of_any_size_keep_their_places_in_the_hash() -> None:
+def test_block_hashes_distinguish_token_ids_of_any_size_and_order() -> None:
     root = root_hash("", "", None)
     sequences = [[1, 2], [2, 1], [1, 1 << 8], [1 << 8, 1], [1, 1 << 32], [(1 << 62) + 1, 0], [0, 1], [0, 256]]
     assert len({block_hash(root, tokens) for tokens in sequences}) == len(sequences)
@@ -62,7 +62,7 @@ def test_allocates_all_or_nothing() -> None:
     assert pool.try_allocate(1) is None
 
 
-def test_blocks_never_handed_out_are_the_last_ones_and_come_after_all_free_ones() -> None:
+def test_blocks_never_allocated_have_the_highest_ids_and_are_used_after_all_free_ones() -> None:
     pool = BlockPool(5)
     assert pool.num_ever_allocated == 0
     blocks = pool.try_allocate(3) or []
@@ -77,7 +77,7 @@ def test_blocks_never_handed_out_are_the_last_ones_and_come_after_all_free_ones(
     assert pool.num_ever_allocated == 4
 
 
-def test_finds_the_longest_known_prefix_and_nothing_behind_a_gap() -> None:
+def test_finds_the_longest_known_prefix_and_nothing_after_a_gap() -> None:
     pool = BlockPool(3)
     blocks = pool.try_allocate(3) or []
     for block, value in zip(blocks, HASHES, strict=False):
@@ -118,7 +118,7 @@ def test_an_evicted_block_is_no_longer_found() -> None:
     assert pool.match_prefix(HASHES) == []
 
 
-def test_the_first_block_of_a_hash_stays_the_one_found() -> None:
+def test_the_first_block_remembered_for_a_hash_stays_the_one_found() -> None:
     pool = BlockPool(2)
     first, second = pool.try_allocate(2) or []
     pool.remember(first, HASHES[0])
@@ -161,7 +161,7 @@ def test_forgetting_an_unreferenced_block_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize("tables", [[[0]], [[0], [0], [1], [1]], [[1]], [[0, 1, 2]], []])
-def test_the_checker_notices_references_that_no_table_or_too_many_hold(tables: list[list[int]]) -> None:
+def test_check_invariants_detects_references_held_by_no_table_or_by_too_many(tables: list[list[int]]) -> None:
     pool = BlockPool(4)
     pool.try_allocate(2)
     pool.acquire([0])
@@ -171,14 +171,14 @@ def test_the_checker_notices_references_that_no_table_or_too_many_hold(tables: l
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Tables of blocks, as sequences hold them, against a model of what each hash must lead to."""
+    """Compares block tables, as sequences hold them, with a model of the block that each hash must find."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(6)
         self.tables: list[list[int]] = []
         self.contents: dict[int, BlockHash] = {}
-        """Of the blocks that may be found."""
+        """Hash of each findable block."""
         self.evictable: list[int] = []
         """Least recently used first."""
         self.ever_allocated: set[int] = set()

@@ -36,7 +36,7 @@ def touch_all(pages: KvPages, num_used: int) -> int:
     return num_slices
 
 
-def test_all_of_small_caches_is_touched_and_holds_what_it_held() -> None:
+def test_small_caches_are_touched_completely_and_keep_their_contents() -> None:
     caches = [untouched(300, 7 * KIB), untouched(300, 24 * KIB), untouched(300, 100)]
     written = [torch.randint_like(cache[20:40], 256) for cache in caches]
     for cache, values in zip(caches, written, strict=True):
@@ -61,7 +61,7 @@ def test_writing_to_touched_memory_takes_no_page_faults() -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [100, 7 * KIB, 24 * KIB, 3 << 20], ids=lambda n: f"{n} bytes")
-def test_a_slice_is_small_and_the_lowest_blocks_come_first(block_bytes: int) -> None:
+def test_slices_are_small_and_start_with_the_lowest_blocks(block_bytes: int) -> None:
     caches = [untouched((16 << 20) // block_bytes, block_bytes) for _ in range(2)]
     pages = KvPages(caches)
     while True:
@@ -74,7 +74,7 @@ def test_a_slice_is_small_and_the_lowest_blocks_come_first(block_bytes: int) -> 
     assert all(all(resident_pages(cache)) for cache in caches)
 
 
-def test_stays_a_limit_ahead_of_the_blocks_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_touches_a_limited_number_of_bytes_ahead_of_the_used_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead_bytes, block_bytes = 1 << 20, 16 * KIB
     monkeypatch.setattr(kv_pages, "AHEAD_BYTES", ahead_bytes)
     caches = [untouched(512, block_bytes), untouched(512, block_bytes)]
@@ -88,7 +88,7 @@ def test_stays_a_limit_ahead_of_the_blocks_used(monkeypatch: pytest.MonkeyPatch)
         assert min(left_bytes, ahead_bytes * 3 // 4) <= ahead <= ahead_bytes + 2 * PAGE * len(caches)
 
 
-def test_what_was_used_meanwhile_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_touching_skips_blocks_that_are_already_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_pages, "AHEAD_BYTES", 1 << 20)
     cache = untouched(1024, 16 * KIB)
     pages = KvPages([cache])
@@ -98,7 +98,7 @@ def test_what_was_used_meanwhile_is_skipped(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any(resident_pages(cache[64:448]))
 
 
-def test_many_layers_do_not_keep_everything_untouched() -> None:
+def test_the_first_blocks_of_a_model_with_many_layers_are_touched() -> None:
     caches = [untouched(64, 64 * KIB)] * 400
     pages = KvPages(caches)
     touch_all(pages, 0)
@@ -107,7 +107,7 @@ def test_many_layers_do_not_keep_everything_untouched() -> None:
     assert not any(resident_pages(caches[0][num_ahead + 1 :]))
 
 
-def test_a_system_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_madvise_is_not_retried_after_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = untouched(64, 64 * KIB)
     pages = KvPages([cache])
     with monkeypatch.context() as context:
@@ -117,14 +117,14 @@ def test_a_system_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
     assert not any(resident_pages(cache))
 
 
-def test_other_systems_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_touched_on_systems_other_than_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     cache = untouched(64, 64 * KIB)
     assert not KvPages([cache]).touch_next(0)
     assert not any(resident_pages(cache))
 
 
-def test_memory_of_a_device_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
     monkeypatch.setattr(kv_pages, "_madvise", lambda: lambda *args: calls.append(args) or 0)
     assert KvPages([torch.empty((8, 4096))]).touch_next(0)

@@ -1,4 +1,4 @@
-"""Edits made and counted on a device are those of the host's sampler, batch after batch."""
+"""Logit edits and token counts on a device match those of the host's sampler, batch after batch."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def row(prompt: list[int] | None = None, outputs: list[int] | None = None, **par
 
 
 def flat_logits(num_rows: int) -> Tensor:
-    """Close enough for each penalty to move the best token."""
+    """So close together that each penalty changes the best token."""
     return 2 + torch.rand(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
 
 
@@ -37,13 +37,13 @@ def choose(edits: LogitEdits, logits: Tensor) -> list[int]:
     return token_ids.tolist()
 
 
-def test_a_batch_without_edits_has_none() -> None:
+def test_upload_returns_none_for_a_batch_without_edits() -> None:
     edits = DeviceLogitEdits(HostAccelerator(), VOCAB_SIZE, 4)
     assert edits.upload([row(), row(outputs=[3, 3], min_tokens=2)]) is None
 
 
 def test_tokens_that_the_host_has_not_seen_are_counted() -> None:
-    """Two of them, each the next batch's input; the least number of tokens counts them too."""
+    """Up to two per row, each the next batch's input; `min_tokens` counts them too."""
     device = DeviceLogitEdits(HostAccelerator(), VOCAB_SIZE, 3)
     logits = flat_logits(3)
     logits[:, EOS] = 9.0
@@ -69,7 +69,7 @@ def _kwargs(rows: list[SamplingRow]) -> list[dict[str, Any]]:
     return [{name: getattr(each.params, name) for name in names} for each in rows]
 
 
-def test_what_a_batch_lists_may_outgrow_the_buffers() -> None:
+def test_buffers_grow_with_the_tokens_that_a_batch_lists() -> None:
     vocab_size = 3000
     device = DeviceLogitEdits(DelayedAccelerator(), vocab_size, 2)
     bias = {token_id: float(token_id) for token_id in range(0, vocab_size, 2)}
@@ -82,7 +82,7 @@ def test_what_a_batch_lists_may_outgrow_the_buffers() -> None:
     assert edits.is_blank.tolist() == [1, 0]
 
 
-def test_the_edits_of_a_batch_stay_while_the_next_is_made() -> None:
+def test_edits_of_a_batch_stay_valid_while_those_of_the_next_are_uploaded() -> None:
     device = DeviceLogitEdits(DelayedAccelerator(), VOCAB_SIZE, 2)
     first = device.upload([row(logit_bias={5: 1.0})])
     second = device.upload([row(logit_bias={6: 2.0})])
@@ -91,7 +91,7 @@ def test_the_edits_of_a_batch_stay_while_the_next_is_made() -> None:
     assert (first.token_ids.tolist(), second.token_ids.tolist()) == ([5], [6])
 
 
-def test_upload_waits_for_the_last_but_one_alone() -> None:
+def test_upload_waits_only_for_the_second_to_last_batch() -> None:
     accelerator = DelayedAccelerator()
     device = DeviceLogitEdits(accelerator, VOCAB_SIZE, 2)
     for _ in range(2):
@@ -101,11 +101,11 @@ def test_upload_waits_for_the_last_but_one_alone() -> None:
     assert (first.is_done, second.is_done) == (True, False)
 
 
-# Whose counts they are.
+# Which sequence a row of the counts belongs to.
 
 
 class Counted:
-    """A sequence that penalties apply to, as `DeviceLogitEdits` hands it to the counts."""
+    """A sequence with penalties, as `DeviceLogitEdits` passes it to `TokenCounts`."""
 
     def __init__(self, counts: TokenCounts, prompt: list[int]) -> None:
         self.row = row(prompt, **PENALTIES)
@@ -114,7 +114,7 @@ class Counted:
         self._device._counts = counts
 
     def append(self, token_id: int) -> int:
-        """Choose a token; returns the row of the counts that says what was there before."""
+        """Choose a token; returns the sequence's row of the counts, which must match its tokens so far."""
         edits = self._device.upload([self.row])
         assert edits is not None
         count_row = int(edits.count_row[0])
@@ -127,7 +127,7 @@ class Counted:
         return count_row
 
 
-def test_a_sequence_keeps_its_row_until_another_needs_it_and_then_gets_one_anew() -> None:
+def test_a_sequence_keeps_its_count_row_until_another_takes_it_and_then_gets_a_new_one() -> None:
     counts = TokenCounts(torch.device("cpu"), VOCAB_SIZE, 2)
     a, b, c = (Counted(counts, prompt) for prompt in ([1, 2], [3, 99], [4]))
     rows = [a.append(5), b.append(5), a.append(6)]
@@ -138,7 +138,7 @@ def test_a_sequence_keeps_its_row_until_another_needs_it_and_then_gets_one_anew(
     assert c.append(8) == rows[0]
 
 
-def test_tokens_chosen_elsewhere_are_counted_anew() -> None:
+def test_counts_are_rebuilt_if_tokens_were_chosen_elsewhere() -> None:
     counts = TokenCounts(torch.device("cpu"), VOCAB_SIZE, 2)
     a = Counted(counts, [1, 2])
     a.append(5)

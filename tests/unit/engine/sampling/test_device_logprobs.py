@@ -1,4 +1,4 @@
-"""Log-probabilities computed on a device are the host sampler's, but for rounding."""
+"""Log-probabilities computed on a device are the host sampler's, except for rounding."""
 
 from math import isnan
 
@@ -22,7 +22,7 @@ def row(logprobs: int | None) -> SamplingRow:
 
 
 def assert_as_on_the_host(logits: Tensor, rows: list[SamplingRow]) -> None:
-    """Not read before the device has sent them."""
+    """Compares the log-probabilities with the host's; they are read only after the device has sent them."""
     expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).sample(logits, rows)
     accelerator = DelayedAccelerator()
     scored_rows = torch.tensor([index for index, each in enumerate(rows) if each.params.logprobs is not None])
@@ -41,14 +41,14 @@ def test_equal_logits_are_listed_by_ascending_id_and_share_a_rank(dtype: torch.d
     assert_as_on_the_host(logits, [row(60), row(100), row(500)])
 
 
-def test_rows_are_scored_a_few_at_a_time_and_those_that_ask_alone() -> None:
+def test_logprobs_of_some_or_all_rows_in_chunks_match_the_host() -> None:
     num_rows = 2 * ROWS_PER_CHUNK + 5
     logits = torch.randn(num_rows, LOGITS_SIZE, generator=torch.Generator().manual_seed(0)) * 4
     assert_as_on_the_host(logits, [row((None, 0, 3)[i % 3]) for i in range(num_rows)])
     assert_as_on_the_host(logits, [row(0)] * num_rows)
 
 
-def test_a_row_that_is_not_finite_has_none_and_disturbs_no_other() -> None:
+def test_a_nonfinite_row_has_no_logprobs_and_does_not_affect_other_rows() -> None:
     logits = torch.randn(4, LOGITS_SIZE, generator=torch.Generator().manual_seed(0))
     logits[0, 3], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
     assert_as_on_the_host(logits, [row(2)] * 4)
@@ -56,7 +56,7 @@ def test_a_row_that_is_not_finite_has_none_and_disturbs_no_other() -> None:
 
 @pytest.mark.parametrize("num_top", [0, 3, 500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_those_of_a_prompt_are_the_hosts_a_few_at_a_time(dtype: torch.dtype, num_top: int) -> None:
+def test_prompt_logprobs_in_chunks_match_the_host(dtype: torch.dtype, num_top: int) -> None:
     num_rows = 2 * ROWS_PER_CHUNK + 5
     logits = torch.randn(num_rows, LOGITS_SIZE, generator=torch.Generator().manual_seed(0)).to(dtype) * 4
     targets = [7 * index % VOCAB_SIZE for index in range(num_rows)]
@@ -64,7 +64,7 @@ def test_those_of_a_prompt_are_the_hosts_a_few_at_a_time(dtype: torch.dtype, num
     assert prompt_logprobs(logits, VOCAB_SIZE, targets, num_top) == [approximately(each) for each in expected]
 
 
-def test_a_row_of_a_prompt_that_is_not_finite_has_none_and_disturbs_no_other() -> None:
+def test_a_nonfinite_prompt_row_has_no_logprobs_and_does_not_affect_other_rows() -> None:
     logits = torch.randn(4, LOGITS_SIZE, generator=torch.Generator().manual_seed(0))
     logits[0, 3], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
     found = prompt_logprobs(logits, VOCAB_SIZE, [3, 5, 2, 7], 2)

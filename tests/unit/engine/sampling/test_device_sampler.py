@@ -1,4 +1,4 @@
-"""Where the device samples, tokens are those of the host's sampler, whatever else is in the batch."""
+"""If the device samples, tokens are those of the host's sampler, whatever else is in the batch."""
 
 import pytest
 import torch
@@ -74,26 +74,26 @@ def logits(num_rows: int) -> Tensor:
     [[GREEDY, GREEDY], DRAWN, [GREEDY, *DRAWN], OTHERS, [OTHERS[0], GREEDY, OTHERS[1], *DRAWN, *OTHERS[2:4]]],
     ids=["greedy", "drawn", "both", "others", "all"],
 )
-def test_tokens_are_those_of_the_host(backend: SamplingBackend, rows: list[SamplingRow]) -> None:
+def test_tokens_and_logprobs_match_the_host(backend: SamplingBackend, rows: list[SamplingRow]) -> None:
     expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).sample(logits(len(rows)), rows)
     expected.logprobs = [None if each is None else approximately(each) for each in expected.logprobs]
     assert on_device(backend).sample(logits(len(rows)), rows) == expected
 
 
-def test_log_probabilities_of_a_prompt_are_those_of_the_host(backend: SamplingBackend) -> None:
+def test_prompt_logprobs_match_the_host(backend: SamplingBackend) -> None:
     expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).prompt_logprobs(logits(3), [4, 149, 0], 5)
     found = on_device(backend).prompt_logprobs(logits(3), [4, 149, 0], 5)
     assert found == [approximately(each) for each in expected]
     assert on_device(backend).prompt_logprobs(logits(0), [], 5) == []
 
 
-def test_a_greedy_batch_has_nothing_to_draw(backend: SamplingBackend) -> None:
+def test_a_greedy_batch_passes_no_draws_or_edits_to_the_backend(backend: SamplingBackend) -> None:
     on_device(backend).sample(logits(2), [GREEDY, GREEDY])
     assert backend.draws == [None]
     assert backend.edits == [None]
 
 
-def test_a_row_that_is_not_finite_is_told_and_alone(backend: SamplingBackend) -> None:
+def test_a_nonfinite_row_is_reported_and_does_not_affect_other_rows(backend: SamplingBackend) -> None:
     broken = logits(3)
     broken[1, 4] = torch.nan
     sampled = on_device(backend).sample(broken, [GREEDY, GREEDY, DRAWN[0]])
@@ -101,15 +101,15 @@ def test_a_row_that_is_not_finite_is_told_and_alone(backend: SamplingBackend) ->
     assert sampled.token_ids[0] == int(broken[0, :VOCAB_SIZE].argmax())
 
 
-def test_parameters_of_the_step_before_are_not_seen(backend: SamplingBackend) -> None:
+def test_parameters_of_the_previous_step_are_not_reused(backend: SamplingBackend) -> None:
     sampler = on_device(backend)
     sampler.sample(logits(4), [*DRAWN, GREEDY])
     expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).sample(logits(2), [GREEDY, DRAWN[1]])
     assert sampler.sample(logits(2), [GREEDY, DRAWN[1]]) == expected
 
 
-def test_tokens_of_two_batches_can_be_on_their_way(backend: SamplingBackend) -> None:
-    """What the host finds before it has waited is neither's."""
+def test_tokens_of_two_batches_can_be_in_flight(backend: SamplingBackend) -> None:
+    """Before the host has waited, its buffers contain the tokens of neither."""
     accelerator = DelayedAccelerator()
     device = DeviceSampler(backend, accelerator, VOCAB_SIZE, 8)
     batches = [(logits(4), [*DRAWN, GREEDY]), (-logits(2), [GREEDY, DRAWN[1]])]
@@ -132,7 +132,7 @@ def test_a_third_batch_waits_only_for_the_parameters_of_the_first(backend: Sampl
     assert not any(event.is_done for event in (first_tokens, *of_second))
 
 
-def test_tokens_are_copied_on_the_device_and_one_that_is_not_finite_is_a_token_all_the_same(
+def test_tokens_are_copied_on_the_device_and_a_nonfinite_row_gives_a_valid_token(
     backend: SamplingBackend,
 ) -> None:
     broken = logits(3)

@@ -9,7 +9,7 @@ from tests.support.hash_grammars import CHARS, EOS, VOCAB_SIZE, hash_grammars, o
 
 @pytest.fixture(params=["host", "device"], autouse=True)
 def masked_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a device does is plain torch, and the same on the host."""
+    """The device's implementation is plain torch, so that it runs on the host too."""
     if request.param == "device":
         monkeypatch.setattr(logit_masks, "_mask_on_host", logit_masks._mask_on_device)
 
@@ -22,7 +22,7 @@ def matcher_of(*texts: str, after: str = "") -> GrammarMatcher:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 29, 8])
-def test_masks_touch_their_rows_and_the_vocabulary_only(dtype: torch.dtype, vocab_size: int) -> None:
+def test_masks_change_only_their_rows_and_only_the_vocabulary(dtype: torch.dtype, vocab_size: int) -> None:
     logits = torch.randn(4, 40).to(dtype)
     before = logits.clone()
     mask_logits(
@@ -36,7 +36,7 @@ def test_masks_touch_their_rows_and_the_vocabulary_only(dtype: torch.dtype, voca
     assert torch.equal(logits[[0, 2]], before[[0, 2]])
 
 
-def test_masks_are_of_strided_rows_too() -> None:
+def test_masks_apply_to_strided_rows_too() -> None:
     whole = torch.randn(3, 2, 40)
     logits = whole[:, 0]
     mask_logits(logits, [(2, matcher_of("a").mask())], VOCAB_SIZE)
@@ -44,14 +44,14 @@ def test_masks_are_of_strided_rows_too() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_vocabulary_beyond_the_masks_is_out(dtype: torch.dtype) -> None:
+def test_tokens_beyond_the_end_of_a_mask_are_masked_out(dtype: torch.dtype) -> None:
     logits = torch.zeros(1, 100, dtype=dtype)
     mask_logits(logits, [(0, matcher_of("a", "z").mask())], 90)
     assert torch.isfinite(logits[0]).nonzero().flatten().tolist() == [0, 25, *range(90, 100)]
     assert (logits[0, 1:25] == -torch.inf).all()
 
 
-def test_infinite_and_undefined_logits_that_are_out_are_out() -> None:
+def test_infinite_and_nan_logits_can_be_masked_out() -> None:
     logits = torch.tensor([[torch.nan, 1.0, torch.inf, torch.nan] + [0.0] * 26])
     mask_logits(logits, [(0, matcher_of("b").mask())], VOCAB_SIZE)
     assert logits[0, 1] == 1

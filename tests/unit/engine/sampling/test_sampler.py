@@ -1,4 +1,4 @@
-"""The sampler against float64 references that do one thing after the other on a whole row."""
+"""Compares the sampler with float64 references that apply one operation after another to a whole row."""
 
 import math
 import sys
@@ -39,7 +39,7 @@ def sample(logits, rows, vocab_size=None, host=None):
 
 
 def default_host():
-    """Of the test's `backend`."""
+    """The host functions of the test's `backend`."""
     return ReferenceSampling()
 
 
@@ -51,7 +51,7 @@ def host_in_c():
 
 
 class Recorder:
-    """A host's functions, and which of them were called."""
+    """A host's functions, with a record of the calls."""
 
     def __init__(self, host):
         self.calls = []
@@ -68,7 +68,7 @@ def sample_one(logits, params, **row):
 
 @pytest.fixture(params=["reference", "c"])
 def backend(request, monkeypatch):
-    """The C functions give the same answers."""
+    """Runs the test with the reference and with the C functions, which must give the same results."""
     if request.param == "c":
         host = host_in_c()
         monkeypatch.setattr(sys.modules[__name__], "default_host", lambda: host)
@@ -105,7 +105,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def by_falling(values: np.ndarray) -> np.ndarray:
-    """The token ids; equal ones by ascending id."""
+    """Token ids by descending value; equal values by ascending id."""
     return np.argsort(-values, kind="stable")
 
 
@@ -130,7 +130,7 @@ def reference_sorted_choice(row: SamplingRow, logits: np.ndarray) -> int:
     return int(order[np.searchsorted(np.cumsum(probabilities[order]), target, side="right")])
 
 
-# What is drawn.
+# Draws.
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_draws_follow_the_reference_distribution(change, vocab_size, backend):
     ],
     ids=str,
 )
-def test_filtered_draws_are_the_sorted_inverse_cdf(change, scale, backend):
+def test_filtered_draws_match_the_sorted_inverse_cdf(change, scale, backend):
     logits = make_logits(40, 2500, seed=1, scale=scale)
     rows = [make_row(replace(RANDOM, **change), seed=3, position=position) for position in range(40)]
 
@@ -207,7 +207,7 @@ def test_flat_logits_draw_from_the_whole_nucleus(backend):
     assert len(set(token_ids)) > 200
 
 
-def test_positions_and_seeds_draw_differently():
+def test_draws_differ_by_position_and_by_seed():
     logits = torch.zeros(1, 5000).expand(100, -1)
 
     by_position = sample(logits, [make_row(RANDOM, position=index) for index in range(100)]).token_ids
@@ -218,7 +218,7 @@ def test_positions_and_seeds_draw_differently():
     assert by_position[1:] != by_seed[1:]
 
 
-def test_tiny_and_huge_temperatures_are_finite(backend):
+def test_tiny_and_huge_temperatures_give_finite_results(backend):
     logits = make_logits(2, 500, scale=1000.0)
     for change in ({}, {"top_p": 0.9}, {"top_k": 7}):
         cold = replace(RANDOM, temperature=2e-5, **change)
@@ -229,7 +229,7 @@ def test_tiny_and_huge_temperatures_are_finite(backend):
 
 
 @pytest.mark.parametrize("change", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
-def test_the_ends_of_the_noise_hit_tokens_with_probability(change, monkeypatch):
+def test_the_extremes_of_the_noise_draw_tokens_with_nonzero_probability(change, monkeypatch):
     logits = make_logits(2, 700)
     logits[:, :100] = -torch.inf
     logits[:, 600:] = -torch.inf
@@ -244,7 +244,7 @@ def test_the_ends_of_the_noise_hit_tokens_with_probability(change, monkeypatch):
 # Greedy and ties.
 
 
-def test_greedy_takes_the_lowest_of_equal_logits(backend):
+def test_greedy_takes_the_lowest_id_among_equal_logits(backend):
     logits = torch.zeros(1, 1000)
     logits[0, [900, 70, 333]] = 4
 
@@ -252,7 +252,7 @@ def test_greedy_takes_the_lowest_of_equal_logits(backend):
     assert sample_one(logits, replace(GREEDY, logit_bias={5: 1.0})) == 70
 
 
-def test_top_k_cuts_equal_logits_at_the_lower_ids(backend):
+def test_top_k_keeps_the_lowest_ids_among_equal_logits(backend):
     logits = torch.zeros(1, 1000)
     logits[0, [900, 70, 333, 80]] = 4
     rows = [make_row(replace(RANDOM, top_k=3), position=position) for position in range(200)]
@@ -284,7 +284,7 @@ def test_penalties_match_the_reference_token_by_token(keeps_state, backend):
         output.append(token_id)
 
 
-def test_penalty_state_counts_only_what_is_new():
+def test_penalty_state_counts_only_new_tokens():
     state = PenaltyState([4, 4, 9])
     output = [9, 1]
     state.catch_up(output)
@@ -297,7 +297,7 @@ def test_penalty_state_counts_only_what_is_new():
     assert dict(list(pairs)[: counted.num_tokens]) == {4: 0, 9: 1, 1: 2}
 
 
-def test_repetition_penalty_of_1_leaves_the_prompt_alone(backend):
+def test_prompt_tokens_are_not_penalized_if_the_repetition_penalty_is_1(backend):
     logits = torch.tensor([[0.0, 2.0, 1.9, 0.0]])
     params = replace(GREEDY, presence_penalty=1.0)
 
@@ -305,7 +305,7 @@ def test_repetition_penalty_of_1_leaves_the_prompt_alone(backend):
     assert sample_one(logits, params, output=[1]) == 2
 
 
-def test_repetition_penalty_divides_positive_and_multiplies_negative(backend):
+def test_repetition_penalty_divides_positive_and_multiplies_negative_logits(backend):
     params = replace(GREEDY, repetition_penalty=2.0)
 
     assert sample_one(torch.tensor([[3.0, 2.0, 1.0]]), params, prompt=[0]) == 1
@@ -313,20 +313,20 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative(backend):
     assert sample_one(torch.tensor([[-3.0, -4.0, -5.9]]), params, prompt=[0]) == 1
 
 
-def test_presence_does_not_count_prompt_tokens_beside_a_repetition_penalty(backend):
+def test_presence_penalty_ignores_prompt_tokens_even_with_a_repetition_penalty(backend):
     params = replace(GREEDY, repetition_penalty=1.1, presence_penalty=1.0)
 
     assert sample_one(torch.tensor([[3.0, 2.0]]), params, prompt=[0]) == 0
     assert sample_one(torch.tensor([[3.0, 2.0]]), params, output=[0]) == 1
 
 
-def test_bias_comes_before_the_repetition_penalty(backend):
+def test_bias_is_applied_before_the_repetition_penalty(backend):
     params = replace(GREEDY, repetition_penalty=2.0, logit_bias={0: 4.0})
 
     assert sample_one(torch.tensor([[-1.0, 1.7]]), params, prompt=[0]) == 1  # (-1 + 4) / 2, not -1 * 2 + 4
 
 
-def test_eos_and_stop_tokens_wait_for_min_tokens(backend):
+def test_eos_and_stop_tokens_are_banned_until_min_tokens(backend):
     logits = torch.tensor([[0.0, 1.0, 9.0, 8.0, 7.0, 2.0]])
     params = replace(GREEDY, min_tokens=2, stop_token_ids=(4,))
 
@@ -335,7 +335,7 @@ def test_eos_and_stop_tokens_wait_for_min_tokens(backend):
     assert sample_one(logits, replace(params, ignore_eos=True), output=[1]) == 5
 
 
-def test_min_tokens_edits_nothing_until_a_stop_token_is_the_largest():
+def test_min_tokens_edits_nothing_unless_a_stop_token_has_the_largest_logit():
     logits = torch.tensor([[0.0, 9.0, 8.0, 1.0], [0.0, 1.0, 9.0, 8.0], [0.0, 1.0, 9.0, 8.0]])
     rows = [make_row(replace(GREEDY, min_tokens=2), output=[1]), make_row(GREEDY), make_row(GREEDY)]
     host = Recorder(ReferenceSampling())
@@ -347,7 +347,7 @@ def test_min_tokens_edits_nothing_until_a_stop_token_is_the_largest():
     assert host.calls == ["argmax", "argmax", "draw_edited"]
 
 
-def test_allowed_tokens_and_bias(backend):
+def test_greedy_respects_allowed_tokens_and_bias(backend):
     logits = make_logits(1, 200)
     best = int(logits.argmax())
 
@@ -356,7 +356,7 @@ def test_allowed_tokens_and_bias(backend):
     assert sample_one(logits, replace(GREEDY, logit_bias={11: 100.0})) == 11
 
 
-def test_ids_outside_the_vocabulary_are_passed_over(backend):
+def test_ids_outside_the_vocabulary_are_ignored(backend):
     logits = make_logits(1, 64)
     params = replace(
         GREEDY,
@@ -371,7 +371,7 @@ def test_ids_outside_the_vocabulary_are_passed_over(backend):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_bans_everything_takes_the_best_allowed_token(temperature, backend):
+def test_a_row_that_bans_all_its_allowed_tokens_takes_the_best_of_them(temperature, backend):
     params = replace(RANDOM, temperature=temperature, min_tokens=5, allowed_token_ids=(3, 2), logprobs=1)
     logits = torch.tensor([[9.0, 9.0, 1.0, 2.0]])
 
@@ -388,7 +388,7 @@ def test_a_row_that_bans_the_whole_vocabulary_takes_the_best_token(backend):
     assert sample_one(torch.tensor([[1.0, 3.0, 0.0, 2.0]]), params) == 1
 
 
-def test_a_row_that_allows_no_token_there_is_fails_alone(backend):
+def test_a_row_that_allows_only_ids_outside_the_vocabulary_fails_alone(backend):
     params = replace(GREEDY, allowed_token_ids=(100,))
     logits = torch.tensor([[1.0, 3.0], [3.0, 1.0]])
 
@@ -398,7 +398,7 @@ def test_a_row_that_allows_no_token_there_is_fails_alone(backend):
     assert result.token_ids[1] == 0
 
 
-def test_logits_are_not_written_to(backend):
+def test_logits_are_not_modified(backend):
     logits = make_logits(2, 100)
     before = logits.clone()
 
@@ -426,7 +426,7 @@ def test_padding_columns_are_never_read(padding, params, backend):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_bad_row_fails_alone(bad, backend):
+def test_a_row_with_nan_or_infinity_fails_alone(bad, backend):
     everything = [GREEDY, RANDOM, replace(RANDOM, top_k=5), replace(RANDOM, top_p=0.9), replace(RANDOM, min_p=0.1)]
     everything += [replace(GREEDY, logit_bias={3: 1.0}), replace(RANDOM, allowed_token_ids=(4, 5))]
     everything = [replace(params, logprobs=2) for params in everything] * 2
@@ -445,7 +445,7 @@ def test_a_bad_row_fails_alone(bad, backend):
     assert result.logprobs[half:] == expected.logprobs[half:]
 
 
-def test_a_row_without_any_probability_is_not_finite(backend):
+def test_a_row_of_only_minus_infinity_is_not_finite(backend):
     logits = torch.full((1, 30), -torch.inf)
 
     assert sample(logits, [make_row(RANDOM)]).is_finite == [False]
@@ -463,7 +463,7 @@ def test_tokens_at_minus_infinity_are_never_drawn(backend):
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, 400])
-def test_logprobs_are_of_the_raw_logits(num_top, backend):
+def test_logprobs_are_computed_from_the_raw_logits(num_top, backend):
     params = replace(GREEDY, logprobs=num_top, logit_bias={17: 100.0}, temperature=0.3, top_k=2)
     logits = make_logits(1, 400)
 
@@ -489,7 +489,7 @@ def test_equal_logits_share_a_rank_and_list_the_lower_id_first(backend):
     assert [token_id for token_id, _ in logprob.top] == [100, 200, 0]
 
 
-def test_prompt_logprobs_are_those_of_single_rows(backend):
+def test_prompt_logprobs_equal_those_of_single_rows(backend):
     logits = make_logits(600, 130)
     targets = [(7 * index) % 128 for index in range(600)]
     logits[5, 3] = torch.nan
@@ -505,7 +505,7 @@ def test_prompt_logprobs_are_those_of_single_rows(backend):
     assert found[599].logprob == pytest.approx(expected[targets[599]], abs=1e-5)
 
 
-def test_logprobs_of_tokens_that_are_known_take_one_call():
+def test_logprobs_of_known_tokens_take_one_call():
     host = host_in_c()
     logits = make_logits(3, 300)
     rows = [make_row(replace(GREEDY, logprobs=2)), make_row(replace(RANDOM, logprobs=0)), make_row(GREEDY)]
@@ -521,7 +521,7 @@ def test_logprobs_of_tokens_that_are_known_take_one_call():
     assert found.logprobs[2] is None
 
 
-def test_nothing_to_sample(backend):
+def test_an_empty_batch_gives_empty_results(backend):
     engine_sampler = make_sampler(10, 16)
 
     assert engine_sampler.sample(torch.empty(0, 16), []).token_ids == []
@@ -567,7 +567,7 @@ sampling_rows = st.builds(
     bad=st.sets(st.integers(0, 11), max_size=3),
     in_c=st.booleans(),
 )
-def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(rows, seed, scale, dtype, bad, in_c):
+def test_a_row_gives_bit_identical_results_alone_and_in_a_batch(rows, seed, scale, dtype, bad, in_c):
     host = host_in_c() if in_c else None
     logits = make_logits(len(rows), 1024, seed, scale).to(dtype)
     logits[[index for index in bad if index < len(rows)], 5] = torch.nan
@@ -582,7 +582,7 @@ def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(rows, seed, scale, dtype,
             assert alone.logprobs == [together.logprobs[index]]
 
 
-def test_real_vocabularies_do_not_change_that():
+def test_a_row_gives_the_same_results_alone_and_in_a_batch_with_a_real_vocabulary_size():
     params = [RANDOM, replace(RANDOM, top_p=0.9), replace(RANDOM, top_k=50), replace(RANDOM, min_p=0.01)]
     logits = make_logits(8, 50257, scale=1.0)
     rows = [make_row(replace(params[index % 4], logprobs=2), position=index) for index in range(8)]

@@ -25,7 +25,7 @@ class FakeDraft:
 
 
 FREE_ROWS = 8
-"""Of the hash engine."""
+"""Free rows of the hash engine."""
 MAX_LENGTH = 5
 
 
@@ -40,7 +40,7 @@ def answer(request: EngineRequest, index: int = 0) -> Choice:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, HashRunner]]:
-    """An engine whose drafts are right as far as `right` says, of those that `known` requests will say."""
+    """An engine that drafts the answers of the `known` requests; the first `right` tokens of a draft are correct."""
 
     def make(known: list[EngineRequest], right: int = 99, **overrides: object) -> tuple[Engine, HashRunner]:
         answers = [
@@ -68,7 +68,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, HashRun
     return make
 
 
-def test_tokens_come_several_in_a_step_and_are_the_same(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+def test_a_step_outputs_several_tokens_and_they_are_the_same_as_without_drafts(
+    make: Callable[..., tuple[Engine, HashRunner]],
+) -> None:
     request = ask()
     engine, _ = make([request])
     engine.add_request(request)
@@ -80,7 +82,7 @@ def test_tokens_come_several_in_a_step_and_are_the_same(make: Callable[..., tupl
 
 
 @pytest.mark.parametrize("right", [0, 1, 2])
-def test_what_is_drafted_wrongly_changes_nothing(make: Callable[..., tuple[Engine, HashRunner]], right: int) -> None:
+def test_wrong_drafts_do_not_change_the_output(make: Callable[..., tuple[Engine, HashRunner]], right: int) -> None:
     requests = [ask("greedy"), ask("drawn", [9, 8, 7], temperature=1.0, seed=4, logprobs=2)]
     engine, _ = make(requests, right)
     for request in requests:
@@ -101,7 +103,7 @@ PENALTIES = [
 
 
 @pytest.mark.parametrize("params", PENALTIES)
-def test_each_drafted_token_is_judged_as_if_those_before_it_were_said(
+def test_each_drafted_token_is_judged_as_if_the_ones_before_it_were_output(
     make: Callable[..., tuple[Engine, HashRunner]], params: dict[str, object]
 ) -> None:
     request = ask(**params)
@@ -111,9 +113,9 @@ def test_each_drafted_token_is_judged_as_if_those_before_it_were_said(
     assert engine.stats().num_accepted_tokens > 0
 
 
-def test_a_grammar_holds_drafted_tokens_too(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+def test_a_grammar_constrains_drafted_tokens_too(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
     texts = ["".join(pair) for pair in product(("ab", "ac", "bd"), ("ef", "gh", "eg"), ("ijk", "ilm"))]
-    request = ask(grammar=one_of(*texts), temperature=1.0, seed=1, logprobs=0)  # with them nothing is appended unasked
+    request = ask(grammar=one_of(*texts), temperature=1.0, seed=1, logprobs=0)  # no forced tokens with logprobs
     for right in (99, 2):
         engine, _ = make([request], right)
         engine.add_request(request)
@@ -122,7 +124,7 @@ def test_a_grammar_holds_drafted_tokens_too(make: Callable[..., tuple[Engine, Ha
 
 
 @pytest.mark.parametrize("right", [99, 3, 1])
-def test_tokens_that_a_grammar_appends_may_have_been_drafted(
+def test_tokens_that_a_grammar_forces_may_also_be_drafted(
     make: Callable[..., tuple[Engine, HashRunner]], right: int
 ) -> None:
     texts = ["".join(pair) for pair in product(("ab", "ac"), ("def0", "gfh1"), ("ijk", "ilm"))]
@@ -136,7 +138,7 @@ def test_tokens_that_a_grammar_appends_may_have_been_drafted(
 @pytest.mark.parametrize("reasoning", [GrammarReasoning(None, 3), GrammarReasoning(1, 3)])
 @pytest.mark.parametrize("logprobs", [None, 0])
 @pytest.mark.parametrize("right", [99, 3, 1])
-def test_reasoning_may_be_drafted_and_what_a_grammar_holds_behind_it(
+def test_reasoning_and_the_grammar_constrained_output_after_it_can_be_drafted(
     make: Callable[..., tuple[Engine, HashRunner]], right: int, logprobs: int | None, reasoning: GrammarReasoning
 ) -> None:
     texts = ["".join(pair) for pair in product(("ab", "ac"), ("def0", "gfh1"), ("ijk", "ilm"))]
@@ -151,12 +153,14 @@ def test_reasoning_may_be_drafted_and_what_a_grammar_holds_behind_it(
 
 
 def run_grammars_to_idle(engine: Engine) -> dict[tuple[str, int], Choice]:
-    """Compiled first, as steps that wait for it do nothing."""
+    """Compile the grammars first, because steps that wait for one do nothing."""
     wait(engine._compiling.values())
     return run_to_idle(engine)
 
 
-def test_outputs_say_how_much_was_drafted(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+def test_outputs_report_how_many_tokens_were_predicted_and_accepted(
+    make: Callable[..., tuple[Engine, HashRunner]],
+) -> None:
     request = ask(logprobs=1)
     engine, _ = make([request], 2)
     engine.add_request(request)
@@ -170,8 +174,7 @@ def test_outputs_say_how_much_was_drafted(make: Callable[..., tuple[Engine, Hash
     assert (output.num_predicted_tokens, output.num_accepted_tokens) == (10, 4)
 
 
-def test_nothing_follows_the_last_token(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
-    """A stop token among the drafted ones ends it there."""
+def test_a_stop_token_within_a_draft_ends_the_output(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
     probe = answer(ask())
     request = ask(stop_token_ids=(probe.token_ids[3],))
     engine, _ = make([ask()])
@@ -183,7 +186,7 @@ def test_nothing_follows_the_last_token(make: Callable[..., tuple[Engine, HashRu
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
-def test_no_more_is_drafted_than_is_left_to_say(
+def test_drafts_do_not_exceed_the_remaining_max_tokens(
     make: Callable[..., tuple[Engine, HashRunner]], max_tokens: int
 ) -> None:
     request = ask(max_tokens=max_tokens)
@@ -193,7 +196,9 @@ def test_no_more_is_drafted_than_is_left_to_say(
     assert engine.stats().num_draft_tokens == max(max_tokens - 2, 0)
 
 
-def test_the_models_length_is_not_exceeded(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+def test_output_with_drafts_does_not_exceed_the_models_maximum_length(
+    make: Callable[..., tuple[Engine, HashRunner]],
+) -> None:
     request = ask(prompt=list(range(1, 7)) * 7, max_tokens=40)
     engine, _ = make([request])
     engine.add_request(request)
@@ -202,7 +207,9 @@ def test_the_models_length_is_not_exceeded(make: Callable[..., tuple[Engine, Has
     assert len(choice.token_ids) == 48 - 42
 
 
-def test_what_one_leaves_is_given_to_the_next(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+def test_free_rows_that_one_sequence_does_not_use_go_to_the_next(
+    make: Callable[..., tuple[Engine, HashRunner]],
+) -> None:
     known, unknown = ask("known", [4, 2, 3]), ask("unknown", [5, 2, 3])
     engine, runner = make([known])
     engine.add_request(unknown)
@@ -216,7 +223,7 @@ def test_what_one_leaves_is_given_to_the_next(make: Callable[..., tuple[Engine, 
 
 @pytest.fixture
 def dealt(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """(First token, length, trusted length) of each draft that was asked for; none is given."""
+    """(First token, length, trusted length) of each requested draft; all drafts are empty."""
     lengths: list[tuple[int, int, int]] = []
 
     def draft(token_ids: list[int], max_length: int, max_trusted_length: int) -> tuple[list[int], bool]:
@@ -230,7 +237,7 @@ def dealt(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 def start_decoding(
     monkeypatch: pytest.MonkeyPatch, tenants: list[str], prompt_tokens: int = 3, **overrides: object
 ) -> Engine:
-    """One request of each, whose first token is its number."""
+    """Add one request per entry of `tenants`, whose first token is its index, and compute the prompts."""
     settings: dict[str, object] = {"num_speculative_tokens": 8, "num_blocks": 60, "max_num_batched_tokens": 64}
     engine, _ = make_hash_engine(monkeypatch, max_num_seqs=16, **settings | overrides)
     for number, tenant in enumerate(tenants):
@@ -240,7 +247,7 @@ def start_decoding(
     return engine
 
 
-def test_free_rows_are_dealt_in_turn_and_as_many_again_where_drafts_were_right(
+def test_free_rows_are_dealt_in_turn_and_as_many_again_after_correct_drafts(
     monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]
 ) -> None:
     engine = start_decoding(monkeypatch, ["t"] * 3)
@@ -250,7 +257,7 @@ def test_free_rows_are_dealt_in_turn_and_as_many_again_where_drafts_were_right(
     assert [lengths for _, *lengths in dealt[:3]] == [[2, 5], [3, 7], [5, 13]]
 
 
-def test_beside_other_tenants_only_free_rows_are_dealt(
+def test_with_several_tenants_only_free_rows_are_dealt(
     monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]
 ) -> None:
     start_decoding(monkeypatch, ["red", "blue"]).step()
@@ -260,14 +267,16 @@ def test_beside_other_tenants_only_free_rows_are_dealt(
     assert all(lengths == [0, 0] for _, *lengths in dealt)
 
 
-def test_one_of_many_may_always_try(monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]) -> None:
-    """Else none would ever have been right."""
+def test_one_sequence_in_turn_may_draft_even_without_free_rows(
+    monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]
+) -> None:
+    """Otherwise no draft could ever become correct."""
     start_decoding(monkeypatch, ["t"] * (FREE_ROWS + 2)).step()
     assert [length for _, length, _ in dealt] == [1, *[0] * (FREE_ROWS + 1)]
     assert [trusted for _, _, trusted in dealt][:3] == [1, 1, 1]
 
 
-def test_a_row_of_a_long_context_is_worth_several(
+def test_a_row_with_a_long_context_counts_as_several_rows(
     monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]
 ) -> None:
     engine = start_decoding(monkeypatch, ["t"], prompt_tokens=29)
@@ -277,7 +286,7 @@ def test_a_row_of_a_long_context_is_worth_several(
     assert dealt == [(0, 3, 5)], "7 and 15 rows, each as long as three"
 
 
-def test_no_step_has_more_rows_than_a_step_may(
+def test_drafts_do_not_exceed_max_num_batched_tokens(
     monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]
 ) -> None:
     start_decoding(monkeypatch, ["t"], max_num_batched_tokens=4).step()
@@ -289,7 +298,7 @@ def test_no_step_has_more_rows_than_a_step_may(
     assert dealt == []
 
 
-def test_no_rows_are_added_to_steps_with_many_or_with_prompts(
+def test_nothing_is_drafted_in_large_steps_or_beside_prompts(
     make: Callable[..., tuple[Engine, HashRunner]],
 ) -> None:
     requests = [ask(f"r{i}", [1 + i, 2], max_tokens=3) for i in range(TRUSTED_ROWS * FREE_ROWS)]
@@ -307,8 +316,8 @@ def test_no_rows_are_added_to_steps_with_many_or_with_prompts(
     assert sorted(item.num_rows for item in runner.scheduled) == [1, 3]
 
 
-def test_a_draft_takes_no_blocks_from_others(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
-    """With too few, it goes on without one; nobody is preempted."""
+def test_drafts_take_no_blocks_from_other_sequences(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+    """If blocks are scarce, a sequence continues without a draft, and none is preempted."""
     requests = [ask("a", [1, 2, 3]), ask("b", [4, 5, 6])]
     engine, _ = make(requests, num_blocks=8, max_num_batched_tokens=16)
     for request in requests:
@@ -318,8 +327,8 @@ def test_a_draft_takes_no_blocks_from_others(make: Callable[..., tuple[Engine, H
     assert engine.stats().num_preemptions == 0
 
 
-def test_no_prefix_with_wrong_tokens_is_found(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
-    """Blocks of the wrong rows are written again, and only then found."""
+def test_no_prefix_with_wrongly_drafted_tokens_is_found(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+    """Blocks with wrong rows become findable only after those are overwritten."""
     request = ask()
     engine, _ = make([request], 1)
     engine.add_request(request)
@@ -330,7 +339,7 @@ def test_no_prefix_with_wrong_tokens_is_found(make: Callable[..., tuple[Engine, 
     assert engine.stats().prefix_cache_hits >= 12
 
 
-def test_choices_are_drafted_apart(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+def test_each_choice_has_its_own_drafts(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
     request = ask(n=3, temperature=1.0, seed=2)
     engine, _ = make([request], 2)
     engine.add_request(request)
@@ -338,7 +347,7 @@ def test_choices_are_drafted_apart(make: Callable[..., tuple[Engine, HashRunner]
     assert engine.stats().num_accepted_tokens > 0
 
 
-def test_tenants_are_charged_as_without_drafts(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+def test_drafts_do_not_change_what_tenants_are_charged(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
     charged = []
     for length in (0, MAX_LENGTH):
         request = ask(max_tokens=9)
@@ -351,7 +360,7 @@ def test_tenants_are_charged_as_without_drafts(make: Callable[..., tuple[Engine,
     assert charged == [5 + 9 - 1] * 2
 
 
-def test_a_right_token_that_ends_it_was_accepted(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+def test_a_correctly_drafted_last_token_counts_as_accepted(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
     request = ask(max_tokens=40, stop_token_ids=(answer(ask()).token_ids[4],))
     tokens = answer(request).token_ids
     engine, _ = make([request])
@@ -361,10 +370,10 @@ def test_a_right_token_that_ends_it_was_accepted(make: Callable[..., tuple[Engin
     assert outputs[-1].num_accepted_tokens == len(tokens) - 1 - (len(outputs) - 2)
 
 
-def test_values_that_are_not_finite_count_where_the_draft_is_right(
+def test_non_finite_values_matter_only_if_the_draft_is_correct(
     make: Callable[..., tuple[Engine, HashRunner]],
 ) -> None:
-    """The request fails with what it had said before; a draft that is wrong is nobody's."""
+    """Then the request fails with its output so far. The rows of a wrong draft belong to no request."""
     request = ask()
     for right, num_tokens in ((99, 1 + 2), (1, 12)):
         engine, runner = make([request], right)

@@ -36,7 +36,7 @@ def sequence(num_prompt: int = 2, output: tuple[int, ...] = (OTHER,), **params: 
         ((OTHER,) * 7, {}, (None, None)),
     ],
 )
-def test_a_sequence_ends_with_its_newest_token(
+def test_the_newest_token_decides_whether_and_why_a_sequence_ends(
     endings: Endings, output: tuple[int, ...], params: dict[str, object], expected: tuple[object, object]
 ) -> None:
     assert endings.reason(sequence(output=output, **params), output[-1]) == expected
@@ -44,9 +44,7 @@ def test_a_sequence_ends_with_its_newest_token(
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 100])
 @pytest.mark.parametrize("num_prompt", [1, 4, 8])
-def test_that_the_next_token_is_the_last_is_known_when_it_is_for_its_length(
-    endings: Endings, num_prompt: int, max_tokens: int
-) -> None:
+def test_an_ending_by_length_is_known_one_token_in_advance(endings: Endings, num_prompt: int, max_tokens: int) -> None:
     for num_output in range(min(max_tokens, MAX_MODEL_LEN - num_prompt)):
         known = sequence(num_prompt, (OTHER,) * num_output, max_tokens=max_tokens)
         is_certain = endings.ends_with_next(known)
@@ -54,11 +52,11 @@ def test_that_the_next_token_is_the_last_is_known_when_it_is_for_its_length(
         assert is_certain == (endings.reason(known, OTHER)[0] is FinishReason.LENGTH)
 
 
-def test_a_stop_token_is_not_known_before(endings: Endings) -> None:
+def test_an_ending_by_stop_token_is_not_known_in_advance(endings: Endings) -> None:
     assert not endings.ends_with_next(sequence(output=(OTHER, OTHER)))
 
 
-def test_a_prompt_that_is_pooled_ends_with_itself_whatever_its_sampling_says(endings: Endings) -> None:
+def test_a_pooled_sequence_ends_with_its_prompt_whatever_its_sampling_params(endings: Endings) -> None:
     request = EngineRequest("r", [OTHER], SamplingParams(100), pooling=PoolingParams(Pooling.LAST))
     pooled = Sequence(RequestState(request, 0.0, b""), 0, [OTHER], 1)
     assert endings.num_left(pooled) == 0

@@ -25,7 +25,7 @@ def push(queue: FairQueue, tenant: str, name: str = "r") -> Sequence:
 
 
 def admit(queue: FairQueue, num_tokens: int) -> Sequence:
-    """The first in order runs and is charged."""
+    """Remove the first sequence in order and charge its tenant."""
     sequence = next(iter(queue))
     queue.remove(sequence)
     queue.charge(sequence.request.tenant, num_tokens)
@@ -36,7 +36,7 @@ def names(queue: FairQueue) -> list[str]:
     return [sequence.request.request_id for sequence in queue]
 
 
-def test_a_tenant_is_served_first_in_first_out() -> None:
+def test_requests_of_one_tenant_are_served_first_in_first_out() -> None:
     queue = FairQueue()
     for name in ("1", "2", "3"):
         push(queue, "a", name)
@@ -76,7 +76,7 @@ class CountingReads(dict[str, float]):
         return super().get(tenant, default)
 
 
-def test_trying_one_of_each_of_many_tenants_does_not_look_at_all_of_them_each_time() -> None:
+def test_iterating_over_many_tenants_reads_each_counter_only_a_few_times() -> None:
     queue = FairQueue()
     for i in range(1000):
         push(queue, f"tenant {i}", str(i))
@@ -87,7 +87,7 @@ def test_trying_one_of_each_of_many_tenants_does_not_look_at_all_of_them_each_ti
     assert order == sorted(order, key=served.__getitem__)
 
 
-def test_all_that_wait_are_told_in_any_order_without_a_look_at_the_counters() -> None:
+def test_in_any_order_yields_all_waiting_sequences_without_reading_the_counters() -> None:
     queue = FairQueue()
     for name in ("a1", "a2", "b1"):
         push(queue, name[0], name)
@@ -96,7 +96,7 @@ def test_all_that_wait_are_told_in_any_order_without_a_look_at_the_counters() ->
     assert served.num_reads == 0
 
 
-def test_a_preempted_sequence_is_the_next_of_its_tenant() -> None:
+def test_a_preempted_sequence_returns_to_the_head_of_its_tenants_queue() -> None:
     queue = FairQueue()
     first, second = push(queue, "a", "1"), push(queue, "a", "2")
     push(queue, "a", "3")
@@ -107,19 +107,19 @@ def test_a_preempted_sequence_is_the_next_of_its_tenant() -> None:
     assert names(queue) == ["1", "2", "3"]
 
 
-def test_a_tenant_that_returns_from_idle_starts_at_the_smallest_counter_of_those_that_wait() -> None:
+def test_a_tenant_that_begins_to_wait_starts_at_the_smallest_counter_of_waiting_tenants() -> None:
     queue = FairQueue()
     push(queue, "a")
     push(queue, "b")
     queue.charge("a", 100)
     queue.charge("b", 70)
-    queue.arrive("slow")  # runs, and is content with little
+    queue.arrive("slow")  # runs, but has nothing waiting
     queue.charge("slow", 1)
     push(queue, "c")
     assert queue.served("c") == 70
 
 
-def test_who_has_all_it_asked_for_earns_no_credit_by_others_getting_more() -> None:
+def test_a_tenant_with_nothing_waiting_earns_no_credit_while_others_are_served() -> None:
     queue = FairQueue()
     for tenant, num_tokens in (("slow", 4_000), ("fast", 400_000)):
         push(queue, tenant)
@@ -141,7 +141,7 @@ def test_a_tenant_keeps_its_counter_while_it_has_live_sequences() -> None:
     assert queue.served("a") == 100
 
 
-def test_finishing_all_its_work_does_not_pay_a_tenants_debt() -> None:
+def test_finishing_all_its_work_does_not_clear_a_tenants_debt() -> None:
     queue = FairQueue()
     queue.arrive("waits")
     queue.arrive("greedy")
@@ -151,7 +151,7 @@ def test_finishing_all_its_work_does_not_pay_a_tenants_debt() -> None:
     assert queue.served("greedy") == 50
 
 
-def test_tenants_that_come_and_go_do_not_starve_one_that_was_served_before() -> None:
+def test_short_lived_tenants_do_not_starve_one_that_was_served_more() -> None:
     queue = FairQueue()
     push(queue, "waits", "first")
     push(queue, "b")
@@ -166,7 +166,7 @@ def test_tenants_that_come_and_go_do_not_starve_one_that_was_served_before() -> 
     pytest.fail("never served, though each of the others was given five times as much")
 
 
-def test_equally_served_tenants_go_in_the_order_they_began_to_wait() -> None:
+def test_among_equally_served_tenants_the_longest_waiting_goes_first() -> None:
     queue = FairQueue()
     push(queue, "z", "z")
     for _ in range(5):
@@ -176,7 +176,7 @@ def test_equally_served_tenants_go_in_the_order_they_began_to_wait() -> None:
         queue.remove(list(queue)[-1])
 
 
-def test_nothing_is_kept_of_tenants_once_all_are_idle() -> None:
+def test_no_tenant_state_is_kept_once_all_tenants_are_idle() -> None:
     queue = FairQueue()
     for i in range(100):
         sequence = push(queue, f"tenant {i}")
@@ -187,7 +187,7 @@ def test_nothing_is_kept_of_tenants_once_all_are_idle() -> None:
     assert (queue._served, queue._num_live, queue._waiting) == ({}, {}, {})
 
 
-def test_idle_tenants_are_forgotten_as_the_active_overtake_them() -> None:
+def test_idle_tenants_are_forgotten_once_active_tenants_overtake_them() -> None:
     queue = FairQueue()
     queue.arrive("stays")
     for i in range(100):

@@ -42,7 +42,7 @@ def memory(paths: dict[TinyAdapter, Path]) -> AdapterMemory:
 
 
 class Bench:
-    """A scheduler and what an engine does with its plans; every new token is 0."""
+    """A scheduler and an engine that carries out its plans; every new token is 0."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Bench:
         salt: str = "",
         prompt_logprobs: int | None = None,
     ) -> RequestState:
-        """The prompt's tokens are unlike any other's unless they are given."""
+        """num_prompt: the prompt's tokens, or how many tokens that no other prompt contains."""
         number = next(self._names)
         tokens = num_prompt if isinstance(num_prompt, list) else [1000 * number + i for i in range(num_prompt)]
         params = SamplingParams(max_tokens=max_tokens, n=n, prompt_logprobs=prompt_logprobs)
@@ -166,7 +166,7 @@ def test_a_prompt_never_stalls_the_decodes() -> None:
         assert rows(bench.step()) == {"long": 1, "short": 1, "longer": num_rows}
 
 
-def test_a_long_prompt_leaves_rows_to_a_tenant_that_was_not_served_more() -> None:
+def test_a_long_prompt_leaves_half_the_rows_to_a_waiting_tenant_that_was_not_served_more() -> None:
     bench = Bench(num_blocks=200, budget=16, max_num_seqs=3)
     bench.add(100, name="long", tenant="a")
     bench.step()
@@ -178,7 +178,7 @@ def test_a_long_prompt_leaves_rows_to_a_tenant_that_was_not_served_more() -> Non
     assert rows(bench.step()) == {"long": 12, "short": 4}
 
 
-def test_a_long_prompt_leaves_no_rows_for_whom_there_is_no_seat() -> None:
+def test_a_long_prompt_leaves_no_rows_for_a_request_without_a_free_seat() -> None:
     bench = Bench(num_blocks=200, budget=16, max_num_seqs=1)
     bench.add(40, name="long", tenant="a")
     bench.step()
@@ -186,7 +186,7 @@ def test_a_long_prompt_leaves_no_rows_for_whom_there_is_no_seat() -> None:
     assert rows(bench.step()) == {"long": 16}
 
 
-def test_sequences_for_which_there_are_no_rows_come_in_turn() -> None:
+def test_decodes_take_turns_if_there_are_more_sequences_than_rows() -> None:
     bench = Bench(budget=2)
     state = bench.add(2, n=5, max_tokens=9)
     for _ in range(11):
@@ -194,14 +194,14 @@ def test_sequences_for_which_there_are_no_rows_come_in_turn() -> None:
     assert {sequence.num_output_tokens for sequence in state.sequences} == {5}
 
 
-def test_fills_what_is_left_of_the_budget_with_the_next_prompt() -> None:
+def test_the_rest_of_the_budget_goes_to_the_next_prompt() -> None:
     bench = Bench(budget=16)
     for name in ("1", "2", "3"):
         bench.add(7, name=name)
     assert rows(bench.step()) == {"1": 7, "2": 7, "3": 2}
 
 
-def test_rows_for_prompt_logprobs_are_all_sampled_and_bounded() -> None:
+def test_prompt_logprob_rows_are_all_sampled_and_limited_per_step() -> None:
     bench = Bench(num_blocks=200, budget=1000)
     bench.add(MAX_PROMPT_LOGPROB_ROWS + 44, name="r", prompt_logprobs=0)
     plan = bench.step()
@@ -215,7 +215,7 @@ def test_rows_for_prompt_logprobs_are_all_sampled_and_bounded() -> None:
 # ---- seats
 
 
-def test_a_request_with_more_choices_than_free_seats_waits_for_them_and_nobody_passes_it() -> None:
+def test_a_request_with_more_choices_than_free_seats_waits_and_is_not_overtaken() -> None:
     bench = Bench(max_num_seqs=4)
     bench.add(2, name="first", n=2, max_tokens=3)
     bench.add(2, name="wide", n=3, max_tokens=1)
@@ -225,7 +225,7 @@ def test_a_request_with_more_choices_than_free_seats_waits_for_them_and_nobody_p
     assert rows(bench.step()).keys() == {"wide", "narrow"}
 
 
-def test_seats_of_choices_that_are_not_forked_yet_are_kept() -> None:
+def test_seats_are_reserved_for_choices_that_are_not_forked_yet() -> None:
     bench = Bench(max_num_seqs=4, budget=4)
     bench.add(8, name="wide", n=4)
     bench.step()
@@ -238,7 +238,7 @@ def test_seats_of_choices_that_are_not_forked_yet_are_kept() -> None:
 # ---- prefix cache
 
 
-def test_a_repeated_prompt_is_found_but_for_its_last_token() -> None:
+def test_a_repeated_prompt_hits_the_prefix_cache_except_for_the_block_of_its_last_token() -> None:
     bench = Bench()
     tokens = list(range(8))
     bench.add(tokens, name="1", max_tokens=1)
@@ -252,7 +252,9 @@ def test_a_repeated_prompt_is_found_but_for_its_last_token() -> None:
 
 
 @pytest.mark.parametrize(("salt", "adapter"), [("other", None), ("", SMALL)])
-def test_another_salt_or_adapter_finds_nothing(salt: str, adapter: TinyAdapter | None, memory: AdapterMemory) -> None:
+def test_another_salt_or_adapter_misses_the_prefix_cache(
+    salt: str, adapter: TinyAdapter | None, memory: AdapterMemory
+) -> None:
     bench = Bench(adapters=memory)
     tokens = list(range(12))
     bench.add(tokens, max_tokens=1)
@@ -262,7 +264,7 @@ def test_another_salt_or_adapter_finds_nothing(salt: str, adapter: TinyAdapter |
     assert bench.begun[-1].num_cached_tokens == 0
 
 
-def test_blocks_are_found_only_after_a_finite_row_depends_on_them() -> None:
+def test_blocks_of_a_partly_computed_prompt_are_not_findable() -> None:
     bench = Bench(budget=8)
     tokens = list(range(12))
     bench.add(tokens, name="1")
@@ -300,7 +302,7 @@ def test_choices_share_the_prompts_blocks_and_copy_the_one_they_write() -> None:
     assert bench.step().block_copies == []
 
 
-def test_choices_of_a_prompt_of_full_blocks_copy_nothing() -> None:
+def test_choices_copy_no_block_if_the_prompt_ends_at_a_block_boundary() -> None:
     bench = Bench()
     bench.add(8, n=3)
     bench.step()
@@ -320,7 +322,7 @@ def test_each_choice_holds_its_own_reference_to_the_adapter(memory: AdapterMemor
 # ---- preemption
 
 
-def test_preempts_the_newest_of_the_most_served_tenant_when_blocks_run_out() -> None:
+def test_preempts_the_newest_sequence_of_the_most_served_tenant_when_blocks_run_out() -> None:
     bench = Bench(num_blocks=6)
     for name, tenant in (("light", "light"), ("old", "heavy"), ("new", "heavy")):
         bench.add(7, name=name, tenant=tenant)
@@ -332,8 +334,8 @@ def test_preempts_the_newest_of_the_most_served_tenant_when_blocks_run_out() -> 
     assert rows(plan) == {"light": 1, "old": 1}
 
 
-def test_a_preempted_sequence_gives_its_rows_of_the_step_back() -> None:
-    """The served-most tenant's decode is scheduled first; then the other tenant's needs its block."""
+def test_a_preempted_sequence_returns_its_rows_to_the_step() -> None:
+    """The most-served tenant's decode is scheduled first; then the other tenant's decode needs its block."""
     bench = Bench(num_blocks=4, budget=8)
     heavy = bench.add(5, name="heavy", tenant="heavy").sequences[0]
     bench.add(6, name="light", tenant="light")
@@ -346,8 +348,8 @@ def test_a_preempted_sequence_gives_its_rows_of_the_step_back() -> None:
     assert (heavy.status, heavy.blocks, heavy.num_computed_tokens) == (Status.WAITING, [], 0)
 
 
-def test_rows_given_back_are_used_by_the_next_and_the_budget_holds() -> None:
-    """A decode is preempted for another's block; the prompt after them gets its row, and no more than that."""
+def test_rows_of_a_preempted_sequence_go_to_the_next_one_within_the_budget() -> None:
+    """A decode is preempted because another needs a block; the prompt after them gets its row and no more."""
     bench = Bench(num_blocks=60, budget=8)
     heavy = bench.add(18, name="heavy", tenant="heavy").sequences[0]
     bench.run_until(lambda: heavy.num_output_tokens > 0)
@@ -361,7 +363,7 @@ def test_rows_given_back_are_used_by_the_next_and_the_budget_holds() -> None:
     assert heavy.status is Status.WAITING
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+def test_no_sequence_is_admitted_in_a_step_that_preempts() -> None:
     bench = Bench(num_blocks=4)
     bench.add(7, name="old")
     bench.add(7, name="new")
@@ -373,18 +375,18 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
     assert len(bench.scheduler.waiting) == 2
 
 
-def test_recompute_after_preemption_is_free_of_charge() -> None:
+def test_tokens_recomputed_after_preemption_are_not_charged_again() -> None:
     bench = Bench(num_blocks=6)
     for name in ("1", "2", "3"):
         bench.add(7, name=name, max_tokens=10)
-    bench.scheduler.waiting.arrive("t")  # keeps the counter
+    bench.scheduler.waiting.arrive("t")  # keeps the tenant's counter
     bench.run()
     assert bench.scheduler.num_preemptions > 0
-    # Every prompt token, and every output token but the last, is computed; each is charged once.
+    # Every prompt token, and every output token except the last, is computed; each is charged once.
     assert bench.scheduler.waiting.served("t") == 3 * (7 + 9)
 
 
-def test_the_oldest_of_one_tenant_is_never_preempted() -> None:
+def test_the_oldest_sequence_of_a_single_tenant_is_never_preempted() -> None:
     bench = Bench(num_blocks=6, budget=8)
     first = bench.add(7, name="first", max_tokens=17)
     for _ in range(4):
@@ -396,7 +398,7 @@ def test_the_oldest_of_one_tenant_is_never_preempted() -> None:
     assert bench.scheduler.num_preemptions > 0
 
 
-def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
+def test_readmission_after_preemption_does_not_count_as_a_prefix_cache_hit() -> None:
     bench = Bench(num_blocks=8, budget=64)
     bench.add(16, name="1", max_tokens=8)
     bench.add(12, name="2", max_tokens=8)
@@ -411,7 +413,7 @@ def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
 # ---- fairness
 
 
-def test_a_tenant_with_one_request_does_not_wait_for_anothers_thousand() -> None:
+def test_a_single_request_does_not_wait_for_another_tenants_backlog() -> None:
     bench = Bench(max_num_seqs=2)
     for _ in range(50):
         bench.add(8, tenant="flood", max_tokens=4)
@@ -422,7 +424,7 @@ def test_a_tenant_with_one_request_does_not_wait_for_anothers_thousand() -> None
     assert "single" in bench.finished
 
 
-def test_tenants_with_equal_backlogs_are_served_alike() -> None:
+def test_backlogged_tenants_are_served_equally_whatever_the_size_of_their_requests() -> None:
     bench = Bench(max_num_seqs=4)
     for _ in range(60):
         bench.add(2, tenant="short", max_tokens=4)
@@ -436,7 +438,7 @@ def test_tenants_with_equal_backlogs_are_served_alike() -> None:
     assert gap <= 4 * (14 + 12), "more than what the running sequences of one tenant can take"
 
 
-def test_a_tenant_of_three_times_the_weight_is_served_three_times_as_much() -> None:
+def test_a_tenant_with_three_times_the_weight_is_served_three_times_as_much() -> None:
     bench = Bench(max_num_seqs=1, num_blocks=8)
     for _ in range(60):
         bench.add(4, name="heavy", tenant="heavy", weight=3.0, max_tokens=4)
@@ -469,7 +471,7 @@ def test_cached_prompt_tokens_are_not_charged() -> None:
 # ---- adapters
 
 
-def test_at_most_max_loras_run_at_once_and_the_base_model_is_none_of_them(memory: AdapterMemory) -> None:
+def test_at_most_max_loras_adapters_run_at_once_not_counting_the_base_model(memory: AdapterMemory) -> None:
     bench = Bench(adapters=memory, max_loras=1)
     bench.add(2, name="one", adapter=SMALL)
     bench.add(2, name="two", adapter=OTHER_SMALL)
@@ -478,7 +480,9 @@ def test_at_most_max_loras_run_at_once_and_the_base_model_is_none_of_them(memory
     assert rows(bench.step()).keys() == {"one", "base", "also one"}
 
 
-def test_a_request_whose_adapter_does_not_fit_is_passed_by_those_whose_does(memory: AdapterMemory) -> None:
+def test_a_request_whose_adapter_does_not_fit_is_overtaken_by_requests_whose_adapters_fit(
+    memory: AdapterMemory,
+) -> None:
     bench = Bench(adapters=memory)
     bench.add(2, name="small", adapter=SMALL, max_tokens=3)
     bench.add(2, name="large", adapter=LARGE, max_tokens=3)
@@ -488,7 +492,7 @@ def test_a_request_whose_adapter_does_not_fit_is_passed_by_those_whose_does(memo
     assert bench.finished == ["small", "other", "large"]
 
 
-def test_nobody_passes_a_request_whose_blocks_do_not_fit() -> None:
+def test_a_request_whose_blocks_do_not_fit_is_not_overtaken() -> None:
     bench = Bench(num_blocks=4)
     bench.add(10, name="running", max_tokens=2)
     bench.step()
@@ -502,7 +506,7 @@ def test_nobody_passes_a_request_whose_blocks_do_not_fit() -> None:
 def test_a_prompt_is_not_hashed_while_there_is_no_room_for_its_adapter(
     memory: AdapterMemory, max_loras: int | None
 ) -> None:
-    """Thousands may wait, and all of them are asked in one step."""
+    """Thousands of requests may be waiting, and one step may try all of them."""
     bench = Bench(adapters=memory, max_loras=max_loras)
     running = LARGE if max_loras is None else OTHER_SMALL
     bench.add(2, adapter=running, max_tokens=3)
@@ -515,7 +519,7 @@ def test_a_prompt_is_not_hashed_while_there_is_no_room_for_its_adapter(
 
 @pytest.mark.parametrize("tenants", [["t"], ["a"], ["a", "b"], ["z"], ["a", "t", "z"]])
 @pytest.mark.parametrize("max_loras", [None, 1])
-def test_a_cold_adapter_is_admitted_within_a_bound_under_a_constant_flow_of_others(
+def test_a_request_for_a_cold_adapter_is_overtaken_by_a_bounded_number_of_others(
     memory: AdapterMemory, tenants: list[str], max_loras: int | None
 ) -> None:
     bench = Bench(adapters=memory, max_loras=max_loras, max_num_seqs=4)
@@ -534,10 +538,10 @@ def test_a_cold_adapter_is_admitted_within_a_bound_under_a_constant_flow_of_othe
         assert num_steps < 400, "never admitted"
 
 
-def test_a_cold_adapter_of_a_tenant_that_was_served_more_is_admitted_though_others_come_and_go(
+def test_short_lived_tenants_do_not_starve_a_cold_adapter_of_a_tenant_that_was_served_more(
     memory: AdapterMemory,
 ) -> None:
-    """Each of the others leaves when served and returns at once: none has a backlog, one always waits."""
+    """The other tenants leave when served and return at once: none has a backlog, but one is always waiting."""
     bench = Bench(adapters=memory, max_num_seqs=1)
     bench.add(2, tenant="b", adapter=SMALL, max_tokens=5)
     bench.add(2, name="cold", tenant="t", adapter=LARGE, max_tokens=2)
@@ -568,7 +572,7 @@ def test_only_the_request_whose_adapter_cannot_be_loaded_fails(tmp_path: Path) -
     memory.check_invariants({OTHER_SMALL.digest: 1})
 
 
-def test_finishing_a_sequence_frees_what_it_holds_whatever_its_status(memory: AdapterMemory) -> None:
+def test_finishing_a_running_or_waiting_sequence_frees_everything_it_holds(memory: AdapterMemory) -> None:
     bench = Bench(adapters=memory, budget=4)
     chunked = bench.add(12, adapter=SMALL).sequences[0]
     waiting = bench.add(4, adapter=OTHER_SMALL).sequences[0]
@@ -581,12 +585,12 @@ def test_finishing_a_sequence_frees_what_it_holds_whatever_its_status(memory: Ad
     assert bench.pool.counts().referenced == 0
 
 
-# ---- adapters that arrive on a device
+# ---- adapters copied to a device
 
 
 @pytest.fixture
 def device_memory(paths: dict[TinyAdapter, Path], monkeypatch: pytest.MonkeyPatch) -> AdapterMemory:
-    """Room for all, which come from a host tier; a copy of SMALL takes as long as a prompt of four tokens."""
+    """Room for all adapters, loaded from a host tier; copying SMALL takes as long as a prompt of four tokens."""
     monkeypatch.setattr(scheduler, "HIDDEN_COPY_BYTES", SMALL.size_bytes // 4)
     use_manual_threads(monkeypatch)
     memory = make_adapter_memory(6, accelerator=HostAccelerator(), host_tier_units=6)
@@ -602,14 +606,16 @@ def names(plan: StepPlan) -> set[str]:
     return {item.sequence.request.request_id for item in plan.scheduled}
 
 
-def test_who_is_alone_starts_while_the_adapter_arrives(device_memory: AdapterMemory) -> None:
+def test_with_no_sequence_running_requests_start_before_their_adapters_are_copied(device_memory: AdapterMemory) -> None:
     bench = Bench(adapters=device_memory)
     bench.add(1, name="a", adapter=SMALL)
     bench.add(1, name="b", adapter=OTHER_SMALL)
     assert names(bench.step()) == {"a", "b"}
 
 
-def test_nobodys_next_token_waits_for_a_copy_that_the_step_does_not_hide(device_memory: AdapterMemory) -> None:
+def test_beside_running_sequences_a_prompt_too_short_to_hide_its_adapters_copy_waits(
+    device_memory: AdapterMemory,
+) -> None:
     bench = Bench(adapters=device_memory)
     bench.add(2, name="runs")
     bench.step()
@@ -619,7 +625,7 @@ def test_nobodys_next_token_waits_for_a_copy_that_the_step_does_not_hide(device_
     assert names(bench.step()) == {"runs", "hides it", "does not"}, "it has arrived meanwhile"
 
 
-def test_rows_beyond_a_steps_budget_hide_no_copy(device_memory: AdapterMemory) -> None:
+def test_only_rows_within_the_steps_budget_hide_a_copy(device_memory: AdapterMemory) -> None:
     bench = Bench(budget=4, adapters=device_memory)
     bench.add(2, name="runs")
     bench.step()
@@ -627,7 +633,7 @@ def test_rows_beyond_a_steps_budget_hide_no_copy(device_memory: AdapterMemory) -
     assert names(bench.step()) == {"runs"}, "three rows are left of the budget"
 
 
-def test_what_was_loaded_ahead_is_charged_to_who_uses_it_first(device_memory: AdapterMemory) -> None:
+def test_a_prefetched_adapter_is_charged_to_the_first_tenant_that_uses_it(device_memory: AdapterMemory) -> None:
     bench = Bench(adapters=device_memory)
     device_memory.prefetch(SMALL.digest)
     for tenant in ("first", "second"):
@@ -637,11 +643,11 @@ def test_what_was_loaded_ahead_is_charged_to_who_uses_it_first(device_memory: Ad
     assert bench.scheduler.waiting.served("second") == 3
 
 
-# ---- steps ahead of unknown tokens
+# ---- steps scheduled ahead, while tokens are unknown
 
 
 def queue(bench: Bench) -> list[Sequence]:
-    """A step whose tokens are still being chosen; of whom."""
+    """Schedule a step whose tokens are still being chosen; returns the sequences that get them."""
     return note_queued(bench, bench.scheduler.schedule())
 
 
@@ -668,7 +674,7 @@ def ahead(bench: Bench, ends: Callable[[Sequence], bool] = lambda _: False) -> S
     return plan
 
 
-def test_a_step_ahead_is_one_row_of_each_sequence_that_goes_on(memory: AdapterMemory) -> None:
+def test_a_step_ahead_has_one_row_for_each_sequence_that_does_not_end(memory: AdapterMemory) -> None:
     bench = Bench(adapters=memory)
     for name, adapter in (("other", OTHER_SMALL), ("small", SMALL), ("ends", None), ("base", None)):
         bench.add(4, name=name, adapter=adapter)
@@ -686,7 +692,7 @@ def test_a_step_ahead_is_one_row_of_each_sequence_that_goes_on(memory: AdapterMe
     assert bench.scheduler.waiting.served("t") == served + 3
 
 
-def test_a_prompt_goes_on_ahead_beside_those_whose_tokens_are_unknown() -> None:
+def test_a_prompt_continues_ahead_beside_sequences_whose_tokens_are_unknown() -> None:
     bench = Bench(budget=16)
     bench.add(4, name="decodes")
     bench.add(40, name="prompt")
@@ -703,7 +709,7 @@ def test_a_prompt_goes_on_ahead_beside_those_whose_tokens_are_unknown() -> None:
     assert all(item.num_sampled_rows == 1 for item in plan.scheduled)
 
 
-def test_who_has_come_is_admitted_ahead() -> None:
+def test_a_new_request_is_admitted_ahead() -> None:
     bench = Bench()
     bench.add(4, name="decodes")
     queue(bench)
@@ -711,7 +717,7 @@ def test_who_has_come_is_admitted_ahead() -> None:
     assert rows(ahead(bench)) == {"decodes": 1, "comes": 6}
 
 
-def test_a_shared_block_is_copied_ahead_by_each_who_writes_it_but_the_last() -> None:
+def test_every_writer_of_a_shared_block_except_the_last_copies_it_ahead() -> None:
     bench = Bench()
     bench.add(3, n=2)
     first, second = queue(bench)
@@ -723,7 +729,7 @@ def test_a_shared_block_is_copied_ahead_by_each_who_writes_it_but_the_last() -> 
     assert {first.blocks[-1], second.blocks[-1]} == {shared, copy}
 
 
-def test_of_more_sequences_than_rows_some_wait_for_the_next_step() -> None:
+def test_a_step_ahead_leaves_sequences_beyond_the_budget_for_the_next_step() -> None:
     bench = Bench(budget=4)
     bench.add(4, n=5)
     queue(bench)
@@ -744,7 +750,7 @@ def without_blocks_for_a_chunk(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("prepare", [without_a_block_for_a_row, without_blocks_for_a_chunk])
-def test_where_somebody_may_have_to_give_way_nothing_is_scheduled_ahead(prepare: Callable[[Bench], None]) -> None:
+def test_nothing_is_scheduled_ahead_if_a_sequence_might_have_to_be_preempted(prepare: Callable[[Bench], None]) -> None:
     bench = Bench(num_blocks=4)
     prepare(bench)
     before = bench.pool.counts(), bench.scheduler.waiting.served("t")
@@ -752,14 +758,14 @@ def test_where_somebody_may_have_to_give_way_nothing_is_scheduled_ahead(prepare:
     assert (bench.pool.counts(), bench.scheduler.waiting.served("t")) == before
 
 
-def test_when_all_sequences_end_there_is_no_step_ahead() -> None:
+def test_a_step_ahead_is_empty_if_all_sequences_end() -> None:
     bench = Bench()
     bench.add(4)
     queue(bench)
     assert ahead(bench, lambda _: True).scheduled == []
 
 
-def test_a_prompt_whose_first_token_is_its_last_is_computed_all_the_same() -> None:
+def test_a_prompt_whose_first_output_token_is_its_last_is_still_computed_ahead() -> None:
     bench = Bench(budget=16)
     bench.add(20, name="prompt")
     bench.scheduler.schedule().scheduled[0].sequence.num_computed_tokens += 16
@@ -767,7 +773,7 @@ def test_a_prompt_whose_first_token_is_its_last_is_computed_all_the_same() -> No
 
 
 def full_bench() -> tuple[Bench, Sequence]:
-    """Somebody waits for the only seat."""
+    """A bench where one request waits for the only seat, and the sequence that has the seat."""
     bench = Bench(max_num_seqs=1)
     bench.add(4, name="sits")
     bench.add(4, name="waits")
@@ -775,7 +781,7 @@ def full_bench() -> tuple[Bench, Sequence]:
     return bench, sequence
 
 
-def test_where_there_is_no_room_those_who_wait_are_tried_again_after_some_steps() -> None:
+def test_steps_ahead_retry_waiting_requests_after_max_closed_steps() -> None:
     bench, _ = full_bench()
     bench.scheduler._max_num_seqs = 2  # behind the scheduler's back
     num_ahead = 0
@@ -786,7 +792,7 @@ def test_where_there_is_no_room_those_who_wait_are_tried_again_after_some_steps(
     assert num_ahead == MAX_CLOSED_STEPS
 
 
-def test_those_who_wait_are_tried_again_after_some_steps_also_where_none_is_queued_ahead() -> None:
+def test_steps_not_scheduled_ahead_retry_waiting_requests_after_max_closed_steps() -> None:
     bench, _ = full_bench()
     bench.scheduler._max_num_seqs = bench.max_num_seqs = 2
     collect(bench.scheduler.running)
@@ -797,7 +803,7 @@ def test_those_who_wait_are_tried_again_after_some_steps_also_where_none_is_queu
     assert num_steps == MAX_CLOSED_STEPS
 
 
-def test_who_will_leave_gives_his_seat_to_who_waits() -> None:
+def test_a_sequence_about_to_end_gives_its_seat_to_a_waiting_request() -> None:
     bench, _ = full_bench()
     assert rows(ahead(bench, lambda _: True)) == {"waits": 4}
     bench = Bench(max_num_seqs=2)
@@ -807,7 +813,7 @@ def test_who_will_leave_gives_his_seat_to_who_waits() -> None:
     assert rows(ahead(bench, lambda sequence: sequence is ends)) == {"goes on": 1, "waits": 4}
 
 
-def test_who_ends_and_who_comes_has_those_who_wait_tried_again_at_once() -> None:
+def test_waiting_requests_are_retried_at_once_after_a_sequence_finishes_or_a_request_arrives() -> None:
     bench, sequence = full_bench()
     bench.scheduler.finish(sequence)
     assert rows(ahead(bench)) == {"waits": 4}
@@ -817,7 +823,7 @@ def test_who_ends_and_who_comes_has_those_who_wait_tried_again_at_once() -> None
     assert rows(ahead(bench)) == {"sits": 1, "waits": 4}
 
 
-def test_who_waits_for_room_for_an_adapter_keeps_nobody_waiting(memory: AdapterMemory) -> None:
+def test_a_request_waiting_for_adapter_memory_is_admitted_once_the_memory_is_released(memory: AdapterMemory) -> None:
     bench = Bench(adapters=memory)
     bench.add(4, name="sits", adapter=SMALL)
     bench.add(4, name="waits", adapter=LARGE)
@@ -827,8 +833,8 @@ def test_who_waits_for_room_for_an_adapter_keeps_nobody_waiting(memory: AdapterM
     assert rows(bench.scheduler.schedule()) == {"waits": 4}
 
 
-def test_an_adapter_of_a_step_whose_tokens_are_unknown_is_not_evicted_ahead(memory: AdapterMemory) -> None:
-    """Not even if nobody goes on with it."""
+def test_scheduling_ahead_does_not_evict_an_adapter_of_the_queued_step(memory: AdapterMemory) -> None:
+    """Not even if no sequence continues with it."""
     bench = Bench(adapters=memory)
     bench.add(4, name="ends", adapter=SMALL)
     bench.add(4, name="waits", adapter=LARGE)
@@ -837,7 +843,7 @@ def test_an_adapter_of_a_step_whose_tokens_are_unknown_is_not_evicted_ahead(memo
     assert memory.is_resident(SMALL.digest)
 
 
-def test_who_waits_for_an_adapter_is_tried_as_soon_as_one_has_come(
+def test_a_request_waiting_for_an_adapter_is_retried_as_soon_as_the_adapter_is_uploaded(
     paths: dict[TinyAdapter, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_manual_threads(monkeypatch)
@@ -855,7 +861,7 @@ def test_who_waits_for_an_adapter_is_tried_as_soon_as_one_has_come(
     assert sequence.num_uncomputed_tokens == 0
 
 
-def test_who_is_admitted_ahead_and_cannot_be_loaded_fails_alone(tmp_path: Path) -> None:
+def test_scheduling_ahead_fails_only_the_request_whose_adapter_cannot_be_loaded(tmp_path: Path) -> None:
     memory = make_adapter_memory(4)
     path = SMALL.write(tmp_path)
     memory.add(SMALL.digest, str(path))

@@ -26,14 +26,14 @@ def sequence(num_tokens: int, num_computed: int = 0) -> Sequence:
 
 
 def extended(blocks: SequenceBlocks, num_tokens: int) -> Sequence:
-    """All of its tokens computed."""
+    """A sequence with blocks for all of its tokens, all computed."""
     found = sequence(num_tokens)
     assert blocks.try_extend(found, num_tokens, [])
     found.num_computed_tokens = num_tokens
     return found
 
 
-def test_rows_get_the_blocks_they_lack(blocks: SequenceBlocks) -> None:
+def test_extending_allocates_only_the_missing_blocks(blocks: SequenceBlocks) -> None:
     found = sequence(20)
     for num_rows, num_blocks in ((3, 1), (1, 1), (1, 2), (8, 4)):
         assert blocks.try_extend(found, num_rows, [])
@@ -53,7 +53,9 @@ def test_a_shared_block_is_copied_before_it_is_written(blocks: SequenceBlocks, p
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_with_too_few_blocks_nothing_is_changed(blocks: SequenceBlocks, pool: BlockPool, is_shared: bool) -> None:
+def test_extending_changes_nothing_if_there_are_too_few_blocks(
+    blocks: SequenceBlocks, pool: BlockPool, is_shared: bool
+) -> None:
     found, other = extended(blocks, 6), sequence(6, 6)
     if is_shared:
         blocks.share(found, other)
@@ -63,7 +65,7 @@ def test_with_too_few_blocks_nothing_is_changed(blocks: SequenceBlocks, pool: Bl
     assert (found.blocks, copies) == (before, [])
 
 
-def test_all_are_extended_by_a_row_or_none_is(blocks: SequenceBlocks, pool: BlockPool) -> None:
+def test_either_all_sequences_are_extended_by_a_row_or_none(blocks: SequenceBlocks, pool: BlockPool) -> None:
     full, partial = extended(blocks, 4), extended(blocks, 3)
     assert blocks.try_extend_all([full, partial])
     assert (len(full.blocks), len(partial.blocks)) == (2, 1)
@@ -75,7 +77,7 @@ def test_all_are_extended_by_a_row_or_none_is(blocks: SequenceBlocks, pool: Bloc
     assert (len(full.blocks), len(other.blocks)) == (2, 1)
 
 
-def test_none_is_extended_where_a_block_is_to_be_copied(blocks: SequenceBlocks, pool: BlockPool) -> None:
+def test_no_sequence_is_extended_if_a_block_must_be_copied(blocks: SequenceBlocks, pool: BlockPool) -> None:
     full, parent, child = extended(blocks, 4), extended(blocks, 3), sequence(3, 3)
     blocks.share(parent, child)
     before = pool.counts()
@@ -84,7 +86,7 @@ def test_none_is_extended_where_a_block_is_to_be_copied(blocks: SequenceBlocks, 
     assert len(full.blocks) == 1
 
 
-def test_full_blocks_are_found_once_they_are_remembered_and_never_all_of_a_prompt(blocks: SequenceBlocks) -> None:
+def test_remembered_full_blocks_are_found_but_never_the_whole_prompt(blocks: SequenceBlocks) -> None:
     first = extended(blocks, 10)
     assert blocks.find_prefix(sequence(10)) == []
     blocks.remember(first)
@@ -92,7 +94,7 @@ def test_full_blocks_are_found_once_they_are_remembered_and_never_all_of_a_promp
     assert blocks.find_prefix(sequence(8)) == first.blocks[:1]
 
 
-def test_what_is_released_stays_findable_until_it_is_needed(blocks: SequenceBlocks, pool: BlockPool) -> None:
+def test_released_blocks_stay_findable_until_they_are_reused(blocks: SequenceBlocks, pool: BlockPool) -> None:
     first = extended(blocks, 10)
     blocks.remember(first)
     remembered = first.blocks[:2]
@@ -106,7 +108,7 @@ def test_what_is_released_stays_findable_until_it_is_needed(blocks: SequenceBloc
 
 
 Computed = tuple[list[int], str | None, int]
-"""Tokens, which adapter computes them, and from which position on."""
+"""(tokens, adapter, first position that the adapter computes)."""
 computed = st.one_of(
     st.tuples(st.just([1] * 12), st.just("one"), st.integers(0, 12)),
     st.tuples(st.lists(st.integers(1, 2), min_size=12, max_size=12), st.sampled_from([None, "one", "two"]), st.just(0)),
@@ -115,7 +117,7 @@ computed = st.one_of(
 
 
 def hashes_of(tokens: list[int], adapter: str | None, start: int) -> list[BlockHash]:
-    """As the engine begins the chain."""
+    """Block hashes, from a root that is chosen as in the engine."""
     request = EngineRequest("r", tokens, SamplingParams(max_tokens=1), adapter_digest=adapter)
     root = root_hash("", "", None if start > 0 else adapter)
     found = Sequence(RequestState(request, 0.0, root, adapter_start=start), 0, tokens, len(tokens))
@@ -128,7 +130,7 @@ def hashes_of(tokens: list[int], adapter: str | None, start: int) -> list[BlockH
 @example(([1] * 12, "one", 5), ([1] * 12, "one", 6))
 @example(([1] * 12, "one", 5), ([1] * 12, "two", 5))
 @example(([1] * 12, "one", 8), ([1] * 12, None, 0))
-def test_a_block_is_found_by_whoever_computes_the_same_tokens_with_the_same_adapter(a: Computed, b: Computed) -> None:
+def test_block_hashes_are_equal_exactly_if_the_same_adapters_compute_the_same_tokens(a: Computed, b: Computed) -> None:
     for index, (one, other) in enumerate(zip(hashes_of(*a), hashes_of(*b), strict=True)):
         end = (index + 1) * BLOCK_SIZE
         rows = [

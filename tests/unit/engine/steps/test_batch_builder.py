@@ -24,7 +24,7 @@ def scheduled(
     return ScheduledSequence(sequence, num_rows, num_sampled)
 
 
-def test_rows_of_prompts_chunks_and_decodes_follow_each_other(builder: BatchBuilder) -> None:
+def test_rows_of_prompts_decodes_and_chunks_follow_each_other(builder: BatchBuilder) -> None:
     batch = builder.build(
         [
             scheduled([10, 11, 12, 13, 14, 15], num_computed=2, num_rows=4, num_sampled=1, blocks=[7, 2]),
@@ -42,7 +42,7 @@ def test_rows_of_prompts_chunks_and_decodes_follow_each_other(builder: BatchBuil
     assert [batch.block_table[i, :2].tolist() for i in range(3)] == [[7, 2], [3, 5], [9, 8]]
 
 
-def test_neighbours_of_one_adapter_share_a_segment(builder: BatchBuilder) -> None:
+def test_adjacent_rows_of_one_adapter_share_a_segment(builder: BatchBuilder) -> None:
     batch = builder.build(
         [
             scheduled([1, 2], 0, 2, 1, [0], adapter_slot=-1),
@@ -59,8 +59,8 @@ def test_neighbours_of_one_adapter_share_a_segment(builder: BatchBuilder) -> Non
     assert batch.sampled_rows.tolist() == [1, 4, 6, 7]
 
 
-def test_rows_before_an_activation_are_the_base_models(builder: BatchBuilder) -> None:
-    """Also of the sampled rows, of which here all of a chunk's are."""
+def test_rows_before_an_activation_use_the_base_model(builder: BatchBuilder) -> None:
+    """Sampled rows too: here, all rows of the first chunk are sampled."""
 
     def activated(num_rows: int, num_base_rows: int, num_sampled: int, adapter_slot: int) -> ScheduledSequence:
         item = scheduled([1, 2, 3, 4], 0, num_rows, num_sampled, [0], adapter_slot)
@@ -73,13 +73,13 @@ def test_rows_before_an_activation_are_the_base_models(builder: BatchBuilder) ->
     assert batch.sampled_rows.tolist() == [0, 1, 2, 8, 11]
     assert batch.sampled_segments.start.tolist() == [0, 2, 4, 5]
     assert batch.sampled_segments.adapter_slot.tolist() == [-1, 1, -1]
-    # The same rows, of which others are the base model's, are no batch of the same shape.
+    # The same rows, with a different split between base model and adapter, make a batch of another shape.
     again = builder.build([activated(3, 0, 3, 1), activated(2, 0, 0, 1), activated(4, 4, 1, 1), activated(3, 0, 1, 2)])
     assert again.segments.start.tolist() == [0, 5, 9, 12]
     assert again.segments.adapter_slot.tolist() == [1, -1, 2]
 
 
-def test_each_sequence_can_have_rows_of_both_kinds(builder: BatchBuilder) -> None:
+def test_every_sequence_can_have_both_base_model_and_adapter_rows(builder: BatchBuilder) -> None:
     items = [scheduled([1, 2, 3], 0, 2, 2, [i], adapter_slot=i) for i in range(4)]
     for item in items:
         item.num_base_rows = 1
@@ -95,7 +95,7 @@ def test_a_batch_of_the_base_model_alone_has_no_adapter(builder: BatchBuilder) -
     assert batch.segments.start.tolist() == [0, 2]
 
 
-def test_sampled_rows_can_be_base_alone_beside_an_adapters_chunk(builder: BatchBuilder) -> None:
+def test_sampled_rows_can_all_be_base_model_rows_beside_an_adapters_chunk(builder: BatchBuilder) -> None:
     batch = builder.build([scheduled([1], 0, 1, 1, [0]), scheduled([1, 2, 3], 0, 2, 0, [1], adapter_slot=2)])
     assert batch.segments.has_adapter
     assert not batch.sampled_segments.has_adapter
@@ -108,7 +108,7 @@ def test_a_chunk_that_samples_nothing_has_no_sampled_segments(builder: BatchBuil
     assert batch.sampled_segments.adapter_slot.tolist() == []
 
 
-def test_a_smaller_batch_shows_nothing_of_the_one_before(builder: BatchBuilder) -> None:
+def test_a_smaller_batch_contains_nothing_from_the_previous_one(builder: BatchBuilder) -> None:
     first = [scheduled(list(range(4)), 0, 4, 1, [i], adapter_slot=i) for i in range(4)]
     builder.build(first)
     batch = builder.build([scheduled([9], 0, 1, 1, [4], adapter_slot=1)])
@@ -139,7 +139,7 @@ def test_a_sequence_admitted_again_gets_its_new_blocks(builder: BatchBuilder) ->
     assert builder.build([item]).block_table[0, :3].tolist() == [1, 3, 4]
 
 
-def test_a_row_of_the_table_follows_the_sequence_in_it(builder: BatchBuilder) -> None:
+def test_block_table_rows_follow_their_sequences(builder: BatchBuilder) -> None:
     first = scheduled(list(range(12)), num_computed=8, num_rows=1, num_sampled=1, blocks=[7, 2, 5])
     second = scheduled(list(range(12)), num_computed=8, num_rows=1, num_sampled=1, blocks=[1, 3, 4])
     first.sequence.admitted, second.sequence.admitted = 1, 2
@@ -148,19 +148,19 @@ def test_a_row_of_the_table_follows_the_sequence_in_it(builder: BatchBuilder) ->
     assert builder.build([first, second]).block_table[:, :3].tolist() == [[7, 2, 5], [1, 3, 4]]
 
 
-def test_a_row_left_for_a_while_is_filled_anew(builder: BatchBuilder) -> None:
+def test_a_block_table_row_is_refilled_when_its_sequence_returns(builder: BatchBuilder) -> None:
     first = scheduled(list(range(12)), num_computed=4, num_rows=1, num_sampled=1, blocks=[7, 2])
     second = scheduled(list(range(12)), num_computed=8, num_rows=1, num_sampled=1, blocks=[1, 3, 4])
     first.sequence.admitted, second.sequence.admitted = 1, 2
     builder.build([second, first])
-    first.sequence.num_computed_tokens, first.sequence.blocks = 5, [7, 5]  # a shared block was copied meanwhile
+    first.sequence.num_computed_tokens, first.sequence.blocks = 5, [7, 5]  # a shared block was copied
     builder.build([first])
     first.sequence.num_computed_tokens, first.sequence.blocks = 8, [7, 5, 6]
     assert builder.build([second, first]).block_table[1, :3].tolist() == [7, 5, 6]
 
 
-def test_the_next_tokens_of_the_same_sequences_make_the_batch_that_is_built_of_them(builder: BatchBuilder) -> None:
-    """Over the ends of blocks, and then of other sequences."""
+def test_a_batch_reused_for_the_same_sequences_equals_a_fresh_one(builder: BatchBuilder) -> None:
+    """Across block boundaries, and then for a batch of other sequences."""
     blocks = [[7, 2, 5, 9], [1, 3, 4, 8], [6, 0, 11, 12]]
     items = [
         scheduled(
@@ -209,7 +209,7 @@ def test_a_batch_of_the_same_shape_has_the_values_of_its_own_sequences(builder: 
 
 
 @pytest.mark.parametrize("other", ["slots", "rows", "sampled rows"])
-def test_a_shape_between_two_equal_ones_leaves_nothing_behind(builder: BatchBuilder, other: str) -> None:
+def test_another_shape_between_two_equal_ones_leaves_no_stale_values(builder: BatchBuilder, other: str) -> None:
     def two(first: ScheduledSequence) -> list[ScheduledSequence]:
         return [first, scheduled([1, 2, 3], 0, 2, 1, [1], adapter_slot=1)]
 
@@ -231,7 +231,7 @@ def test_a_shape_between_two_equal_ones_leaves_nothing_behind(builder: BatchBuil
         assert batch.sampled_segments.start.tolist() == [0, num_sampled, num_sampled + 1]
 
 
-def test_fills_every_buffer_to_its_limit(builder: BatchBuilder) -> None:
+def test_a_batch_can_fill_every_buffer_to_its_limit(builder: BatchBuilder) -> None:
     items = [scheduled(list(range(20)), 16, 4, 4, [4, 3, 2, 1, i], adapter_slot=i) for i in range(4)]
     batch = builder.build(items)
     assert batch.sampled_rows.tolist() == list(range(16))

@@ -1,4 +1,4 @@
-"""Batches for a GPU hold what the CPU's do, with work lists, and padded where a graph computes them."""
+"""Batches for a GPU have the same values as for a CPU, with work lists, and padding if a graph computes them."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def without_lists(batch: StepBatch) -> list[list[int]]:
     return [tensor.tolist() for tensor in (*of_rows, *of_sequences, *of_segments)]
 
 
-def test_a_batch_is_what_the_cpu_gets(builder: GpuBatchBuilder) -> None:
+def test_a_gpu_batch_has_the_same_values_as_a_cpu_batch(builder: GpuBatchBuilder) -> None:
     expected = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(MIXED)
     found = builder.build(MIXED)
     assert without_lists(found) == without_lists(expected)
@@ -72,7 +72,9 @@ def test_a_batch_is_what_the_cpu_gets(builder: GpuBatchBuilder) -> None:
 
 
 @pytest.mark.parametrize("scheduled", [MIXED, MIXED[:2], MIXED[2:3], MIXED[3:4], MIXED[4:]])
-def test_work_lists_are_those_that_ops_would_make(builder: GpuBatchBuilder, scheduled: list[ScheduledSequence]) -> None:
+def test_work_lists_match_those_that_the_ops_would_make(
+    builder: GpuBatchBuilder, scheduled: list[ScheduledSequence]
+) -> None:
     batch = builder.build(scheduled)
     expected = make_attention_work(batch.context_lens, batch.num_rows, NUM_SPLITS)
     assert batch.attention is not None
@@ -97,7 +99,7 @@ def test_a_decode_batch_fills_a_graphs_tensors_and_pads_them(builder: GpuBatchBu
     assert captured.attention is not None
     assert captured.segments.tiles is not None
     assert entries(captured.attention.decode_splits) == entries(captured.segments.tiles) == []
-    builder.build(MIXED)  # leaves other values in the padding's place
+    builder.build(MIXED)  # leaves other values where the padding goes
     batch = builder.build([item(40, 1), item(17, 1, adapter_slot=0), item(18, 1, adapter_slot=2)])
     assert batch.attention is not None
     assert captured.token_ids.tolist() == [40, 17, 18, 0]
@@ -122,7 +124,7 @@ PROMPTS = [
     [item(0, 300, 0)],
     [item(40, 1, adapter_slot=1), item(0, 9, adapter_slot=2), item(70, 400, 0, adapter_slot=4)],
 ]
-"""Steps of graphs, of 8, 8, 300, 300 and 512 rows."""
+"""Steps for graphs of 8, 8, 300, 300 and 512 rows."""
 
 
 @pytest.mark.parametrize("scheduled", PROMPTS)
@@ -134,7 +136,7 @@ def test_a_batch_with_a_prompt_fills_a_graphs_tensors_and_pads_them(
     size = SIZES.of(num_rows, num_seqs, num_sampled)
     assert size is not None
     captured = builder.graph_batch(size, has_adapter=True)
-    builder.build(MIXED)  # leaves other values in the padding's place
+    builder.build(MIXED)  # leaves other values where the padding goes
     batch = builder.build(scheduled)
     assert without_lists(batch) == without_lists(expected)
     num_padded = size.num_rows - num_rows
@@ -152,7 +154,7 @@ def test_a_batch_with_a_prompt_fills_a_graphs_tensors_and_pads_them(
 
 
 @pytest.mark.parametrize("scheduled", PROMPTS)
-def test_a_batch_with_a_prompt_has_its_lists_where_its_graph_reads_them(
+def test_work_lists_of_a_batch_with_a_prompt_are_where_its_graph_reads_them(
     builder: GpuBatchBuilder, scheduled: list[ScheduledSequence]
 ) -> None:
     plain = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(scheduled)
@@ -179,7 +181,7 @@ def test_a_batch_with_a_prompt_has_its_lists_where_its_graph_reads_them(
             assert entries(segments.tiles[:, columns]) == entries(tiles_of(bare, num_rows)[:, columns])
 
 
-def test_neighbours_of_one_adapter_leave_no_old_tile_behind(builder: GpuBatchBuilder) -> None:
+def test_no_stale_tile_remains_when_adjacent_rows_share_an_adapter(builder: GpuBatchBuilder) -> None:
     captured = builder.graph_batch(GraphSize(4, 4), has_adapter=True)
     builder.build([item(1, 1, adapter_slot=slot) for slot in range(4)])
     builder.build([item(1, 1, adapter_slot=5) for _ in range(3)])
@@ -187,7 +189,7 @@ def test_neighbours_of_one_adapter_leave_no_old_tile_behind(builder: GpuBatchBui
     assert captured.segments.tiles.tolist() == [[5, 0, 3] * 2, *[[-1, 1, 0] * 2] * 3]
 
 
-def test_longer_contexts_are_cut_into_more_parts_in_time(builder: GpuBatchBuilder) -> None:
+def test_contexts_that_grow_are_split_into_more_parts_after_rebalance_steps(builder: GpuBatchBuilder) -> None:
     scheduled = [item(100, 1), item(100, 1)]
     batch = builder.build(scheduled)
     assert batch.attention is not None
@@ -201,7 +203,7 @@ def test_longer_contexts_are_cut_into_more_parts_in_time(builder: GpuBatchBuilde
     assert len(entries(batch.attention.decode_splits)) > 2
 
 
-def test_a_long_context_in_anothers_place_is_cut_into_parts_at_once(builder: GpuBatchBuilder) -> None:
+def test_a_long_context_that_replaces_another_sequence_is_split_at_once(builder: GpuBatchBuilder) -> None:
     captured = builder.graph_batch(GraphSize(2, 2), has_adapter=False)
     scheduled = [item(100, 1), item(100, 1)]
     for admitted, running in enumerate(scheduled, 1):
@@ -218,7 +220,7 @@ def test_a_long_context_in_anothers_place_is_cut_into_parts_at_once(builder: Gpu
     assert batch.attention.decode_splits.shape == decode_splits.shape
 
 
-def test_a_list_is_kept_while_the_same_sequences_run(builder: GpuBatchBuilder) -> None:
+def test_the_attention_list_is_kept_while_the_same_sequences_run(builder: GpuBatchBuilder) -> None:
     scheduled = [item(100, 1)]
     scheduled[0].sequence.admitted = 1
     attention = builder.build(scheduled).attention
@@ -226,7 +228,7 @@ def test_a_list_is_kept_while_the_same_sequences_run(builder: GpuBatchBuilder) -
         assert builder.build(scheduled).attention is attention
 
 
-def test_arrays_are_written_only_after_the_last_copy(builder: GpuBatchBuilder) -> None:
+def test_host_arrays_are_written_only_after_the_last_copy_is_done(builder: GpuBatchBuilder) -> None:
     accelerator = builder._buffers._accelerator
     assert isinstance(accelerator, HostAccelerator)
     builder.build(MIXED[:1])
@@ -240,7 +242,7 @@ def row(position: int, **params: object) -> SamplingRow:
     return SamplingRow(SamplingParams(max_tokens=9, **params), -1, position, [1], [], (7,))  # type: ignore[arg-type]
 
 
-def test_how_its_rows_are_sampled_comes_with_a_batch(builder: GpuBatchBuilder) -> None:
+def test_sampling_parameters_are_copied_with_the_batch(builder: GpuBatchBuilder) -> None:
     builder.build(MIXED[:2], [row(4, temperature=0.7, top_k=5, logprobs=1), row(9, temperature=0.0, logprobs=0)])
     sampling = builder.sampling
     assert sampling is not None
@@ -253,7 +255,7 @@ def test_how_its_rows_are_sampled_comes_with_a_batch(builder: GpuBatchBuilder) -
     assert not np.shares_memory(sampling.draws.seed.numpy(), builder._buffers._host.numpy())
 
 
-def test_a_greedy_batch_has_nothing_to_draw_and_one_of_unknown_rows_nothing_at_all(builder: GpuBatchBuilder) -> None:
+def test_a_greedy_batch_has_no_draws_and_a_batch_with_unknown_rows_no_sampling(builder: GpuBatchBuilder) -> None:
     builder.build(MIXED[:2], [row(4, temperature=1.0), row(9, temperature=1.0)])
     builder.build(MIXED[:1], [row(4, temperature=0.0)])
     assert builder.sampling is not None
@@ -267,7 +269,7 @@ DECODES = [(40, -1), (16, 0), (18, 2)]
 """(computed tokens, adapter slot)."""
 
 
-def test_a_batch_of_tokens_that_only_the_device_knows_is_the_batch_of_these_tokens(builder: GpuBatchBuilder) -> None:
+def test_a_batch_of_tokens_that_only_the_device_knows_equals_one_of_known_tokens(builder: GpuBatchBuilder) -> None:
     captured = builder.graph_batch(GraphSize(4, 4), has_adapter=True)
     known = [item(num_computed, 1, adapter_slot=slot) for num_computed, slot in DECODES]
     expected = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(known)
@@ -276,7 +278,7 @@ def test_a_batch_of_tokens_that_only_the_device_knows_is_the_batch_of_these_toke
         scheduled.sequence.token_ids.pop()
     copied = HostEvent()
     tokens = QueuedTokens(torch.tensor([18, 40, 99, 16]), torch.zeros(4, dtype=torch.int64), copied)
-    builder.build(MIXED)  # leaves other values in all places
+    builder.build(MIXED)  # leaves other values everywhere
     batch = builder.build_ahead(unknown, tokens, [1, 3, 0])
     assert without_lists(batch) == without_lists(expected)
     for row, scheduled in enumerate(unknown):
@@ -287,7 +289,7 @@ def test_a_batch_of_tokens_that_only_the_device_knows_is_the_batch_of_these_toke
     assert not copied.is_done
 
 
-def test_known_tokens_beside_those_that_only_the_device_knows_are_as_they_are(builder: GpuBatchBuilder) -> None:
+def test_a_batch_built_ahead_keeps_known_tokens_beside_unknown_ones(builder: GpuBatchBuilder) -> None:
     expected = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(MIXED)
     partly_known = [item(each.sequence.num_computed_tokens, each.num_rows, each.num_sampled_rows) for each in MIXED]
     for scheduled, like in zip(partly_known, MIXED, strict=True):
@@ -299,7 +301,7 @@ def test_known_tokens_beside_those_that_only_the_device_knows_are_as_they_are(bu
     assert without_lists(batch) == without_lists(expected)
 
 
-def test_a_row_that_is_not_finite_goes_on_with_some_token(builder: GpuBatchBuilder) -> None:
+def test_a_non_finite_row_continues_with_a_valid_token(builder: GpuBatchBuilder) -> None:
     scheduled = [item(17, 1)]
     scheduled[0].sequence.token_ids.pop()
     tokens = QueuedTokens(torch.tensor([-1]), torch.zeros(1, dtype=torch.int64), HostEvent())
@@ -307,7 +309,7 @@ def test_a_row_that_is_not_finite_goes_on_with_some_token(builder: GpuBatchBuild
 
 
 def decodes(num_steps: int) -> list[ScheduledSequence]:
-    """Of so many steps later, with the same sequences; their last tokens are known to the device alone."""
+    """`DECODES`, `num_steps` steps later, with the same sequences; only the device knows their last tokens."""
     scheduled = [item(num_computed + num_steps, 1, adapter_slot=slot) for num_computed, slot in DECODES]
     for admitted, running in enumerate(scheduled, 1):
         running.sequence.admitted = admitted
@@ -315,8 +317,8 @@ def decodes(num_steps: int) -> list[ScheduledSequence]:
     return scheduled
 
 
-def test_the_next_tokens_of_the_same_sequences_make_the_batch_that_is_built_of_them(builder: GpuBatchBuilder) -> None:
-    """Over the ends of blocks, and then of other sequences."""
+def test_a_batch_reused_ahead_for_the_same_sequences_equals_a_fresh_one(builder: GpuBatchBuilder) -> None:
+    """Across block boundaries, and then for a batch of other sequences."""
     captured = builder.graph_batch(GraphSize(4, 4), has_adapter=True)
     tokens = QueuedTokens(torch.tensor([7, 8, 9]), torch.zeros(3, dtype=torch.int64), HostEvent())
     rows = [row(0)] * 3
@@ -337,7 +339,7 @@ def test_the_next_tokens_of_the_same_sequences_make_the_batch_that_is_built_of_t
     assert without_lists(builder.build_ahead(others, tokens, [1, 2])) == expected
 
 
-def test_the_next_tokens_of_the_same_sequences_are_drawn_by_their_places(builder: GpuBatchBuilder) -> None:
+def test_a_batch_reused_ahead_draws_its_tokens_by_their_new_positions(builder: GpuBatchBuilder) -> None:
     tokens = QueuedTokens(torch.tensor([7]), torch.zeros(1, dtype=torch.int64), HostEvent())
     builder.build_ahead(decodes(0)[:1], tokens, [0], [row(41, temperature=1.0)])
     builder.build_again_ahead(decodes(1)[:1], tokens, [row(42, temperature=1.0)])
@@ -346,7 +348,7 @@ def test_the_next_tokens_of_the_same_sequences_are_drawn_by_their_places(builder
     assert builder.sampling.draws.position.tolist() == [42]
 
 
-def test_arrays_of_a_batch_ahead_too_are_written_only_after_the_last_copy(builder: GpuBatchBuilder) -> None:
+def test_building_ahead_writes_host_arrays_only_after_the_last_copy_is_done(builder: GpuBatchBuilder) -> None:
     accelerator = builder._buffers._accelerator
     assert isinstance(accelerator, HostAccelerator)
     scheduled = [item(17, 1)]

@@ -17,7 +17,7 @@ DECODE, PROMPTS = (1, 2, 4), (8, 12)
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 128, 200, 512, 4096])
-def test_sizes_rise_to_the_limit_and_pad_a_few_rows_at_most(limit: int) -> None:
+def test_decode_sizes_reach_the_limit_and_less_than_half_of_the_rows_are_padding(limit: int) -> None:
     sizes, most = GraphSizes.up_to(limit, limit), min(limit, MAX_GRAPH_ROWS)
     for num_rows in range(1, most + 1):
         size = sizes.of(num_rows, num_rows, num_rows)
@@ -28,7 +28,7 @@ def test_sizes_rise_to_the_limit_and_pad_a_few_rows_at_most(limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [2, 3, 16, 100, 512, 4096])
-def test_sizes_with_prompts_rise_to_the_limit_and_have_room_for_all_sequences(limit: int) -> None:
+def test_sizes_with_prompts_reach_the_limit_and_have_room_for_all_sequences(limit: int) -> None:
     max_num_seqs = 64
     sizes, most = GraphSizes.up_to(limit, max_num_seqs), min(limit, MAX_GRAPH_ROWS)
     for num_rows in range(2, most + 1):
@@ -41,24 +41,24 @@ def test_sizes_with_prompts_rise_to_the_limit_and_have_room_for_all_sequences(li
     assert sizes.of(most + 1, 1, 1) is None
 
 
-def test_a_step_that_samples_more_rows_than_there_can_be_sequences_is_none_of_a_graph() -> None:
+def test_no_graph_fits_a_step_that_samples_more_rows_than_max_num_seqs() -> None:
     sizes = GraphSizes.up_to(64, 4)
     assert sizes.of(20, 4, 4) == GraphSize(32, 4)
     assert sizes.of(20, 1, 20) is None, "log-probabilities of a prompt"
 
 
-def test_no_graph_has_more_to_sample_than_the_first() -> None:
+def test_no_graph_has_room_for_more_sequences_than_the_first() -> None:
     for max_num_rows, max_num_seqs in ((2048, 256), (64, 512), (600, 600), (3, 3), (2, 1), (1, 1)):
         first, *others = GraphSizes.up_to(max_num_rows, max_num_seqs).all()
         assert all(size.num_seqs <= first.num_seqs for size in others)
 
 
-def test_a_graphs_adapters_have_low_tiles_whose_programs_are_bounded() -> None:
+def test_graphs_have_no_more_rows_than_small_lora_tiles_are_used_for() -> None:
     assert MAX_GRAPH_ROWS <= DECODE_MAX_ROWS
 
 
 class Graphs:
-    """Whose model gives each row's token as its logit."""
+    """Captured graphs of a model that returns each row's token as its logit."""
 
     def __init__(self, has_adapters: bool) -> None:
         self.accelerator = HostAccelerator()
@@ -67,7 +67,7 @@ class Graphs:
         self.graphs = StepGraphs(self.accelerator, sizes)
         self.computed: list[tuple[int, bool]] = []
         self.num_waited_for: list[int] = []
-        """Before each computation: events that were waited for."""
+        """Before each computation: number of events waited for."""
         self.progress: list[tuple[int, int]] = []
         self.graphs.capture(
             self.forward, self.builder.graph_batch, has_adapters, lambda *done: self.progress.append(done)
@@ -88,12 +88,12 @@ def test_every_size_is_captured_largest_first_with_and_without_adapters() -> Non
     assert graphs.progress == [(done, 10) for done in range(1, 11)]
 
 
-def test_without_adapters_there_are_half_as_many() -> None:
+def test_without_adapters_half_as_many_graphs_are_captured() -> None:
     assert Graphs(has_adapters=False).accelerator.num_recordings == 5
 
 
 class FailingCapture(HostAccelerator):
-    """A capture that ends as torch's do: with an error of its own behind that of the call."""
+    """A capture that fails like torch's: with an error of its own after the call's error."""
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
         try:
@@ -113,7 +113,7 @@ class FailingCapture(HostAccelerator):
         (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "CUDA out of memory"),
     ],
 )
-def test_a_failed_capture_tells_what_failed_first(cause: Exception, raised: type[Exception], message: str) -> None:
+def test_a_failed_capture_reports_the_first_error(cause: Exception, raised: type[Exception], message: str) -> None:
     sizes = GraphSizes(DECODE, PROMPTS, 4)
     builder = GpuBatchBuilder(16, 4, 4, 16, HostAccelerator(), None, sizes)
     num_calls = 0
@@ -153,7 +153,7 @@ def test_a_decode_step_replays_the_smallest_graph_that_holds_it(adapter_slot: in
 def test_a_step_with_a_prompt_replays_the_smallest_graph_that_holds_it(
     scheduled: list[ScheduledSequence], expected: list[int]
 ) -> None:
-    """Whatever of it is sampled."""
+    """Whichever of its rows are sampled."""
     graphs = Graphs(has_adapters=True)
     logits = graphs.graphs.try_replay(graphs.builder.build(scheduled))
     assert logits is not None
@@ -164,7 +164,7 @@ def test_a_step_with_a_prompt_replays_the_smallest_graph_that_holds_it(
 
 
 @pytest.mark.parametrize("scheduled", [[item(0, 13)], [item(0, 8, 8)]])
-def test_a_step_with_more_rows_or_more_to_sample_than_a_graph_is_not_replayed(
+def test_a_step_with_more_rows_or_sampled_rows_than_any_graph_is_not_replayed(
     scheduled: list[ScheduledSequence],
 ) -> None:
     graphs = Graphs(has_adapters=True)
@@ -172,8 +172,8 @@ def test_a_step_with_more_rows_or_more_to_sample_than_a_graph_is_not_replayed(
     assert graphs.accelerator.num_replays == 0
 
 
-def test_a_step_whose_hidden_states_are_wanted_is_not_replayed() -> None:
-    """A graph keeps its logits alone; nor is such a step padded for one."""
+def test_a_step_with_pooled_rows_is_not_replayed() -> None:
+    """A graph keeps only its logits. Such a step is not padded for a graph either."""
     graphs = Graphs(has_adapters=True)
     to_pool = item(0, 2, 0)
     to_pool.num_pooled_rows = 1
@@ -188,13 +188,13 @@ def test_a_step_whose_hidden_states_are_wanted_is_not_replayed() -> None:
     assert graphs.graphs.try_replay(again) is not None
 
 
-def test_more_sequences_than_the_largest_graph_are_not_replayed() -> None:
+def test_a_step_with_more_sequences_than_the_largest_graph_is_not_replayed() -> None:
     graphs = Graphs(has_adapters=False)
     builder = GpuBatchBuilder(16, 8, 4, 16, HostAccelerator(), None, GraphSizes(DECODE, PROMPTS, 4))
     assert graphs.graphs.try_replay(builder.build([item(1, 1) for _ in range(5)])) is None
 
 
-def test_a_replay_begins_when_all_of_its_adapters_are_there() -> None:
+def test_a_replay_begins_once_its_adapters_are_fully_copied() -> None:
     graphs = Graphs(has_adapters=True)
     accelerator = graphs.accelerator
     copied = [accelerator.record() for _ in range(2)]
@@ -205,7 +205,7 @@ def test_a_replay_begins_when_all_of_its_adapters_are_there() -> None:
     assert graphs.num_waited_for[-1] == 1
 
 
-def test_a_step_that_is_not_replayed_waits_for_nothing_here() -> None:
+def test_try_replay_does_not_wait_for_adapters_if_it_replays_nothing() -> None:
     graphs = Graphs(has_adapters=True)
     arrivals = StepArrivals([Arrival(graphs.accelerator, CopyParts((1,), (0,)), [graphs.accelerator.record()])])
     assert graphs.graphs.try_replay(graphs.builder.build([item(0, 13, adapter_slot=2)]), arrivals) is None

@@ -12,7 +12,7 @@ from tests.support.memory_pages import can_populate, give_back, resident_pages
 
 
 class Model:
-    """What a runner asks of a `CausalModel` before its first step."""
+    """The part of a `CausalModel` that a runner uses before its first step."""
 
     kv_specs = (KVSpec(2, 8), KVSpec(1, 16))
 
@@ -45,7 +45,7 @@ class Launches(TorchDispatchMode):
         pytest.param([(0, block) for block in range(1, 5)], id="of one block"),
     ],
 )
-def test_copies_are_as_if_made_one_after_the_other(copies: list[tuple[int, int]]) -> None:
+def test_block_copies_give_the_same_result_as_if_made_one_after_the_other(copies: list[tuple[int, int]]) -> None:
     model = Model()
     runner = ModelRunner(cast(CausalModel, model), 5, 4, None, torch.device("cpu"), torch.float32)
     expected = []
@@ -60,7 +60,7 @@ def test_copies_are_as_if_made_one_after_the_other(copies: list[tuple[int, int]]
 
 
 @pytest.mark.skipif(not can_populate(), reason="the system cannot touch pages by request")
-def test_touches_memory_of_every_cache_while_there_is_any_to_touch() -> None:
+def test_touch_ahead_touches_the_memory_of_every_cache() -> None:
     model = Model()
     runner = ModelRunner(cast(CausalModel, model), 4096, 16, None, torch.device("cpu"), torch.float32)
     for cache in model.caches:

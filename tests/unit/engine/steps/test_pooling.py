@@ -23,15 +23,15 @@ def scheduled(params: PoolingParams, num_rows: int, num_prompt_tokens: int) -> S
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-def test_values_that_are_cut_off_must_be_finite_too(pooling: Pooling) -> None:
-    """A norm makes zeros of the numbers beside one that is infinite."""
+def test_values_beyond_the_requested_dimensions_must_be_finite_too(pooling: Pooling) -> None:
+    """Normalization turns the values beside an infinite one into zeros."""
     items = [scheduled(PoolingParams(pooling, dimensions=2, normalize=normalize), 1, 1) for normalize in (True, False)]
     hidden = torch.tensor([[0.0, 0.0, torch.nan], [3.0, 4.0, 7.0]])
     assert [prompt.is_finite for prompt in pool(items, hidden)] == [False, True]
 
 
 class OneHead:
-    """Of every adapter."""
+    """The same head for every adapter."""
 
     def __init__(self, head: torch.Tensor) -> None:
         self._head = head
@@ -49,7 +49,7 @@ class OneHead:
         (LabelActivation.SOFTMAX, [0.01794253, 0.97962922, 0.00242826]),
     ],
 )
-def test_a_head_gives_each_label_a_number(activation: LabelActivation, expected: list[float]) -> None:
+def test_a_head_computes_one_number_per_label(activation: LabelActivation, expected: list[float]) -> None:
     heads = OneHead(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]))
     vector, labels = PoolingParams(Pooling.LAST, normalize=False), to_classify(activation)
     pooled = pool([scheduled(params, 1, 1) for params in (vector, labels)], torch.tensor([[2.0, 3.0]] * 2), heads)
@@ -59,13 +59,13 @@ def test_a_head_gives_each_label_a_number(activation: LabelActivation, expected:
 
 
 @pytest.mark.parametrize(("head", "hidden"), [(1e30, 1e30), (0.0, torch.inf)])
-def test_numbers_of_labels_must_be_finite_as_what_they_are_of(head: float, hidden: float) -> None:
+def test_label_numbers_and_the_vector_behind_them_must_be_finite(head: float, hidden: float) -> None:
     items = [scheduled(to_classify(LabelActivation.NONE), 1, 1)]
     (prompt,) = pool(items, torch.tensor([[hidden, 0.0]]), OneHead(torch.tensor([[head, 0.0]])))
     assert not prompt.is_finite
 
 
-def test_each_prompt_has_its_own_rows() -> None:
+def test_each_prompt_is_pooled_from_its_own_rows() -> None:
     mean, unfinished = scheduled(PoolingParams(Pooling.MEAN), 2, 2), scheduled(PoolingParams(Pooling.MEAN), 1, 2)
     last = scheduled(PoolingParams(Pooling.LAST, dimensions=1, normalize=False), 3, 3)
     hidden = torch.tensor([[1.0, 0.0], [5.0, 8.0], [7.0, 7.0], [2.0, 9.0]])

@@ -1,5 +1,5 @@
-"""Steps that go on from the last one, queued ahead on a device that is behind the host or not, give what steps one by
-one give."""
+"""Steps that continue the last one, queued ahead on a device that lags behind the host or not queued ahead, give the
+same results as steps taken one at a time."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -103,7 +103,7 @@ def collect(choices: dict[str, Choice], outputs: list[SequenceOutput]) -> None:
 
 
 def step_until_in_flight(engine: Engine) -> list[SequenceOutput]:
-    """Until a step is left in flight; what was gained by then."""
+    """Step until a step is left in flight; returns the outputs until then."""
     outputs = []
     for _ in range(100):
         outputs += engine.step()
@@ -145,13 +145,13 @@ workload = st.lists(
 @pytest.mark.parametrize("device", ["host", "gpu", "gpu that cannot sample"])
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(workload=workload, num_blocks=st.sampled_from([12, 40]))
-def test_tokens_are_those_of_one_step_at_a_time(
+def test_every_workload_gets_the_same_tokens_as_with_one_step_at_a_time(
     device: str,
     paths: dict[TinyAdapter, Path],
     workload: list[tuple[list[int], TinyAdapter | None, SamplingParams, int]],
     num_blocks: int,
 ) -> None:
-    """12 blocks make sequences give way to each other; requests come while others run."""
+    """With 12 blocks, sequences are preempted; requests arrive while others run."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         engine, _ = make_hash_engine(
             monkeypatch,
@@ -188,7 +188,7 @@ def test_choices_of_one_prompt_are_queued_ahead_once_each_has_its_own_last_block
     assert runner.num_ahead >= 9
 
 
-# ---- steps that go on from the last one, on the host
+# ---- steps that continue the last one, on the host
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_choices_of_one_prompt_are_queued_ahead_once_each_has_its_own_last_block
     ],
     ids=["greedy", "drawn", "logprobs", "penalties", "prompt_logprobs"],
 )
-def test_a_step_of_the_last_ones_sequences_is_built_on_it(
+def test_a_step_with_the_last_steps_sequences_reuses_its_batch(
     params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, runner = make_hash_engine(monkeypatch, num_blocks=40)
@@ -214,7 +214,7 @@ def test_a_step_of_the_last_ones_sequences_is_built_on_it(
     assert runner.num_again == 12 - 2, "beside the prompts, the first step of decoding alone"
 
 
-def test_a_token_that_is_banned_for_now_is_not_taken_by_a_step_built_on_the_last(
+def test_a_step_that_reuses_the_last_batch_does_not_choose_a_token_banned_for_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stop_token_id = answer(ask()).token_ids[2]
@@ -226,7 +226,7 @@ def test_a_token_that_is_banned_for_now_is_not_taken_by_a_step_built_on_the_last
     assert runner.num_again > 7
 
 
-def test_a_step_after_one_came_or_went_is_not_built_on_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_after_a_sequence_ended_does_not_reuse_the_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = make_hash_engine(monkeypatch)
     engine.add_request(ask("short", params=replace(GREEDY, max_tokens=4)))
     engine.add_request(ask("long", params=replace(GREEDY, max_tokens=9)))
@@ -235,13 +235,13 @@ def test_a_step_after_one_came_or_went_is_not_built_on_the_last(monkeypatch: pyt
     assert runner.num_again == (4 - 2) + (5 - 1)
 
 
-# ---- what is waited for
+# ---- waits
 
 
 def test_the_next_step_is_queued_while_the_one_before_runs(
     engine: Engine, runner: HashRunner, accelerator: DelayedAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drawn tokens too: their parameters are copied behind a forward pass, and nothing waits for that."""
+    """For drawn tokens too: their parameters are copied after a forward pass, and nothing waits for the copy."""
     ends: list[HostEvent] = []
     were_done: list[list[bool]] = []
     forward, wait = runner.forward, StepInFlight.wait
@@ -264,10 +264,10 @@ def test_the_next_step_is_queued_while_the_one_before_runs(
     assert were_done == [[False, False], *[[True, False, False]] * 10]
 
 
-def test_a_sequence_that_must_end_has_no_row_computed_for_nothing(
+def test_a_sequence_that_ends_by_length_has_no_row_computed_for_nothing(
     monkeypatch: pytest.MonkeyPatch, accelerator: DelayedAccelerator
 ) -> None:
-    """At its own length or, with 48 tokens, at the model's."""
+    """At its own maximum length or at the model's, 48 tokens."""
     engine, runner = make_hash_engine(monkeypatch, accelerator=accelerator, num_blocks=20)
     asked = {
         "short": ask("short", params=replace(GREEDY, max_tokens=7)),
@@ -293,7 +293,9 @@ def test_a_sequence_that_must_end_has_no_row_computed_for_nothing(
     ],
     ids=["logprobs", "min_tokens", "penalties", "allowed"],
 )
-def test_no_kind_of_row_is_waited_for(engine: Engine, runner: HashRunner, params: SamplingParams) -> None:
+def test_steps_are_queued_ahead_for_every_kind_of_sampling(
+    engine: Engine, runner: HashRunner, params: SamplingParams
+) -> None:
     asked = {"special": ask("special", params=params), "plain": ask("plain")}
     for request in asked.values():
         engine.add_request(request)
@@ -307,14 +309,14 @@ def test_no_kind_of_row_is_waited_for(engine: Engine, runner: HashRunner, params
     [([DRAWN, replace(DRAWN, logprobs=2)], 0), ([replace(GREEDY, repetition_penalty=1.3)], 12)],
     ids=["drawn", "edited"],
 )
-def test_how_rows_are_sampled_is_copied_with_the_batch(
+def test_sampling_parameters_are_copied_with_the_batch(
     engine: Engine,
     runner: HashRunner,
     others: list[SamplingParams],
     num_beside: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One copy a step, but where logits are edited."""
+    """One copy per step, unless logits are edited."""
     num_copies = 0
     upload = StepBuffers.upload
 
@@ -332,7 +334,7 @@ def test_how_rows_are_sampled_is_copied_with_the_batch(
 
 
 class NoHostIndex(TorchFunctionMode):
-    """Fails where logits are indexed with what is on the host, for which a device's owner waits."""
+    """Fails if logits are indexed with host data: with a device, the host would wait for its copy."""
 
     def __torch_function__(
         self,
@@ -347,7 +349,7 @@ class NoHostIndex(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("params", [replace(DRAWN, n=3), replace(GREEDY, prompt_logprobs=1)], ids=["forks", "prompt"])
-def test_the_rows_to_sample_are_picked_without_a_wait(
+def test_the_rows_to_sample_are_selected_without_a_wait(
     engine: Engine, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picked: list[list[int]] = []
@@ -365,10 +367,12 @@ def test_the_rows_to_sample_are_picked_without_a_wait(
     assert picked == [[0, 0, 0] if params.n == 3 else [4]]
 
 
-# ---- who comes
+# ---- requests that arrive
 
 
-def test_who_comes_while_a_step_is_in_flight_is_queued_behind_it(engine: Engine, runner: HashRunner) -> None:
+def test_a_request_added_while_a_step_is_in_flight_is_in_the_step_queued_after_it(
+    engine: Engine, runner: HashRunner
+) -> None:
     engine.add_request(ask("first"))
     step_until_in_flight(engine)
     engine.add_request(ask("second", params=DRAWN))
@@ -383,10 +387,10 @@ def test_who_comes_while_a_step_is_in_flight_is_queued_behind_it(engine: Engine,
     assert choices["second"] == answer(ask("second", params=DRAWN))
 
 
-def test_a_long_prompt_beside_others_is_never_waited_for(
+def test_steps_with_chunks_of_a_long_prompt_are_queued_ahead(
     monkeypatch: pytest.MonkeyPatch, accelerator: DelayedAccelerator
 ) -> None:
-    """In chunks of 9 rows."""
+    """The chunks have 9 rows."""
     engine, runner = make_hash_engine(monkeypatch, accelerator=accelerator, num_blocks=20)
     asked = {"decodes": ask("decodes"), "prompt": ask("prompt", [i % 7 + 1 for i in range(30)])}
     choices = {name: Choice() for name in asked}
@@ -414,8 +418,8 @@ def test_choices_of_a_prompt_computed_ahead_are_forked_ahead(
     assert runner.num_ahead == runner.num_forwards - 1
 
 
-def test_a_step_whose_prompt_is_of_other_choices_only_is_not_lost(engine: Engine) -> None:
-    """The first choice, which computes the prompt, is aborted; whoever else the step is of ends before it."""
+def test_a_prompt_step_whose_first_choice_was_aborted_is_not_lost(engine: Engine) -> None:
+    """The first choice, which computes the prompt, is aborted; the step's other sequence ends before it."""
     short, forks = ask("short", params=replace(GREEDY, max_tokens=2)), ask("forks", params=replace(DRAWN, n=2))
     long = replace(forks, prompt_token_ids=[i % 7 + 1 for i in range(20)])
     engine.add_request(short)
@@ -435,8 +439,8 @@ def test_a_step_whose_prompt_is_of_other_choices_only_is_not_lost(engine: Engine
     assert choices["forks", 1] == answer(long, index=1)
 
 
-def test_a_prompt_alone_in_the_step_behind_is_not_lost(engine: Engine, runner: HashRunner) -> None:
-    """Of the step before nobody goes on, and the prompt gets no token yet."""
+def test_a_prompt_alone_in_the_next_step_is_not_lost(engine: Engine, runner: HashRunner) -> None:
+    """No sequence of the step before continues, and the prompt gets no token yet."""
     short = ask("short", params=replace(GREEDY, max_tokens=1))
     long = ask("long", [i % 7 + 1 for i in range(30)])
     choices = {"short": Choice(), "long": Choice()}
@@ -450,7 +454,7 @@ def test_a_prompt_alone_in_the_step_behind_is_not_lost(engine: Engine, runner: H
     assert stats.step == runner.num_forwards
 
 
-def test_an_adapter_that_cannot_be_read_fails_who_comes_for_it_alone(
+def test_an_unreadable_adapter_fails_only_the_request_that_needs_it(
     monkeypatch: pytest.MonkeyPatch, accelerator: DelayedAccelerator, tmp_path: Path
 ) -> None:
     engine, runner = make_hash_engine(monkeypatch, adapters=make_adapter_memory(3), accelerator=accelerator)
@@ -468,7 +472,7 @@ def test_an_adapter_that_cannot_be_read_fails_who_comes_for_it_alone(
     assert runner.num_ahead == runner.num_forwards - 1
 
 
-def test_a_queue_before_full_seats_keeps_nobody_waiting_for_the_host(
+def test_steps_are_queued_ahead_while_requests_wait_for_seats(
     monkeypatch: pytest.MonkeyPatch, accelerator: DelayedAccelerator
 ) -> None:
     engine, runner = make_hash_engine(monkeypatch, accelerator=accelerator, max_num_seqs=2)
@@ -483,11 +487,12 @@ def test_a_queue_before_full_seats_keeps_nobody_waiting_for_the_host(
     assert runner.num_ahead > runner.num_forwards // 2
 
 
-# ---- who goes
+# ---- sequences that leave
 
 
 def stopped(remainder: int) -> tuple[EngineRequest, int]:
-    """A request that a stop token ends; how many tokens it gets. With its prompt's they leave this remainder by 4."""
+    """A request that a stop token ends, and its number of output tokens. Prompt and output tokens modulo 4 give
+    `remainder`."""
     for first in range(10, 20):
         prompt = list(range(first, first + 5))
         tokens = answer(ask(prompt=prompt)).token_ids
@@ -499,10 +504,10 @@ def stopped(remainder: int) -> tuple[EngineRequest, int]:
 
 
 @pytest.mark.parametrize("remainder", range(4))
-def test_a_row_computed_for_nothing_leaves_no_token_no_block_and_no_prefix(
+def test_a_row_computed_for_nothing_leaves_no_token_block_or_prefix(
     engine: Engine, runner: HashRunner, remainder: int
 ) -> None:
-    """Also where the row would fill a block of 4."""
+    """Even if the row would fill a block of 4."""
     request, num_tokens = stopped(remainder)
     engine.add_request(request)
     first = run_to_idle(engine)
@@ -517,7 +522,9 @@ def test_a_row_computed_for_nothing_leaves_no_token_no_block_and_no_prefix(
     assert engine.stats().prefix_cache_hits == (5 + num_tokens - 1) // 4 * 4
 
 
-def test_an_abort_in_flight_frees_all_at_once_and_disturbs_nobody(engine: Engine, memory: AdapterMemory) -> None:
+def test_an_abort_in_flight_frees_everything_at_once_and_affects_no_other_request(
+    engine: Engine, memory: AdapterMemory
+) -> None:
     engine.add_request(ask("goes", adapter=ADAPTERS[0]))
     engine.add_request(ask("stays"))
     choices = {"goes": Choice(), "stays": Choice()}
@@ -531,7 +538,7 @@ def test_an_abort_in_flight_frees_all_at_once_and_disturbs_nobody(engine: Engine
     assert choices["stays"] == answer(ask())
 
 
-def test_with_the_last_abort_there_is_no_work_left(engine: Engine) -> None:
+def test_aborting_the_last_request_in_flight_leaves_no_work(engine: Engine) -> None:
     engine.add_request(ask())
     step_until_in_flight(engine)
     engine.abort("r")
@@ -547,7 +554,7 @@ def test_with_the_last_abort_there_is_no_work_left(engine: Engine) -> None:
     assert choice == answer(ask())
 
 
-def test_an_id_used_again_gets_nothing_of_the_row_in_flight(engine: Engine) -> None:
+def test_a_reused_request_id_gets_nothing_from_the_row_in_flight(engine: Engine) -> None:
     engine.add_request(ask("other", [7, 8, 9]))
     engine.add_request(ask("r"))
     step_until_in_flight(engine)
@@ -559,7 +566,7 @@ def test_an_id_used_again_gets_nothing_of_the_row_in_flight(engine: Engine) -> N
     assert choices["r"] == answer(ask(prompt=[9, 9, 9], params=DRAWN))
 
 
-def test_one_choice_aborted_in_flight_ends_alone(engine: Engine) -> None:
+def test_aborting_one_choice_in_flight_does_not_affect_the_others(engine: Engine) -> None:
     request = ask(params=replace(DRAWN, n=3))
     engine.add_request(request)
     choices = {index: Choice() for index in range(3)}
@@ -592,7 +599,7 @@ def test_an_adapter_unloaded_in_flight_makes_room_for_another(engine: Engine, me
     assert choices["comes"] == answer(ask(), other)
 
 
-def test_nothing_takes_an_adapters_place_before_the_step_in_flight_has_read_it(
+def test_an_adapter_is_not_overwritten_before_the_step_in_flight_has_read_it(
     monkeypatch: pytest.MonkeyPatch, accelerator: DelayedAccelerator, paths: dict[TinyAdapter, Path]
 ) -> None:
     use_manual_threads(monkeypatch)
@@ -625,7 +632,7 @@ def test_nothing_takes_an_adapters_place_before_the_step_in_flight_has_read_it(
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_only_the_owner_of_values_that_are_not_finite_fails_though_a_step_is_behind_them(
+def test_non_finite_values_fail_only_their_owner_even_if_a_later_step_is_queued(
     engine: Engine, runner: HashRunner, place: int
 ) -> None:
     for name in ("a", "b"):
@@ -642,7 +649,7 @@ def test_only_the_owner_of_values_that_are_not_finite_fails_though_a_step_is_beh
     assert runner.non_finite_blocks() == set()
 
 
-def test_a_step_counts_when_it_is_collected(engine: Engine) -> None:
+def test_stats_count_a_step_when_it_is_collected(engine: Engine) -> None:
     engine.add_request(ask(params=replace(GREEDY, max_tokens=4)))
     engine.step()
     during = engine.stats()
