@@ -10,7 +10,7 @@ from loraserve_kernels.attention_work import splits_for_device
 from loraserve_kernels.backend import Backend, KernelTooLargeError
 from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.choose_backend import choose_backend
-from loraserve_kernels.quantization import ROUNDINGS, Quantization
+from loraserve_kernels.quantization import Quantization
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from loraserve.engine import malloc
@@ -24,7 +24,6 @@ from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activat
 from loraserve.engine.grammars.compiler import Grammars
 from loraserve.engine.kv.cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import (
-    GIB,
     GPU_SHARES,
     MemoryPlan,
     host_shares,
@@ -39,11 +38,19 @@ from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.steps.graphs import NO_GRAPHS, CaptureError, GraphSizes, StepGraphs
 from loraserve.engine.steps.model_runner import ModelRunner
 from loraserve.engine.steps.work_lists import WorkLists
+from loraserve.engine.weight_formats import (
+    check_memory,
+    checkpoint_notes,
+    choose_quantization,
+    dtype_name,
+    keeps_stored,
+    majority_format,
+    quantization_notes,
+)
 from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
-from loraserve.models.quantized_checkpoint import MXFP4, quantization_method
-from loraserve.models.stored_weights import StoredWeights, packed_bytes, placeholder
+from loraserve.models.stored_weights import StoredWeights
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -54,7 +61,6 @@ HEADLESS_NOTE = (
     "the model was saved without an lm_head and cannot generate text: use /v1/embeddings, /v1/classify, /v1/rerank or "
     "/v1/score"
 )
-QUANTIZED_NOTE = "without our C kernels, which support bfloat16 and float32, each step dequantizes the weights again"
 SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (
     "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"
@@ -97,7 +103,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     torch.set_grad_enabled(False)
     device = _device(config)
     accelerator = accelerator_of(device)
-    quantization = _quantization(config, accelerator)
+    quantization = choose_quantization(config, accelerator)
     chosen_kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, accelerator)
     model_config = loader.load_config(config.model, config.revision)
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
@@ -113,9 +119,9 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     backend, backend_note = _backend(config, device)
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
     stored: StoredWeights = {}
-    if _keeps_stored(config, device, dtype, backend, quantization):
+    if keeps_stored(config, device, dtype, backend, quantization):
         stored = loader.stored_weights(config.model, config.revision, model_config, dtype)
-    form = _majority_format(model_config, dtype, stored) or quantization  # determines the cost of drafts
+    form = majority_format(model_config, dtype, stored) or quantization  # determines the cost of drafts
     num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, form)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
@@ -145,8 +151,8 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     description = ModelDescription(
         name=config.model,
         architecture=type(hf_model).__name__,
-        dtype=_name(model.dtype),
-        kv_cache_dtype=_name(kv_dtype),
+        dtype=dtype_name(model.dtype),
+        kv_cache_dtype=dtype_name(kv_dtype),
         device=str(device),
         backend=backend.name,
         max_model_len=plan.max_model_len,
@@ -178,8 +184,8 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             *([HEADLESS_NOTE] if is_headless else []),
             *pooling_notes,
             *([backend_note] if backend_note else []),
-            *_checkpoint_notes(config, model_config, model),
-            *_quantization_notes(quantization, model, backend),
+            *checkpoint_notes(config, model_config, model),
+            *quantization_notes(quantization, model, backend),
             *plan.notes,
             *model.notes,
             *_host_tier_notes(adapters, host_tier_bytes),
@@ -223,59 +229,6 @@ def _device(config: EngineConfig) -> torch.device:
         raise EngineStartError(str(error)) from error
 
 
-def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quantization | None:
-    if config.quantization == "none":
-        return None
-    if config.quantization not in ROUNDINGS:
-        choices = ", ".join(ROUNDINGS)
-        raise EngineStartError(f"--quantization {config.quantization} is not supported: choose one of none, {choices}")
-    if accelerator is not None:
-        raise EngineStartError(
-            f"--quantization {config.quantization} is supported on CPUs only, but the device is {accelerator.device}: "
-            "choose none or --device cpu"
-        )
-    return Quantization(config.quantization)
-
-
-def _checkpoint_notes(config: EngineConfig, model_config: PreTrainedConfig, model: CausalModel) -> list[str]:
-    if (method := quantization_method(model_config)) is None:
-        return []
-    whole = f"dequantized to {_name(model.dtype)}"
-    if config.quantization != "none":
-        whole = f"{whole}, then quantized to {config.quantization}"
-    if not model.stored:
-        return [f"{method} checkpoint: its weights are {whole}"]
-    if method == MXFP4 or not model.has_other_linears:
-        kept = "experts" if method == MXFP4 else "linears"
-        return [f"{method} checkpoint: its {kept} stay in four bits, as stored"]
-    num_linears = sum(len(weight.names_in_file) for weight in model.stored.values())
-    kept = f"{num_linears} of its linears stay in four bits, as stored"
-    return [f"{method} checkpoint: {kept}; the others are {whole}"]
-
-
-def _quantization_notes(quantization: Quantization | None, model: CausalModel, backend: Backend) -> list[str]:
-    if quantization is None or backend.packs(model.dtype):
-        return []
-    return [f"--quantization {quantization}: {QUANTIZED_NOTE}"]
-
-
-def _keeps_stored(
-    config: EngineConfig, device: torch.device, dtype: torch.dtype, backend: Backend, quantization: Quantization | None
-) -> bool:
-    """Whether weights stored in a four-bit format that we support stay so. Without our C kernels each step dequantizes
-    them to full precision, so they then stay so only if quantization was requested."""
-    is_fit = device.type == "cpu" and (backend.packs(dtype) or quantization is not None)
-    return is_fit and config.load_format != "dummy"
-
-
-def _majority_format(model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights) -> Quantization | None:
-    """The format of stored linears outside experts if these are more than half of the model's weights, else None."""
-    linears = [weight for weight in stored.values() if len(weight.shape) == 2]
-    num_bytes = sum(placeholder(weight, dtype).nbytes for weight in linears)
-    are_most = num_bytes > loader.num_weight_bytes(model_config, dtype) / 2
-    return linears[0].quantization if are_most else None
-
-
 def _load_weights(
     config: EngineConfig,
     model_config: PreTrainedConfig,
@@ -288,7 +241,7 @@ def _load_weights(
     if config.load_format == "dummy":
         loaded = loader.LoadedModel(loader.dummy_model(model_config, dtype, config.seed, device), is_headless=False)
     elif config.load_format in ("auto", "safetensors"):
-        _check_memory(config, model_config, dtype, stored)
+        check_memory(config.model, model_config, dtype, stored, available_memory_bytes())
         loaded = loader.load_model(config.model, config.revision, model_config, dtype, device, stored=stored)
     else:
         raise EngineStartError(
@@ -296,33 +249,6 @@ def _load_weights(
         )
     progress("loading weights", 1, 1)
     return loaded
-
-
-def _check_memory(
-    config: EngineConfig, model_config: PreTrainedConfig, dtype: torch.dtype, stored: StoredWeights
-) -> None:
-    """Check the memory for weights that are dequantized to full precision and for those that stay in four bits. Other
-    weights are mapped from their files."""
-    method = quantization_method(model_config)
-    if method is None:
-        return
-    needed = sum(packed_bytes(weight) for weight in stored.values())
-    if method != MXFP4 or not stored:
-        needed += loader.num_weight_bytes(model_config, dtype)
-        needed -= sum(placeholder(weight, dtype).nbytes for weight in stored.values())
-    available = available_memory_bytes()
-    if needed > available:
-        what = f"dequantized while loading: its weights in {_name(dtype)}"
-        if stored:
-            what = "keeps its four-bit weights as stored: its weights, or those of its experts,"
-        raise EngineStartError(
-            f"{config.model} is quantized with {method} and {what} take {needed / GIB:.1f} GiB, but "
-            f"only {available / GIB:.1f} GiB of memory are free"
-        )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _plan(
@@ -425,10 +351,9 @@ def _num_speculative_tokens(
     if backend.num_free_rows(dtype, quantization) > 1 and loader.is_mostly_linears(model_config):
         return requested or DEFAULT_NUM_SPECULATIVE_TOKENS
     if requested:
-        name = str(dtype).removeprefix("torch.")
         raise EngineStartError(
             f"--num-speculative-tokens is {requested}, but speculative decoding is not available for this model in "
-            f"{name} with the {backend.name} backend: omit the flag"
+            f"{dtype_name(dtype)} with the {backend.name} backend: omit the flag"
         )
     return 0
 
