@@ -119,7 +119,7 @@ def stored_tensors(model: str, revision: str | None) -> dict[str, StoredTensor]:
     try:
         for path in weight_files(model, revision):
             with safe_open(path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118, a file is no mapping
+                for name in file.keys():  # noqa: SIM118, an open file is not a mapping
                     part = file.get_slice(name)
                     tensors[name] = StoredTensor(part.get_dtype(), tuple(part.get_shape()))
     except (OSError, ValueError, SafetensorError) as error:

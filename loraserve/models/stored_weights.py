@@ -236,7 +236,7 @@ def read_others(
     tensors: dict[str, Tensor] = {}
     for path in weight_files(model, revision):
         with safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if name not in parts]  # noqa: SIM118, a file is no mapping
+            names = [name for name in file.keys() if name not in parts]  # noqa: SIM118, an open file is not a mapping
             tensors |= {name: file.get_tensor(name) for name in names}
     return tensors | placeholders
 
@@ -252,7 +252,7 @@ def _find_experts(model: str, revision: str | None, parameters: Mapping[str, Ten
     tensors: dict[str, Tensor] = {}
     for path in weight_files(model, revision):
         with safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if name.endswith((_BLOCKS, _SCALES))]  # noqa: SIM118, likewise
+            names = [name for name in file.keys() if name.endswith((_BLOCKS, _SCALES))]  # noqa: SIM118, an open file is not a mapping
             tensors |= {name: file.get_tensor(name) for name in names}
     found: dict[str, StoredMxfp4] = {}
     for name in [name.removesuffix(_BLOCKS) for name in tensors if name.endswith(_BLOCKS)]:

@@ -197,7 +197,7 @@ def _reading(model: str, revision: str | None, packing: _Format) -> Iterator[_Op
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(path, "pt")) for path in weight_files(model, revision)]
-            places = {name: file for file in files for name in file.keys()}  # noqa: SIM118, a file is no mapping
+            places = {name: file for file in files for name in file.keys()}  # noqa: SIM118, an open file is not a mapping
             others: list[str] = []
             modules: dict[str, list[str]] = {}
             for name in places:
@@ -318,8 +318,8 @@ def _read_8bit(parts: _Parts, _: dict[str, Any]) -> RowsOfInt8:
     packed = parts.take("weight")
     if packed.dtype != torch.int8 or packed.dim() != 2:
         raise parts.refused("weight", f"is {packed.dtype} {list(packed.shape)}, expected torch.int8 of two dimensions")
-    if "weight_format" in parts.names and int(parts.take("weight_format")) != 0:
-        raise parts.refused("weight_format", "is not the row format (0)")
+    if "weight_format" in parts.names and (found := int(parts.take("weight_format"))) != 0:
+        raise parts.refused("weight_format", f"is {found}, expected 0: the row format")
     return RowsOfInt8(packed, parts.take("SCB", len(packed)))
 
 

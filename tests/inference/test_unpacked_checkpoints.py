@@ -155,7 +155,7 @@ def nf4_state(**changes: object) -> Callable[[Tensors], None]:
         (save_floats, cut(f"{Q_PROJ}.weight_scale", 128, 3), r"weight_scale is \[128, 3\], expected \[128, 4\]"),
         (save_floats, cut(f"{Q_PROJ}.weight_packed", 128, 60), r"weight_packed is torch\.uint8 \[128, 60\], expected"),
         (save_floats, put(f"{Q_PROJ}.weight_scale", torch.ones(128, 4)), r"weight_scale is torch\.float32, expected"),
-        (save_int8, put(f"{Q_PROJ}.weight_format", torch.tensor(1, dtype=torch.uint8)), "is not the row format"),
+        (save_int8, put(f"{Q_PROJ}.weight_format", torch.tensor(1, dtype=torch.uint8)), "is 1, expected 0"),
         (save_int8, cut(f"{Q_PROJ}.SCB", 127), r"q_proj\.SCB is \[127\], expected \[128\]"),
         (save_int8, put(f"{Q_PROJ}.weight", torch.zeros(128, 128, dtype=torch.uint8)), r"weight is torch\.uint8"),
     ],
