@@ -25,7 +25,7 @@ class LivePublishLeases:
         return await self._connection.call("SET", name, token, "NX", "PX", PUBLISH_LEASE_MS) is not None
 
     async def drop_all(self) -> None:
-        """For the server that just started its private Redis: all holders are gone."""
+        """For the server that just started its private Redis, which interrupted whoever held one."""
         found = await self._connection.call("KEYS", self._names.publish_lease("*"))
         if found:
             await self._connection.call("DEL", *found)

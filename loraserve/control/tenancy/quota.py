@@ -109,8 +109,8 @@ class Quota:
         used = sum(each.size_bytes for each in kept) + open_bytes
         if used + size_bytes > limit:
             message = (
-                f"With {size_bytes} bytes more, the tenant '{tenant}' would have {used + size_bytes}; its limit is "
-                f"{limit}. Delete versions, or request a higher limit.{_of_deleted(kept)}"
+                f"With {size_bytes} bytes more, the tenant '{tenant}' would have {used + size_bytes} bytes; "
+                f"its limit is {limit}. Delete versions, or request a higher limit.{_of_deleted(kept)}"
             )
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
