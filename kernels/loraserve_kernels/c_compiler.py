@@ -21,7 +21,7 @@ SOURCE_DIR = Path(__file__).parent / "csrc"
 NATIVE_FLAG = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden")
 COMPILE_TIMEOUT_S = 300.0
-MAX_CONCURRENT = 8
+MAX_PARALLEL_FILES = 8
 """Concurrent compiler processes. GCC 12 takes up to 150 MB per file; a container may lack that for each host CPU."""
 
 
@@ -45,7 +45,7 @@ class Compiler:
         sources = sorted(SOURCE_DIR.glob("*.c"), key=_effort, reverse=True)
         flags = (*FLAGS, *compile_flags)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as work:
-            with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_CONCURRENT)) as pool:
+            with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_PARALLEL_FILES)) as pool:
                 for _ in pool.map(lambda source: self._execute(work, *flags, "-c", str(source)), sources):
                     pass
             objects = sorted(f"{source.stem}.o" for source in sources)

@@ -186,8 +186,8 @@ def _quantized(directory: Path, found: str) -> Check:
         size_bytes = num_weight_bytes(config, torch.bfloat16)
     except (ModelRefusedError, ValueError) as error:  # ValueError: the config of no causal model
         return Check("model", Status.FAIL, str(error))
-    whole = f"{method}; dequantized to bfloat16: {size_bytes / MIB:.0f} MiB"
-    return Check("model", Status.OK, f"{found}, quantized with {whole}")
+    form = f"{method}; dequantized to bfloat16: {size_bytes / MIB:.0f} MiB"
+    return Check("model", Status.OK, f"{found}, quantized with {form}")
 
 
 def _cached_files(model: str) -> Check:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from loraserve_kernels import c_compiler as module
-from loraserve_kernels.c_compiler import MAX_CONCURRENT, Compiler, find_compilers
+from loraserve_kernels.c_compiler import MAX_PARALLEL_FILES, Compiler, find_compilers
 
 
 @pytest.fixture
@@ -54,4 +54,4 @@ def test_a_machine_with_many_cpus_compiles_only_a_few_files_at_once(monkeypatch,
     monkeypatch.setattr(module.os, "cpu_count", lambda: 64)
     monkeypatch.setattr(Compiler, "_execute", execute)
     Compiler(("cc",), "a compiler").build(tmp_path / "library.so", ())
-    assert 1 < most <= MAX_CONCURRENT
+    assert 1 < most <= MAX_PARALLEL_FILES

@@ -112,13 +112,13 @@ async def _send_waiting(
 
 
 def _summary(outcome: _Outcome) -> str:
-    told = f"{outcome.num_answered:,} of {outcome.num_requests:,} answered"
+    text = f"{outcome.num_answered:,} of {outcome.num_requests:,} answered"
     if num_failed := outcome.failures.total():
-        told += f", {num_failed:,} failed ({', '.join(f'{n:,} {code}' for code, n in outcome.failures.most_common())})"
+        text += f", {num_failed:,} failed ({', '.join(f'{n:,} {code}' for code, n in outcome.failures.most_common())})"
     if outcome.stopped_by is not None and outcome.num_left:
-        told += f"; stopped, because the remaining requests would fail the same way ({outcome.stopped_by.message})"
+        text += f"; stopped, because the remaining requests would fail the same way ({outcome.stopped_by.message})"
     elif outcome.num_left and outcome.interrupted_by is None:
-        told += "; the requests file has changed during the run"
+        text += "; the requests file has changed during the run"
     if outcome.num_answered < outcome.num_requests:
-        told += "; --resume sends the rest" if outcome.num_left else "; --resume sends the failed ones again"
-    return told
+        text += "; --resume sends the rest" if outcome.num_left else "; --resume sends the failed ones again"
+    return text
