@@ -105,10 +105,12 @@ def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig |
     if fields is None:
         return None
     checks.passed("config.json", f"{CONFIG_NAME} is plain JSON without duplicate keys")
+    if "peft_type" not in fields:
+        # First, because it explains the unknown fields of other libraries' configs, such as MLX's.
+        reason, remedy = 'missing, expected "LORA": not the config of a PEFT adapter', "Convert it to PEFT's format."
+        checks.fail("config.options", values.refused("unsupported_option", reason, "peft_type", remedy=remedy))
     for name, value in fields.items():
         checks.attempt("config.options", lambda name=name, value=value: _check_option(name, value))
-    if "peft_type" not in fields:
-        checks.attempt("config.options", lambda: _check_option("peft_type", None))
     ignored = [name for name, value in fields.items() if _is_ignored(name, value)]
     if ignored:
         checks.warn("config.options", _ignored(ignored))

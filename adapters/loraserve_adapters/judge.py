@@ -35,6 +35,9 @@ _OF_EMBEDDINGS = ("lora_embedding_A", "lora_embedding_B")
 _BIAS, _MAGNITUDE = "lora_B.bias", "lora_magnitude_vector"
 HEAD_WEIGHT = f"{KEY_PREFIX}{HEAD}.weight"
 """The tensor of a classifier's head."""
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Parts of names that torch.compile, FSDP and activation checkpointing add, each before the module that it wraps."""
+_AS_PEFT_NAMES = "Save the adapter with PEFT's save_pretrained, or rename its tensors"
 _MAX_HINTS = 5
 """Comparing a wrong name with all of the base's takes milliseconds; only the first few get a suggestion."""
 
@@ -357,7 +360,8 @@ def _unexpected(
     """known: by module, the tensor names that PEFT gives it. of_linears: those of linears under this config."""
     name = entry.name
     if not name.startswith(KEY_PREFIX):
-        return refused("unexpected_tensor", name, f"expected a name that starts with {KEY_PREFIX}")
+        reason, remedy = f"expected a name that starts with {KEY_PREFIX}", f"{_AS_PEFT_NAMES} as that names them."
+        return refused("unexpected_tensor", name, reason, remedy=remedy)
     module, _, kind = name.removeprefix(KEY_PREFIX).partition(".lora_")
     kind = f"lora_{kind}" if kind else ""
     if kind.startswith("lora_embedding_") and module in layout.embedding_modules:
@@ -380,19 +384,31 @@ def _unexpected(
     if kind not in (*of_linears, *_OF_EMBEDDINGS):
         expected = " and ".join(known.get(module, of_linears))
         hint = f"PEFT's save_pretrained writes {expected} without an adapter name"
-        return refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
+        remedy = f"{_AS_PEFT_NAMES} without it." if _has_adapter_name(kind, (*of_linears, *_OF_EMBEDDINGS)) else None
+        return refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}", remedy=remedy)
     if module in known and kind not in known[module]:
         return refused("unexpected_tensor", name, f"found {kind}, expected {' or '.join(known[module])}")
     if module in known:
         return refused("unexpected_tensor", name, "its module is not targeted by adapter_config.json")
     if f"{body_name(layout)}.{module}" in known:
         return _without_body(name, layout)
+    wrappers = [part for part in _WRAPPERS if part in module.split(".")]
+    if wrappers and ".".join(part for part in module.split(".") if part not in _WRAPPERS) in known:
+        listed = " and ".join(wrappers)
+        reason = f"{listed} names what training wrapped the model in (torch.compile, FSDP), not a part of the model"
+        return refused("unknown_module", name, reason, remedy=f"{_AS_PEFT_NAMES} without {listed}.")
     own_name = _name_in_served_class(module, kind, entry, layout) if with_hint else None
     if own_name is not None:
         return _other_class(name, module, own_name)
     hint = close_names(module, layout) if with_hint else ""
     what = "embedding" if kind in _OF_EMBEDDINGS else "linear"
     return refused("unknown_module", name, f"{layout.shown_as} has no such {what}{hint}")
+
+
+def _has_adapter_name(kind: str, expected: Collection[str]) -> bool:
+    """Whether it is an expected one with an adapter's name in it, such as `lora_A.default.weight`."""
+    parts = kind.split(".")
+    return any(".".join(parts[:index] + parts[index + 1 :]) in expected for index in range(1, len(parts)))
 
 
 def _name_in_served_class(module: str, kind: str, entry: TensorEntry, layout: BaseLayout) -> str | None:

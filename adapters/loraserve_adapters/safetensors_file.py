@@ -176,7 +176,9 @@ def open_weights(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Safe
 def open_weights_descriptor(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[tuple[int, int]]:
     """(file descriptor, size in bytes), with nothing read yet."""
     if not os.path.lexists(folder / WEIGHTS_NAME) and os.path.lexists(folder / "adapter_model.bin"):
-        raise _refused("missing; adapter_model.bin is a pickle and is never read: save as safetensors", "missing_file")
+        reason = "missing; adapter_model.bin is a pickle and is never read: save as safetensors"
+        remedy = "Load the adapter with PEFT, if you trust its source, and save it with safe_serialization=True."
+        raise AdapterError("missing_file", f"{WEIGHTS_NAME}: {reason}", file=WEIGHTS_NAME, remedy=remedy)
     with open_regular(folder, WEIGHTS_NAME, limits) as opened:
         yield opened
 

@@ -13,6 +13,11 @@ from loraserve_adapters.targets import Target
 from loraserve_adapters.trained_tokens import TrainedRows
 
 _MAX_LABELS_SHOWN = 5
+_OTHER_VOCABULARY = (
+    "Use an adapter that was trained on exactly the served base weights. If training added tokens, serve the base "
+    "model with the extended tables, or train the rows of these tokens with trainable_token_indices."
+)
+"""Remedy for a copy of the base's embedding or `lm_head` that has more or fewer rows."""
 
 
 def check_part(part: SourcePart, target: Target, checks: Checks) -> None:
@@ -53,6 +58,13 @@ def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, 
         code = "rank_mismatch"
     found = shown(list(entry.shape))
     reason = f"found {found}, expected {list(expected)}"
+    if entry.num_elements == 0:
+        reason += ": empty, as DeepSpeed ZeRO-3 saves parameters that were not gathered"
+        remedy = (
+            "Save it again with stage3_gather_16bit_weights_on_model_save set to true, or restore the values from "
+            "training's checkpoint with DeepSpeed's zero_to_fp32.py."
+        )
+        raise refused(code, entry.name, reason, found=found, expected=str(list(expected)), remedy=remedy)
     if code == "rank_mismatch":
         reason += f": this module has rank {lora_rank} in adapter_config.json"
         if expected[rank_axis] != lora_rank:
@@ -95,7 +107,9 @@ def check_base_copy(copy: BaseCopy, checks: Checks) -> None:
     if copy.entry.shape != copy.shape:
         found = shown(list(copy.entry.shape))
         reason = f"found {found}, expected {list(copy.shape)}: the shape in the served base model"
-        error = refused("base_weight_differs", copy.entry.name, reason, found=found, expected=str(list(copy.shape)))
+        expected = str(list(copy.shape))
+        remedy = _OTHER_VOCABULARY if copy.entry.shape[1:] == copy.shape[1:] != () else None
+        error = refused("base_weight_differs", copy.entry.name, reason, found=found, expected=expected, remedy=remedy)
         checks.fail("weights.shapes", error)
     checks.attempt("weights.dtypes", lambda: check_dtype(copy.entry))
 
