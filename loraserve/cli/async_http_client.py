@@ -7,6 +7,7 @@ import aiohttp
 import httpx
 import rich_click as click
 
+from loraserve.cli.http_client import check_header_values
 from loraserve.cli.proxy import environment_proxy, through_proxy
 
 TIMEOUT_S = 600.0
@@ -32,9 +33,7 @@ def async_http_client(
     try:
         if api_key and urlsplit(base_url).username is None:  # a user in the URL replaces the key
             headers["authorization"] = f"Bearer {api_key}"
-        for name, value in headers.items():
-            if not (value.isascii() and value.isprintable()):
-                raise click.ClickException(f"the value of {name} has a line break or another forbidden character")
+        check_header_values(headers)
         return aiohttp.ClientSession(
             base_url, connector=connector, headers=headers, timeout=timeout, proxy=_proxy(base_url)
         )

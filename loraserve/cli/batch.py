@@ -6,6 +6,8 @@ from typing import Any
 
 import rich_click as click
 
+from loraserve.cli.number_range import NumberRange
+
 
 @click.command(context_settings={"show_default": True})
 @click.argument("requests_file", metavar="REQUESTS", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -17,7 +19,7 @@ import rich_click as click
     "--retry-for",
     "retry_for_s",
     metavar="SECONDS",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=300.0,
     help="How long to retry a request while the server is unreachable or refuses it because of a limit.",
 )
@@ -25,7 +27,7 @@ import rich_click as click
     "--timeout",
     "timeout_s",
     metavar="SECONDS",
-    type=click.FloatRange(0, min_open=True),
+    type=NumberRange(0, min_open=True),
     default=600.0,
     help="Time limit for one answer, from sending its request.",
 )

@@ -14,6 +14,7 @@ from loraserve.cli.loadtest.lengths import LengthLaw
 from loraserve.cli.loadtest.popularity import Distribution
 from loraserve.cli.loadtest.server_kind import ServerKind
 from loraserve.cli.loadtest.settings import SLORA_TRACE, BenchSettings
+from loraserve.cli.number_range import NumberRange
 
 NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 MAX_SEED = 1_000_000
@@ -47,23 +48,23 @@ def _in_a_folder(_context: click.Context, _option: click.Parameter, path: Path |
 )
 @click.option("--num-adapters", type=click.IntRange(1), help="Use only this many, the first ones.")
 @click.option("--distribution", type=click.Choice(_values(Distribution)), default=Distribution.ROUND_ROBIN.value)
-@click.option("--zipf-s", type=click.FloatRange(0), default=1.0, help="Skew of --distribution zipf.")
+@click.option("--zipf-s", type=NumberRange(0), default=1.0, help="Skew of --distribution zipf.")
 @click.option(
     "--power-alpha",
-    type=click.FloatRange(0, min_open=True),
+    type=NumberRange(0, min_open=True),
     default=1.0,
     help="S-LoRA's alpha of --distribution power: 1 = uniform, less = skewed.",
 )
 @click.option("--num-requests", type=click.IntRange(1), help="[default: 100]")
 @click.option("--concurrency", type=click.IntRange(1), help="Closed loop: requests kept running. [default: 16]")
-@click.option("--request-rate", type=click.FloatRange(0, min_open=True), help="Open loop: requests per second.")
+@click.option("--request-rate", type=NumberRange(0, min_open=True), help="Open loop: requests per second.")
 @click.option(
     "--cv",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=1.0,
     help="Coefficient of variation of the gaps in an open loop: 0 = even, 1 = Poisson, more = bursts.",
 )
-@click.option("--duration", type=click.FloatRange(0, min_open=True), help="Seconds of an open loop.")
+@click.option("--duration", type=NumberRange(0, min_open=True), help="Seconds of an open loop.")
 @click.option(
     "--trace",
     type=click.Choice(["slora"]),
@@ -86,7 +87,7 @@ def _in_a_folder(_context: click.Context, _option: click.Parameter, path: Path |
 @click.option("--text", is_flag=True, help="Prompts of words, about one per token, instead of token ids.")
 @click.option("--chat", is_flag=True, help="Use /v1/chat/completions; implies --text.")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Generate exactly the output length.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.0)
+@click.option("--temperature", type=NumberRange(0), default=0.0)
 @click.option(
     "--cold", is_flag=True, help="Warm up with the base model only; report each adapter's first use separately."
 )

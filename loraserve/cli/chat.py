@@ -4,13 +4,15 @@ import sys
 
 import rich_click as click
 
+from loraserve.cli.number_range import NumberRange
+
 
 @click.command(context_settings={"show_default": True})
 @click.option("--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", help="Server, without /v1.")
 @click.option("--api-key", envvar=["LORASERVE_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")
 @click.option("--model", help="Adapter or base model to start with. [the base model]")
 @click.option("--system", help="System prompt.")
-@click.option("--temperature", type=click.FloatRange(0), help="[the model's default]")
+@click.option("--temperature", type=NumberRange(0), help="[the model's default]")
 @click.option("--max-tokens", type=click.IntRange(1), help="[as many as fit in the context]")
 @click.option("--single-turn", is_flag=True, help="Send every message alone, without the conversation before it.")
 def chat(

@@ -1,5 +1,6 @@
 """The checks of `loraserve doctor`. Each returns its finding; none raises."""
 
+import json
 import os
 import platform
 import shutil
@@ -7,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from loraserve.cli.serve.listen import ListenError, bind_tcp
 from loraserve.cli.version import installed_version
@@ -14,6 +16,7 @@ from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
 from loraserve.models.model_place import is_cached, why_absent
 
 MIB, GIB = 1 << 20, 1 << 30
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MIN_PYTHON = (3, 11)
 MIN_FREE_DISK_BYTES = GIB
 MIN_FREE_MEMORY_BYTES = GIB
@@ -125,7 +128,8 @@ def gpu_kernels() -> Check:
 
 
 def disk(data_dir: Path) -> Check:
-    existing = next(path for path in (data_dir, *data_dir.absolute().parents) if path.exists())
+    # os.path: pathlib raises an error for a folder in one that this user may not enter.
+    existing = next(path for path in (data_dir, *data_dir.absolute().parents) if os.path.exists(path))
     free = shutil.disk_usage(existing).free
     found = f"{data_dir}: {free / GIB:.1f} GiB free"
     if not _is_writable(existing):
@@ -148,25 +152,63 @@ def port_is_free(host: str, port: int) -> Check:
 
 
 def model_files(model: str) -> Check:
-    directory = Path(model)
-    if directory.is_dir():
-        return _directory_files(directory)
-    return _cached_files(model)
+    try:
+        directory = Path(model)
+        return _directory_files(directory) if directory.is_dir() else _cached_files(model)
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return Check("model", Status.FAIL, reason, "copy the whole model to where this user can read it")
 
 
 def _directory_files(directory: Path) -> Check:
-    missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
+    missing = [name for name in (CONFIG, "tokenizer.json") if not (directory / name).is_file()]
     weights = sorted(directory.glob("*.safetensors"))
     if not weights:
         missing.append("*.safetensors")
+    if missing == ["tokenizer.json"]:
+        remedy = "save the tokenizer beside the model, or start the server with --tokenizer"
+        return Check("model", Status.WARN, f"{directory} lacks tokenizer.json", remedy)
     if missing:
-        status = Status.WARN if missing == ["tokenizer.json"] else Status.FAIL
-        return Check("model", status, f"{directory} lacks {', '.join(missing)}", "save the model with save_pretrained")
+        remedy = "save the model with save_pretrained"
+        return Check("model", Status.FAIL, f"{directory} lacks {', '.join(missing)}", remedy)
     size_bytes = sum(path.stat().st_size for path in weights)
+    if (damage := _damage(directory, weights)) is not None:
+        return Check("model", Status.FAIL, damage, "copy or download the file again")
     found = f"{directory}: {size_bytes / MIB:.0f} MiB of weights"
-    if b'"quantization_config"' not in (directory / "config.json").read_bytes():
+    if b'"quantization_config"' not in (directory / CONFIG).read_bytes():
         return Check("model", Status.OK, found)
     return _quantized(directory, found)
+
+
+def _damage(directory: Path, weights: list[Path]) -> str | None:
+    """The first file that is missing, cut off or not what its name says. Reads only the headers of weights."""
+    names = {path.name for path in weights}
+    is_one_file = WEIGHTS in names
+    has_index = not is_one_file and (directory / INDEX).is_file()
+    contents: dict[str, Any] = {}
+    for name in (CONFIG, INDEX) if has_index else (CONFIG,):
+        try:
+            contents = json.loads((directory / name).read_bytes())
+        except (ValueError, RecursionError) as error:
+            return f"{directory / name} is damaged: {error}"
+        if not isinstance(contents, dict):
+            return f"{directory / name} is damaged: it is not a JSON object"
+    used = {WEIGHTS} if is_one_file else names
+    if has_index and isinstance(shards := contents.get("weight_map"), dict):
+        used = {*map(str, shards.values())}
+    if lacking := sorted(used - names):
+        return f"{directory} lacks {lacking[0]}, which {INDEX} names"
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        return None  # `packages` reports it
+    for path in (path for path in weights if path.name in used):
+        try:
+            with safe_open(path, "numpy"):
+                pass
+        except SafetensorError as error:
+            return f"{path} is damaged: {error}"
+    return None
 
 
 def _quantized(directory: Path, found: str) -> Check:

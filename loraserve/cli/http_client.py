@@ -12,7 +12,8 @@ def http_client(
     url: str, api_key: str | None, timeout: float | httpx.Timeout, headers: Mapping[str, str] | None = None
 ) -> httpx.Client:
     """url: with or without /v1. Raises `click.ClickException` if the URL, or its proxy, cannot be used."""
-    authorization = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    all_headers = {**({"authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+    check_header_values(all_headers)
     try:
         base_url = httpx.URL(url.rstrip("/").removesuffix("/v1"))
         proxy = environment_proxy(str(base_url))
@@ -21,7 +22,7 @@ def http_client(
     try:
         return httpx.Client(
             base_url=base_url,
-            headers={**authorization, **(headers or {})},
+            headers=all_headers,
             timeout=timeout,
             verify=httpx.create_ssl_context(),
             proxy=None if proxy is None else proxy.url,
@@ -33,3 +34,10 @@ def http_client(
         if isinstance(error, httpx.InvalidURL):
             raise click.ClickException(f"{proxy.named_by} is not a valid proxy URL") from error
         raise proxy.refusal(url) from error
+
+
+def check_header_values(headers: Mapping[str, str]) -> None:
+    """Raises `click.ClickException`, without the value: HTTP clients would quote it, and it may be a key."""
+    for name, value in headers.items():
+        if not (value.isascii() and value.isprintable()):
+            raise click.ClickException(f"the value of {name} has a line break or another forbidden character")

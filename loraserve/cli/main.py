@@ -1,6 +1,9 @@
 """The `loraserve` command. Subcommands are imported when named, so that help and completion stay fast."""
 
+import errno
 import importlib
+import sys
+from typing import Any
 
 import rich_click as click
 
@@ -26,6 +29,16 @@ COMMANDS = {
 
 
 class _LazyGroup(click.RichGroup):
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            where = f" {error.filename}" if error.filename else ""
+            click.echo(f"error: cannot write{where}: {error.strerror}", err=True)
+            sys.exit(1)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

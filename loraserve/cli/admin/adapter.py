@@ -10,6 +10,7 @@ from loraserve.cli.adapter_place import AdapterFolderType
 from loraserve.cli.admin.limit_options import NO_LIMIT, LimitType
 from loraserve.cli.admin.options import Connection, with_connection
 from loraserve.cli.admin.paths import api_path
+from loraserve.cli.number_range import NumberRange
 
 Json = dict[str, Any]
 CANARY = re.compile(r"v?(?P<version>\d+)=(?P<percent>\d{1,3}(\.\d{1,2})?)%?")
@@ -143,7 +144,7 @@ def pin(connection: Connection, name: str, tier: str, ttl_s: int | str, is_off: 
 @click.option("--version", type=click.IntRange(1), help="Only this version.")
 @click.option(
     "--drain-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=30.0,
     show_default=True,
     help="Seconds for requests to finish.",

@@ -8,12 +8,15 @@ import rich_click as click
 from loraserve.cli.admin.limit_options import TENANT_LIMITS, given_limits, with_limits
 from loraserve.cli.admin.options import Connection, with_connection
 from loraserve.cli.admin.paths import api_path
+from loraserve.cli.number_range import NumberRange
 
 if TYPE_CHECKING:
     from loraserve.cli.admin.client import AdminClient
 
 Json = dict[str, Any]
 MAX_TRIES = 10
+MAX_WEIGHT = 1000
+"""The same as the server's, whose module takes long to import."""
 
 
 @click.group()
@@ -24,7 +27,7 @@ def tenants() -> None:
 @tenants.command()
 @click.argument("tenant_id", metavar="ID")
 @click.option("--description", default="")
-@click.option("--weight", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
+@click.option("--weight", type=NumberRange(0, MAX_WEIGHT, min_open=True), default=1.0, show_default=True)
 @with_limits(TENANT_LIMITS)
 @with_connection
 def create(connection: Connection, tenant_id: str, description: str, weight: float, **limits: Any) -> None:
@@ -63,7 +66,7 @@ def list_tenants(connection: Connection, deleted: bool) -> None:
 @tenants.command()
 @click.argument("tenant_id", metavar="ID")
 @click.option("--description")
-@click.option("--weight", type=click.FloatRange(0, min_open=True))
+@click.option("--weight", type=NumberRange(0, MAX_WEIGHT, min_open=True))
 @click.option("--suspend", "status", flag_value="suspended", help="Refuse its requests and end those that run.")
 @click.option("--activate", "status", flag_value="active", help="Lift a suspension.")
 @with_limits(TENANT_LIMITS)

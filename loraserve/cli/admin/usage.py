@@ -6,6 +6,7 @@ from typing import Any
 import rich_click as click
 
 from loraserve.cli.admin.options import Connection, with_connection
+from loraserve.cli.number_range import NumberRange
 
 Json = dict[str, Any]
 GROUPS = ("tenant", "key", "adapter", "version")
@@ -22,7 +23,7 @@ HOUR_S = 3600
 
 @click.command()
 @click.option(
-    "--hours", type=click.FloatRange(0, min_open=True), default=24.0, show_default=True, help="Hours to look back."
+    "--hours", type=NumberRange(0, min_open=True), default=24.0, show_default=True, help="Hours to look back."
 )
 @click.option("--interval", type=click.Choice(["total", "hour", "day"]), default="total", show_default=True)
 @click.option("--by", "groups", type=click.Choice(GROUPS), multiple=True, help="One row per value; may be repeated.")

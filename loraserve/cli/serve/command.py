@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,19 @@ from click.core import ParameterSource
 from loraserve_adapters.base_names import is_base_name
 from loraserve_kernels.quantization import ROUNDINGS
 
+from loraserve.cli.number_range import NumberRange
 from loraserve.cli.serve.config_file import load_config_file
-from loraserve.cli.serve.option_types import ChatTemplateType, CollectorUrlType, DeviceType, HumanInt, LoraModuleType
+from loraserve.cli.serve.option_types import (
+    ChatTemplateType,
+    CollectorUrlType,
+    DeviceType,
+    HostNameType,
+    HumanInt,
+    LoraModuleType,
+    OriginType,
+    RedisPrefixType,
+    RedisUrlType,
+)
 from loraserve.cli.serve.setting_values import with_setting_values
 from loraserve.cli.serve.settings import ServeSettings
 from loraserve.cli.serve.vllm_flags import drop_noop_flags, refusal
@@ -73,6 +84,10 @@ _SEVERAL_VALUES: dict[str, Callable[[str], bool]] = {
     "--allowed-origins": lambda _token: True,
     "--adapter-roots": lambda _token: True,
 }
+
+
+MAX_INT = 2**63 - 1
+"""Larger numbers cannot be sent to the engine."""
 
 
 def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -161,7 +176,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option(
     "--adapter-dir-scan-s",
     panel="Adapters",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     help="Seconds between scans of --adapter-dir for new or changed folders; 0 = scan only at start. [10]",
 )
 @_option(
@@ -225,12 +240,14 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option(
     "--allowed-hosts",
     panel="Server",
+    type=HostNameType(),
     multiple=True,
     help="Further Host names to accept on a server without keys. [localhost, 127.0.0.1, [::1]]",
 )
 @_option(
     "--allowed-origins",
     panel="Server",
+    type=OriginType(),
     multiple=True,
     help="Origins of web pages that may call the server (CORS), such as https://example.com.",
 )
@@ -256,12 +273,23 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     type=click.Path(file_okay=False, path_type=Path),
     help="Where everything is stored. [~/.local/share/loraserve; without MODEL, its subfolder demo]",
 )
-@_option("--redis-url", panel="Server", help="redis://…, rediss://… or unix://… [a private Valkey in --data-dir]")
-@_option("--redis-prefix", panel="Server", default=DEFAULT_PREFIX, help="Prefix of every key in Redis.")
+@_option(
+    "--redis-url",
+    panel="Server",
+    type=RedisUrlType(),
+    help="redis://…, rediss://… or unix://… [a private Valkey in --data-dir]",
+)
+@_option(
+    "--redis-prefix",
+    panel="Server",
+    type=RedisPrefixType(),
+    default=DEFAULT_PREFIX,
+    help="Prefix of every key in Redis.",
+)
 @_option(
     "--redis-grace-s",
     panel="Server",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=60.0,
     help="Seconds that known API keys keep working while Redis is unreachable.",
 )
@@ -277,7 +305,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option(
     "--shutdown-timeout",
     panel="Server",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=30.0,
     help="Seconds for running requests to finish after SIGTERM.",
 )
@@ -344,7 +372,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option(
     "--gpu-memory-utilization",
     panel="Engine",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=NumberRange(0, 1, min_open=True),
     default=_defaults.gpu_memory_utilization,
     help="Share of the GPU's free memory to use; no effect on a CPU.",
 )
@@ -383,6 +411,7 @@ def serve(ctx: click.Context, positional_model: str | None, **options: Any) -> N
             options[other] = ctx.params[other] = None
             ctx.set_parameter_source(other, ParameterSource.DEFAULT)
     settings = ServeSettings(model=positional_model or model, **options)
+    _check_sizes(options)
     _check(settings)
     settings = with_setting_values(settings, ctx, positional_model)
     from loraserve.cli.serve.server import run_server
@@ -402,6 +431,12 @@ def _check_variables(ctx: click.Context) -> None:
             variable = f"LORASERVE_{flag.lstrip('-').replace('-', '_').upper()}"
             if variable in os.environ:
                 raise click.UsageError(f"there is no variable {variable}: set {option.envvar}=false instead")
+
+
+def _check_sizes(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if isinstance(value, int) and abs(value) > MAX_INT:
+            raise click.UsageError(f"--{name.replace('_', '-')}: {value} is too large")
 
 
 def _check(settings: ServeSettings) -> None:

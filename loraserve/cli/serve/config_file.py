@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click.types import BoolParamType, FloatParamType, IntParamType
+
+from loraserve.cli.serve.option_types import ChatTemplateType, HumanInt, LoraModuleType
 
 
 def load_config_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -22,7 +25,11 @@ def load_config_file(ctx: click.Context, param: click.Parameter, path: Path | No
         option = options.get(key.replace("-", "_"))
         if option is None:
             raise click.BadParameter(f"{path}: {_unknown(key, list(options))}", ctx, param)
-        ctx.default_map[option.name] = _as_option_value(option, value)
+        values_of_option = _as_option_value(option, value)
+        for each in values_of_option if getattr(option, "multiple", False) else [values_of_option]:
+            if (expected := _expected(option.type, each)) is not None:
+                raise click.BadParameter(f"{path}: {key} must be {expected}", ctx, param)
+        ctx.default_map[option.name] = values_of_option
 
 
 def _unknown(key: str, known: list[str]) -> str:
@@ -35,3 +42,21 @@ def _as_option_value(option: click.Parameter, value: Any) -> Any:
     """A repeatable option also accepts a single value."""
     is_repeatable = getattr(option, "multiple", False)
     return [value] if is_repeatable and not isinstance(value, list) else value
+
+
+def _expected(kind: click.ParamType, value: Any) -> str | None:
+    """None if a value of that type can be meant. click would take 1 for true and write any value as text."""
+    if isinstance(value, str):
+        return None  # read as on the command line
+    match kind:
+        case BoolParamType():
+            types, expected = bool, "true or false"
+        case IntParamType():
+            types, expected = int, "a whole number"
+        case FloatParamType() | HumanInt():
+            types, expected = int | float, "a number"
+        case LoraModuleType() | ChatTemplateType():
+            types, expected = dict, "text in quotes or a table"
+        case _:
+            return "text in quotes"
+    return None if isinstance(value, types) and (types is bool or not isinstance(value, bool)) else expected

@@ -45,26 +45,29 @@ class ConfiguredAdapters:
     async def publish(self, adapters: Sequence[LoraModule], on_progress: Callable[[int], None]) -> None:
         """Adapters that are already published are only read, and not even that if their files are unchanged.
 
-        on_progress: called with the number of finished adapters. Raises `StartError`.
+        on_progress: called with the number of finished adapters. Raises `StartError` for the first that fails; those
+        that are being published then are finished, and no others are begun: thousands can take minutes.
         """
         num_done = 0
+        has_failed = False
         pending = iter(adapters)
 
         async def publish_next() -> None:
-            nonlocal num_done
-            for adapter in pending:
+            nonlocal has_failed, num_done
+            while not has_failed and (adapter := next(pending, None)) is not None:
                 try:
                     await self.publish_one(adapter)
                 except (AdapterError, ServingError, OSError) as error:
+                    has_failed = True
                     raise StartError(_error_text(adapter, error)) from error
                 num_done += 1
                 on_progress(num_done)
 
         results = await asyncio.gather(*(publish_next() for _ in range(PUBLISHED_AT_ONCE)), return_exceptions=True)
+        await self.save()
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        await self.save()
 
     async def publish_one(self, adapter: LoraModule) -> None:
         """Raises `AdapterError`, `ServingError`, `OSError`."""

@@ -4,15 +4,19 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import rich_click as click
 from loraserve_adapters.config_values import TEMPLATE_NAME_RULE, is_template_name
 
 from loraserve.cli.adapter_place import find_adapter, is_hugging_face_name, not_found
 from loraserve.cli.serve.trace_settings import collector_url
+from loraserve.live.key_names import PREFIX_PATTERN
 from loraserve.serving.text.named_template import NamedChatTemplate
 
 _HUMAN_INT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<suffix>[kKmMgGtT])?(i?B)?")
+_HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]+\]|[^\s/:*\[\]]+")
+_ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\sA-Z/?#@*:\[\]]+)(:\d+)?")
 _EXPONENTS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -40,6 +44,56 @@ def _factor(suffix: str | None) -> int:
     if suffix is None:
         return 1
     return (1000 if suffix.islower() else 1024) ** _EXPONENTS[suffix.lower()]
+
+
+class RedisUrlType(click.ParamType):
+    """The start of a server checks the rest. Messages do not quote the URL: it may contain a password."""
+
+    name = "url"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parts = urlsplit(str(value))
+            is_valid = parts.scheme in ("redis", "rediss", "unix") and parts.port != 0
+        except ValueError:  # such as a port that is not a number, or a bracket without its counterpart
+            is_valid = False
+        if not is_valid:
+            rule = "write redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix://PATH, and %2F for a / in a password"
+            self.fail(f"the URL cannot be read: {rule}", param, ctx)
+        return str(value)
+
+
+class RedisPrefixType(click.ParamType):
+    name = "text"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not PREFIX_PATTERN.fullmatch(str(value)):
+            self.fail(f"{value!r} must be 1 to 32 characters from A-Z a-z 0-9 _ . -", param, ctx)
+        return str(value)
+
+
+class HostNameType(click.ParamType):
+    """A host as it is compared with Host headers, whose port does not count."""
+
+    name = "host"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not _HOST_NAME.fullmatch(str(value)):
+            self.fail(f"{value!r} is not a host name or address without port, such as example.com or [::1]", param, ctx)
+        return str(value)
+
+
+class OriginType(click.ParamType):
+    """An origin as browsers send it: anything else would never be equal to theirs."""
+
+    name = "origin"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not _ORIGIN.fullmatch(str(value)):
+            self.fail(
+                f"{value!r} is not an origin, such as https://example.com: no path, no final / and no *", param, ctx
+            )
+        return str(value)
 
 
 class DeviceType(click.ParamType):

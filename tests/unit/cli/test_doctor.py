@@ -1,9 +1,12 @@
+import errno
 import json
+import os
 import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -29,6 +32,67 @@ def test_missing_model_files_are_named(tmp_path: Path) -> None:
     check = doctor_checks.model_files(str(tmp_path))
     assert check.status is Status.FAIL
     assert "tokenizer.json, *.safetensors" in check.found
+
+
+def test_damaged_model_files_are_named(tmp_path: Path) -> None:
+    shutil.copytree(DEMO / "model", tmp_path, dirs_exist_ok=True)
+    config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    whole = {path: path.read_bytes() for path in (config, weights)}
+    for damaged, content in (
+        (config, b""),
+        (config, b"[]"),
+        (config, whole[config][:-9]),
+        (weights, b""),
+        (weights, whole[weights][:-9]),
+        (weights, b"version https://git-lfs.github.com/spec/v1"),
+    ):
+        damaged.write_bytes(content)
+        check = doctor_checks.model_files(str(tmp_path))
+        assert check.status is Status.FAIL
+        assert str(damaged) in check.found
+        damaged.write_bytes(whole[damaged])
+    config.write_bytes(
+        whole[config].replace(b"{", b'{"unused": Infinity,', 1)
+    )  # Python's JSON, which transformers reads
+    assert doctor_checks.model_files(str(tmp_path)).status is Status.OK
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    shutil.copytree(DEMO / "model", tmp_path, dirs_exist_ok=True)
+    index = tmp_path / "model.safetensors.index.json"
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index.write_text(json.dumps({"weight_map": dict(zip("ab", shards, strict=True))}))
+    assert doctor_checks.model_files(str(tmp_path)).status is Status.OK  # model.safetensors has precedence
+    (tmp_path / "model.safetensors").rename(tmp_path / shards[0])
+    check = doctor_checks.model_files(str(tmp_path))
+    assert check.status is Status.FAIL
+    assert f"lacks {shards[1]}" in check.found
+    for damaged in (b"{", b"[]"):
+        index.write_bytes(damaged)
+        assert f"{index} is damaged" in doctor_checks.model_files(str(tmp_path)).found
+
+
+def test_files_that_cannot_be_reached_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(DEMO / "model", tmp_path / "dangling")
+    (tmp_path / "dangling" / "model.safetensors").unlink()
+    (tmp_path / "dangling" / "model.safetensors").symlink_to(tmp_path / "nowhere")
+    check = doctor_checks.model_files(str(tmp_path / "dangling"))
+    assert check.status is Status.FAIL
+    assert "model.safetensors: No such file" in check.found
+
+    # Stands for a folder that this user may not enter: tests may run as root, who may enter any.
+    hidden, stat = tmp_path / "locked" / "data", os.stat
+
+    def guarded(path: object, **options: Any) -> os.stat_result:
+        if str(path) == str(hidden):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)  # pyright: ignore[reportArgumentType]
+
+    hidden.parent.mkdir()
+    monkeypatch.setattr(os, "stat", guarded)
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != hidden.parent)
+    assert doctor_checks.model_files(str(hidden)).status is Status.FAIL
+    assert doctor_checks.disk(hidden).status is Status.FAIL
 
 
 def test_a_quantized_model_is_checked_as_at_server_start(tmp_path: Path) -> None:

@@ -118,3 +118,11 @@ def test_a_name_is_sent_as_one_path_segment(asked: list[httpx.Request], command:
     with pytest.raises(click.ClickException, match="There is none"):
         main([word.replace(NAME, "sql#old?drain_s=0") for word in command], standalone_mode=False)
     assert b"sql%23old%3Fdrain_s%3D0" in asked[0].url.raw_path.partition(b"?")[0].split(b"/")
+
+
+@pytest.mark.parametrize("key", ["hidden\n", "hidden\r", "hiddén"])
+def test_a_key_that_no_header_can_carry_is_refused_without_quoting_it(key: str) -> None:
+    result = CliRunner().invoke(main, ["adapter", "list", "--url", "http://127.0.0.1:1", "--api-key", key])
+    assert result.exit_code == 1
+    assert "the value of authorization has a line break" in result.output
+    assert "hid" not in result.output

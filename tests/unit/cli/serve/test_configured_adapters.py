@@ -13,6 +13,7 @@ from loraserve_adapters.limits import DEFAULT_LIMITS
 from loraserve.cli.serve import configured_adapters
 from loraserve.cli.serve.configured_adapters import AdapterDirWatch, ConfiguredAdapters
 from loraserve.cli.serve.option_types import LoraModule
+from loraserve.cli.serve.start_error import StartError
 from loraserve.control.control_plane import ControlPlane
 from loraserve.serving.errors import ErrorCode, ServingError
 from tests.support.management import fake_adapter
@@ -51,6 +52,22 @@ def test_an_adapter_is_read_at_the_first_start_and_after_it_changed(
         with pytest.raises(AdapterError):
             digest()
     assert len(reads) == 4
+
+
+def test_a_start_fails_at_the_first_adapter_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configured, begun = configured_with(tmp_path), []
+
+    async def publish_one(adapter: LoraModule) -> None:
+        begun.append(adapter.name)
+        await asyncio.sleep(0)
+        if adapter.name == "3":
+            raise ServingError(ErrorCode.INVALID_REQUEST, "broken")
+
+    monkeypatch.setattr(configured, "publish_one", publish_one)
+    adapters = [LoraModule(str(number), tmp_path) for number in range(100)]
+    with pytest.raises(StartError, match=r"adapter '3' .* broken"):
+        asyncio.run(configured.publish(adapters, lambda _num_done: None))
+    assert len(begun) < 3 * configured_adapters.PUBLISHED_AT_ONCE
 
 
 class Published:

@@ -284,6 +284,73 @@ def test_flags_accept_underscores_for_dashes(started: Started) -> None:
     assert not started.settings.engine.enable_prefix_caching
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--shutdown-timeout", "nan"],
+        ["--redis-grace-s", "nan"],
+        ["--adapter-dir-scan-s", "nan"],
+        ["--gpu-memory-utilization", "nan"],
+        ["--seed", str(2**63)],
+        ["--max-num-seqs", str(2**63)],
+        ["--max-model-len", f"{2**63}T"],
+        ["--redis-prefix", ""],
+        ["--redis-prefix", "a:b"],
+        ["--allowed-origins", "example.com"],
+        ["--allowed-origins", "https://example.com/"],
+        ["--allowed-origins", "*"],
+        ["--allowed-hosts", "http://example.com"],
+        ["--allowed-hosts", "example.com:8000"],
+        ["--allowed-hosts", "::1"],
+    ],
+)
+def test_a_value_that_cannot_have_its_effect_is_refused_with_its_option(option: list[str], started: Started) -> None:
+    assert option[0] in invoke(*option, code=2)
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("port = [1]", "a whole number"),
+        ("port = true", "a whole number"),
+        ("port = 1.5", "a whole number"),
+        ("port = 1979-05-27", "a whole number"),
+        ("certificates = 5", "true or false"),
+        ("shutdown-timeout = [5]", "a number"),
+        ("max-model-len = true", "a number"),
+        ("data-dir = ['a']", "text in quotes"),
+        ("model = 5", "text in quotes"),
+        ("served-model-name = [5]", "text in quotes"),
+        ("lora-modules = [['a', 'b']]", "text in quotes or a table"),
+    ],
+)
+def test_a_config_value_of_another_type_is_refused(line: str, expected: str, started: Started, tmp_path: Path) -> None:
+    file = tmp_path / "loraserve.toml"
+    file.write_text(line)
+    refused = invoke("--config", str(file), code=2)
+    assert f"{line.partition(' ')[0]} must be {expected}" in refused
+    assert not started
+
+
+def test_origins_and_hosts_are_taken_as_browsers_send_them(started: Started) -> None:
+    origins = ["https://example.com", "http://[::1]:3000", "null", "chrome-extension://abc"]
+    hosts = ["example.com", "[2001:db8::1]", "10.0.0.5", "Box"]
+    invoke("--allowed-origins", *origins, "--allowed-hosts", *hosts)
+    assert started.settings.allowed_origins == tuple(origins)
+    assert started.settings.allowed_hosts == tuple(hosts)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:6379", "http://redis", "redis://[::1", "redis://:hidden@host:99999", "redis://:hid/den@host"]
+)
+def test_the_url_of_redis_is_checked_without_quoting_it(url: str, started: Started) -> None:
+    refused = invoke("--redis-url", url, code=2)
+    assert "'--redis-url': the URL cannot be read" in refused
+    assert "hid" not in refused
+    assert not started
+
+
 def test_the_otlp_traces_endpoint_must_be_an_http_url(started: Started) -> None:
     invoke("--otlp-traces-endpoint", "http://collector:4318")
     invoke(env={"LORASERVE_OTLP_TRACES_ENDPOINT": "https://collector/own"})
