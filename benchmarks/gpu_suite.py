@@ -44,6 +44,8 @@ GRACE_S = 25
 FAILED = 1
 INCOMPLETE = 3
 """Exit code; 2 is argparse's."""
+TIMED_OUT, INTERRUPTED = -1, -2
+"""In place of a killed part's exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Part:
 class Outcome:
     name: str
     exit_code: int
-    """-1: killed because its time was over."""
+    """`TIMED_OUT` or `INTERRUPTED` if it was killed."""
     seconds: float
     summary: str
     """The last line of its output."""
@@ -122,14 +124,17 @@ def main() -> None:
             print(f"== {part.name}: left out, {max(0, seconds_left)} s are left", flush=True)
             left_out.append(part.name)
             continue
-        outcomes[part.name] = run_part(part, min(part.budget_s, seconds_left - GRACE_S))
+        outcomes[part.name] = outcome = run_part(part, min(part.budget_s, seconds_left - GRACE_S))
         write_outcomes(out, commit, outcomes)
+        if outcome.exit_code == INTERRUPTED:
+            break
     print_summary(out, outcomes, left_out)
     sys.exit(exit_code(outcomes, left_out))
 
 
 def run_part(part: Part, budget_s: int) -> Outcome:
-    """Runs in its own process group, killed when its time is over. Prints the output; keeps its last line."""
+    """Runs in its own process group, killed when its time is over or when the suite is interrupted. Prints the output;
+    keeps its last line."""
     print(f"== {part.name}: at most {budget_s + GRACE_S} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
@@ -141,10 +146,10 @@ def run_part(part: Part, budget_s: int) -> Outcome:
             )
             try:
                 exit_code = process.wait(budget_s + GRACE_S)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                exit_code = -1
+                exit_code = INTERRUPTED if isinstance(why, KeyboardInterrupt) else TIMED_OUT
             output.seek(0)
             text = output.read()
         print(text, flush=True)
@@ -183,7 +188,7 @@ def without_results(content: Mapping[str, Any]) -> str:
         left_out = part["content"].get("not_run", [])
         if left_out:
             text += f"\n`{part['name']}` was cut short, without: {_names(left_out)}.\n"
-        elif part["exit_code"] == -1:
+        elif part["exit_code"] in (TIMED_OUT, INTERRUPTED):
             text += f"\n`{part['name']}` was cut short.\n"
     return text
 
@@ -202,7 +207,8 @@ def exit_code(outcomes: Mapping[str, Outcome], left_out: Sequence[str]) -> int:
 
 def print_summary(path: Path, outcomes: dict[str, Outcome], left_out: Sequence[str]) -> None:
     for outcome in outcomes.values():
-        state = {0: "ok", -1: "time over"}.get(outcome.exit_code, f"failed ({outcome.exit_code})")
+        states = {0: "ok", TIMED_OUT: "time over", INTERRUPTED: "interrupted"}
+        state = states.get(outcome.exit_code, f"failed ({outcome.exit_code})")
         print(f"{outcome.name:16} {state:12} {outcome.seconds:6.1f} s  {outcome.summary[:120]}")
     if outcomes:
         print(f"\n{path.with_suffix('.md').read_text()}\nwritten to {path}")
@@ -256,4 +262,5 @@ def _output(*command: str) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: a part left behind would keep the GPU busy
     main()

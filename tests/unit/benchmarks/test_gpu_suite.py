@@ -1,7 +1,10 @@
 """The bookkeeping of the GPU suite, which needs no GPU."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +39,31 @@ def test_results_written_before_a_benchmark_timed_out_are_kept(tmp_path, monkeyp
     outcome = run_part(part(tmp_path, code), 1)
     assert outcome.exit_code == -1
     assert outcome.content == {"results": [1]}
+
+
+def test_an_interrupted_benchmark_is_killed_and_its_results_so_far_are_kept(tmp_path, monkeypatch):
+    started = []
+
+    class InterruptedWait(subprocess.Popen):
+        def wait(self, timeout=None):
+            if timeout is None:  # it was killed
+                return super().wait()
+            started.append(self)
+            results = Path(self.args[self.args.index("--json") + 1])
+            while not results.exists():
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_suite.subprocess, "Popen", InterruptedWait)
+    code = (
+        "import os, sys, time\n"
+        "open(sys.argv[2] + '.new', 'w').write('{\"results\": [1]}')\n"
+        "os.replace(sys.argv[2] + '.new', sys.argv[2])\n"
+        "time.sleep(600)\n"
+    )
+    outcome = run_part(part(tmp_path, code), 60)
+    assert (outcome.exit_code, outcome.content) == (gpu_suite.INTERRUPTED, {"results": [1]})
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_a_failing_benchmark_is_reported_with_its_exit_code(tmp_path):
@@ -189,6 +217,15 @@ def test_cases_that_a_part_left_out_are_listed_and_make_the_run_incomplete(suite
     suite.outcomes["lora_shrink"] = 0, {"results": [], "not_run": ["T1 N64, triton", "T1 N64, torch"]}
     assert suite.exit_code() == 3
     assert "`lora_shrink` was cut short, without: `T1 N64, triton`, `T1 N64, torch`.\n" in suite.table()
+
+
+def test_no_part_starts_after_an_interrupted_one(suite, capsys):
+    suite.outcomes["engine"] = gpu_suite.INTERRUPTED, {"results": []}
+    assert suite.exit_code() == gpu_suite.FAILED
+    assert suite.ran == ["tests", "engine"]
+    assert suite.content()["not_run"] == NAMES[2:]
+    assert "`engine` was cut short.\n" in suite.table()
+    assert "engine           interrupted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("code", [-1, 1, 5])
