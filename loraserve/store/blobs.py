@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+import msgspec
 from loraserve_adapters.sync_file import sync_file, sync_folder
 
 from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder
@@ -48,8 +49,9 @@ class BlobStore:
 
         When this returns, the content survives a crash and is safe from `sweep` for an hour; a document must name it by
         then. If the content already exists, for example as an orphan of a crash, its config and weights are replaced by
-        those in `prepared`, which have equal bytes unless the existing ones were damaged, and `prepared` is removed.
-        Raises `IncompleteBlobError`. After an `OSError` the upload has failed: data may be lost, so do not call again.
+        those in `prepared`, which have equal bytes unless the existing ones were damaged; its manifest only if that is
+        damaged. `prepared` is removed. Raises `IncompleteBlobError`. After an `OSError` the upload has failed: data may
+        be lost, so do not call again.
         """
         _sync_content(prepared)
         target = self._path(digest)
@@ -121,7 +123,15 @@ def _try_rename(source: Path, target: Path) -> bool:
 
 
 def _renew(prepared: Path, target: Path) -> None:
-    """Replaces each file atomically. An existing manifest stays: it may be for another base model."""
+    """Replaces each file atomically. An intact manifest stays: it may be for another base model."""
     for name in BLOB_FILES:
-        if name != MANIFEST_FILE or not (target / name).exists():
+        if name != MANIFEST_FILE or not _is_json(target / name):
             os.replace(prepared / name, target / name)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        msgspec.json.decode(path.read_bytes())
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True

@@ -18,6 +18,7 @@ from loraserve_adapters.limits import DEFAULT_LIMITS
 
 from loraserve.control.adapters.versions import Published
 from loraserve.control.documents.adapter_edits import Content
+from loraserve.control.ingest.processes import IngestError
 from loraserve.control.ingest.report import AdapterRejectedError, Report
 from loraserve.control.tenancy.principal import Principal
 from loraserve.control.uploads.errors import OFFSET_HEADER
@@ -25,7 +26,7 @@ from loraserve.control.uploads.service import MAX_OPEN_UPLOADS
 from loraserve.control.uploads.states import report_of
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import SWEPT_WITHIN_S
-from loraserve.store.errors import IncompleteBlobError
+from loraserve.store.errors import DamagedFileError, IncompleteBlobError, UnreadFileError
 from loraserve.store.upload_session import CHUNK_BYTES, UploadFile, UploadSession, UploadState
 from tests.support.fork_servers import fork_server_of
 from tests.support.uploads import ALICE, BOB, MemoryPublisher, UploadBench, announced, body
@@ -481,6 +482,27 @@ def test_an_upload_that_a_full_disk_or_a_bug_failed_can_be_committed_again(bench
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("damage", [DamagedFileError, UnreadFileError])
+def test_a_damaged_document_is_named_in_the_log_and_not_to_the_client(
+    bench: UploadBench, caplog: pytest.LogCaptureFixture, damage: type[DamagedFileError]
+) -> None:
+    path = "/var/lib/loraserve/docs/adapter/9e/00000001.json"
+
+    async def run() -> None:
+        session = await opened(bench, files())
+        bench.publisher.error = damage(path, "cannot be read: Input data was truncated")
+        failed = await settled(bench, session.id)
+        assert failed.state is UploadState.FAILED
+        assert failed.error is not None
+        assert "the server's log names it" in failed.error
+        assert "/var/lib" not in failed.error
+        assert path in caplog.text
+        bench.publisher.error = None
+        assert (await settled(bench, session.id)).state is UploadState.READY
+
+    asyncio.run(run())
+
+
 def test_callers_do_not_wait_for_an_outcome_that_cannot_be_written(
     bench: UploadBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -620,6 +642,36 @@ def test_only_one_of_two_servers_works_on_a_commit(bench: UploadBench) -> None:
 
     asyncio.run(run())
     assert len(bench.smoked) + len(other.smoked) == 1
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_commit_of_an_upload_that_another_server_ends_logs_no_fault(
+    bench: UploadBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, is_removed: bool
+) -> None:
+    other = UploadBench(bench.data_dir)
+
+    async def run() -> None:
+        session = await opened(bench, files())
+
+        async def ingest(*_: object) -> NoReturn:
+            if is_removed:
+                other.store.remove(session.id)
+            else:
+                await other.service.abort(ALICE, session.id)
+            raise IngestError("the files are gone")
+
+        monkeypatch.setattr(bench.service._commits._ingest, "ingest", ingest)
+        await bench.service.commit(ALICE, "request", session.id)
+        if is_removed:
+            with refused(ErrorCode.NOT_FOUND):
+                await bench.service.get(ALICE, session.id, wait_s=60)
+        else:
+            assert (await bench.service.get(ALICE, session.id, wait_s=60)).state is UploadState.ABORTED
+        await bench.service.close()
+        assert not bench.service._commits._unwritten
+
+    asyncio.run(run())
+    assert caplog.text == ""
 
 
 def test_a_commit_that_another_server_finished_meanwhile_returns_its_outcome(

@@ -25,13 +25,18 @@ class Contents:
     def file(self, digest: str, name: str) -> Path:
         """name: one of `BLOB_FILES`. Raises `ServingError`."""
         folder = self._blobs.folder(digest)
-        if folder is None:
-            logger.error("the content %s is not in the data directory", digest)
+        if folder is None or not (folder / name).is_file():
+            logger.error("the content %s is not in the data directory, or lacks its %s", digest, name)
             message = "The files of this version are gone from the server's disk. Upload them again."
             raise ServingError(ErrorCode.ADAPTER_UNREADABLE, message)
         return folder / name
 
     async def manifest(self, digest: str) -> Manifest:
         """Raises `ServingError`."""
-        body = await asyncio.to_thread(self.file(digest, MANIFEST_FILE).read_bytes)
-        return self._decoder.decode(body)
+        path = self.file(digest, MANIFEST_FILE)
+        try:
+            return self._decoder.decode(await asyncio.to_thread(path.read_bytes))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.error("%s is damaged: %s", path, error)
+            message = "The record of this version's validation is damaged on the server's disk. Upload its files again."
+            raise ServingError(ErrorCode.ADAPTER_UNREADABLE, message) from None

@@ -161,8 +161,11 @@ class Ingest:
         return replace(self._limits, max_config_bytes=max(self._limits.max_config_bytes, size_bytes))
 
     def _was_accepted_before(self, blob: Path) -> bool:
-        """Whether it was accepted for the base model that is served now."""
-        manifest = msgspec.json.decode((blob / MANIFEST_FILE).read_bytes(), type=Manifest)
+        """Whether it was accepted for the base model that is served now. Assumed if its manifest is damaged."""
+        try:
+            manifest = msgspec.json.decode((blob / MANIFEST_FILE).read_bytes(), type=Manifest)
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            return True
         return manifest.base_fingerprint == self._layout().fingerprint
 
     def _new_output_folder(self, digest: str) -> Path:

@@ -20,7 +20,7 @@ from loraserve.control.uploads.errors import sentence
 from loraserve.control.uploads.states import to_state
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import BlobStore
-from loraserve.store.errors import StoreError
+from loraserve.store.errors import DamagedFileError, StoreError, UploadNotFoundError, UploadStateError
 from loraserve.store.upload_session import UploadResult, UploadSession, UploadState
 from loraserve.store.uploads import UploadStore
 
@@ -123,6 +123,11 @@ class UploadCommits:
                 await self._validate_and_publish(principal, request_id, session)
             except AdapterRejectedError as error:
                 await self._settle(session.id, UploadState.REJECTED, report=error.report)
+            except DamagedFileError as error:
+                # NOTE: the message names files of the server; clients read only that there is one.
+                _logger.error("upload %s failed: %s", session.id, error)
+                reason = "A file in the server's data directory cannot be read; the server's log names it."
+                await self._settle(session.id, UploadState.FAILED, error=f"{reason}{COMMIT_AGAIN}")
             except (ServingError, IngestError, StoreError) as error:
                 reason = sentence(str(error))
                 if isinstance(error, ServingError) and error.code in REFUSALS:
@@ -158,6 +163,7 @@ class UploadCommits:
             invocation_token_ids=manifest.invocation_token_ids,
             classifier=manifest.classifier,
             chat_template=manifest.chat_template,
+            trained_token_ids=manifest.trained_token_ids,
         )
         async with self._smoke(content):
             published = await self._publisher.publish(
@@ -184,6 +190,9 @@ class UploadCommits:
     ) -> None:
         try:
             await to_state(self._store, upload_id, state, report=report, error=error)
+        except (UploadNotFoundError, UploadStateError) as ended:
+            # Another server aborted it, or removed it with its tenant: that is its outcome.
+            _logger.info("upload %s did not become %s: %s", upload_id, state, ended)
         except (StoreError, OSError):
             _logger.exception("upload %s could not become %s", upload_id, state)
             self._unwritten.add(upload_id)

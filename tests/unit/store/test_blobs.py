@@ -23,7 +23,7 @@ def prepared_folder(tmp_path: Path, content: str = "content") -> Path:
     folder = tmp_path / "prepared"
     folder.mkdir()
     for name in BLOB_FILES:
-        (folder / name).write_text(f"{name} {content}")
+        (folder / name).write_text(f'"{name} {content}"')
     return folder
 
 
@@ -45,7 +45,7 @@ def make_old(blobs: BlobStore, digest: str) -> None:
 def test_published_content_is_found_by_every_store(blobs: BlobStore, tmp_path: Path) -> None:
     assert blobs.folder(DIGEST) is None
     publish(blobs, tmp_path, DIGEST)
-    assert content_of(BlobStore(tmp_path / "data").folder(DIGEST)) == {name: f"{name} content" for name in BLOB_FILES}
+    assert content_of(BlobStore(tmp_path / "data").folder(DIGEST)) == {name: f'"{name} content"' for name in BLOB_FILES}
     assert list(blobs.digests()) == [DIGEST]
     assert not (tmp_path / "prepared").exists()
 
@@ -53,9 +53,9 @@ def test_published_content_is_found_by_every_store(blobs: BlobStore, tmp_path: P
 def test_publishing_content_that_already_exists_keeps_the_existing_files(blobs: BlobStore, tmp_path: Path) -> None:
     publish(blobs, tmp_path, DIGEST)
     prepared = prepared_folder(tmp_path)
-    (prepared / MANIFEST_FILE).write_text("made for another base model")
+    (prepared / MANIFEST_FILE).write_text('"made for another base model"')
     blobs.publish(prepared, DIGEST)
-    assert content_of(blobs.folder(DIGEST)) == {name: f"{name} content" for name in BLOB_FILES}
+    assert content_of(blobs.folder(DIGEST)) == {name: f'"{name} content"' for name in BLOB_FILES}
     assert not (tmp_path / "prepared").exists()
 
 
@@ -66,11 +66,11 @@ def test_publishing_again_repairs_content_with_lost_or_damaged_files(
     publish(blobs, tmp_path, DIGEST)
     folder = blobs.folder(DIGEST)
     assert folder is not None
-    for other in BLOB_FILES - {name, MANIFEST_FILE}:
+    for other in BLOB_FILES - {name}:
         (folder / other).write_text("damaged")
     (folder / name).unlink()
     publish(blobs, tmp_path, DIGEST)
-    assert content_of(folder) == {name: f"{name} content" for name in BLOB_FILES}
+    assert content_of(folder) == {name: f'"{name} content"' for name in BLOB_FILES}
 
 
 def test_a_publisher_that_loses_a_race_adopts_the_winners_content(
@@ -81,14 +81,14 @@ def test_a_publisher_that_loses_a_race_adopts_the_winners_content(
     def overtaken(source: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "rename", rename)
         target.mkdir()
-        (target / "manifest.json").write_text("first")
+        (target / "manifest.json").write_text('{"of": "the winner"}')
         return rename(source, target)
 
     monkeypatch.setattr(Path, "rename", overtaken)
     publish(blobs, tmp_path, DIGEST)
     assert content_of(blobs.folder(DIGEST)) == {
-        **{name: f"{name} content" for name in BLOB_FILES},
-        "manifest.json": "first",
+        **{name: f'"{name} content"' for name in BLOB_FILES},
+        "manifest.json": '{"of": "the winner"}',
     }
 
 
