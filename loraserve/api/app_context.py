@@ -36,7 +36,12 @@ class AppContext:
             runtime,
             control,
             InferenceCalls(control.catalog, control.admission, control.residency, runtime.generation),
-            AdapterItems(control.adapters, control.residency, runtime.tokenizer.decode_few),
+            AdapterItems(
+                control.adapters,
+                control.residency,
+                runtime.tokenizer.decode_few,
+                {template.name for template in runtime.settings.adapter_chat_templates},
+            ),
             Turns(),
             SamplingChecker(model, runtime.settings.limits),
             system_fingerprint(model),

@@ -124,8 +124,8 @@ class ClassifierRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One immutable content of an adapter.
 
-    NOTE: fields at their defaults are not written, so that releases without activated LoRA, classifiers or chat
-    template names can read adapters that use none of these.
+    NOTE: fields at their defaults are not written, so that releases without activated LoRA, classifiers, chat
+    template names or trained tokens can read adapters that use none of these.
     """
 
     n: int
@@ -149,6 +149,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """None = it generates text, or is for embeddings."""
     chat_template: str | None = None
     """The server's name for the template that renders its chats; None = the base model's template."""
+    trained_token_ids: list[int] = []
+    """Tokens with rows of its own in the embedding or `lm_head`, ascending."""
     deleted_at: float | None = None
 
 

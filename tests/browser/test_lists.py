@@ -159,6 +159,7 @@ def test_deleting_several_adapters_requires_typing_their_number_and_can_be_undon
     expect(bar).to_contain_text("2 selected")
     bar.get_by_role("button", name="Delete").click()
     dialog = console.dialog("Delete 2 adapters?")
+    expect(dialog).to_contain_text("first, second")
     delete = dialog.get_by_role("button", name="Delete", exact=True)
     dialog.get_by_label("Type delete 2 to confirm").fill("delete")
     expect(delete).to_be_disabled()

@@ -236,3 +236,22 @@ def test_a_refused_action_is_in_the_audit(new_console: NewConsole, tenant: Tenan
     page = console.open("#/requests/audit")
     entry = page.get_by_test_id("audit-entry").filter(has_text="refused")
     expect(entry).to_contain_text(viewer.removeprefix("ls-").split("_", 1)[0])
+
+
+def test_the_whole_reason_of_a_refused_action_can_be_read_on_a_phone(new_console: NewConsole, tenant: Tenant):
+    with client(str(tenant.http.base_url), tenant.key("viewer")) as http:
+        assert http.delete("/v1/adapters/uppercase").status_code == 403
+    console = new_console(width=390)
+    console.start_session(tenant.key("admin"))
+    page = console.open("#/requests/audit?action=request.refused")
+    subject = page.get_by_test_id("audit-entry").locator(".audit-subject")
+    expect(subject).to_contain_text("forbidden")
+    assert subject.evaluate("(element) => element.scrollWidth <= element.clientWidth")
+
+
+def test_the_whole_error_of_a_request_is_in_its_tooltip(console: Console, tenant: Tenant):
+    tenant.add("asked", ADAPTER_DIR / "uppercase")
+    body = {"model": "asked", "prompt": "hello", "max_tokens": 100_000}
+    assert tenant.http.post("/v1/completions", json=body).status_code == 400
+    page = console.open("#/requests?state=error")
+    expect(page.get_by_title("Failed: context length exceeded")).to_be_visible()

@@ -139,3 +139,20 @@ def test_the_session_is_requested_again_after_a_503(console: Console):
     expect(page.get_by_text("Not yet.")).to_be_visible()
     console.let_through("**/v1/session")
     expect(page.get_by_role("heading", level=1)).to_have_text("Adapters")
+
+
+def test_the_notice_of_a_lost_server_goes_away_even_if_a_views_script_was_lost_too(console: Console):
+    console.watch.expect_no_answer()
+    page = console.open("#/adapters")
+    page.route("**/assets/live*.js", lambda route: route.abort())
+    page.route("**/v1/**", lambda route: route.abort())
+    lost = page.get_by_test_id("lost-server")
+    page.get_by_label("Search").fill("a")
+    expect(lost).to_be_visible()
+    page.get_by_role("link", name="Live").click()
+    expect(page.get_by_test_id("failure")).to_contain_text("Part of this page could not be loaded")
+    console.let_through("**/v1/**")
+    expect(lost).to_have_count(0)
+    console.let_through("**/assets/live*.js")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Live")

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import NewConsole
 from tests.browser.console import Console
 from tests.browser.tenant import FILES, Tenant
-from tests.support.adapter_variants import variant
+from tests.support.adapter_variants import Tensors, variant
 from tests.support.demo_questions import ADAPTER_DIR
 
 
@@ -162,6 +163,41 @@ def test_an_adapters_own_chat_template_is_named(console: Console, tenant: Tenant
     page = console.open("#/adapters/plain")
     expect(page.get_by_text("Made for")).to_be_visible()
     expect(page.get_by_text("Chat template")).to_have_count(0)
+
+
+def test_a_chat_template_that_the_server_lacks_is_marked(console: Console, tenant: Tenant, tmp_path: Path):
+    folder = variant(tmp_path / "chats", "reverse", lambda config: config.update(chat_template="twice"))
+    tenant.add("chats", folder)
+
+    def on_a_server_without_it(route: Route) -> None:
+        found = tenant.http.get("/v1/adapters/chats").json()
+        route.fulfill(json=found | {"versions": [found["versions"][0] | {"chat_template_missing": True}]})
+
+    page = console.open("#/adapters/chats")
+    missing = page.get_by_test_id("template-missing")
+    expect(missing).to_have_count(0)
+    page.route("**/v1/adapters/chats", on_a_server_without_it)
+    page = console.open("#/adapters/chats")
+    expect(missing).to_contain_text("chats with it are refused")
+    expect(missing).to_contain_text("--adapter-chat-templates twice=FILE")
+    expect(page.get_by_role("definition").filter(has_text="twice")).to_contain_text("missing")
+
+
+def test_the_trained_tokens_of_a_version_are_listed(console: Console, tenant: Tenant, tmp_path: Path):
+    ids = [*range(40, 26, -1)]
+
+    def add_rows(tensors: Tensors) -> None:
+        hidden_size = tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[1]
+        rows = torch.ones(len(ids), hidden_size) / hidden_size
+        tensors["base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"] = rows
+
+    tenant.add(
+        "tokens",
+        variant(tmp_path / "t", "reverse", lambda config: config.update(trainable_token_indices=ids), add_rows),
+    )
+    page = console.open("#/adapters/tokens")
+    listed = ", ".join(str(token_id) for token_id in sorted(ids)[:12])
+    expect(page.get_by_role("definition").filter(has_text=listed)).to_have_text(f"{listed} and 2 more")
 
 
 def test_a_missing_certificate_is_explained(console: Console, versions: Tenant):
@@ -376,3 +412,30 @@ def test_a_missing_adapter_is_reported_as_not_found(console: Console):
     console.watch.expect_status(404)
     page = console.open("#/adapters/nothing-here")
     expect(page.get_by_test_id("failure").get_by_role("heading", level=1)).to_have_text("Not found")
+
+
+def test_the_chosen_version_is_in_sight_among_many(new_console: NewConsole, tenant: Tenant, tmp_path: Path):
+    for alpha in range(1, 8):
+        tenant.add(
+            "often", variant(tmp_path / f"{alpha}", "uppercase", lambda config, a=alpha: config.update(lora_alpha=a))
+        )
+    console = new_console(width=390)
+    console.start_session(tenant.operator_key)
+    page = console.open("#/adapters/often")
+    expect(page.get_by_test_id("version-7")).to_be_in_viewport()
+    expect(page.get_by_test_id("version-1")).not_to_be_in_viewport()
+    page = console.open("#/adapters/often?v=2")
+    expect(page.get_by_test_id("version-2")).to_be_in_viewport()
+
+
+def test_an_alias_with_a_long_name_can_be_removed_on_a_phone(new_console: NewConsole, versions: Tenant):
+    alias = "a" * 64
+    assert versions.http.put(f"/v1/adapters/greeting/aliases/{alias}", json={"version": 2}).is_success
+    console = new_console(width=390)
+    console.start_session(versions.operator_key)
+    page = console.open("#/adapters/greeting?v=2")
+    chip = page.get_by_title(alias).locator("..").bounding_box()
+    cross = page.get_by_role("button", name=f"Remove the alias {alias}").bounding_box()
+    assert chip is not None
+    assert cross is not None
+    assert cross["x"] + cross["width"] <= chip["x"] + chip["width"]

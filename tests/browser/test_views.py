@@ -119,6 +119,13 @@ def test_the_pages_of_a_request_an_upload_and_an_audit_change_are_accessible(
         check_accessible(page)
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_outdated_data_is_accessible(new_console: NewConsole, shown: Tenant, admin_secret: str, theme: str):
+    page = open_view(new_console, shown, admin_secret, "keys", "desk", theme)
+    page.locator(".keys-table").evaluate("(table) => table.classList.add('is-stale')")
+    check_accessible(page)
+
+
 def test_the_login_is_accessible(new_console: NewConsole):
     console = new_console(width=390)
     console.watch.expect_status(401)

@@ -74,6 +74,16 @@ def test_a_chat_is_rendered_with_the_template_that_its_adapter_names(server: Liv
         assert server.engine.requests[-1].prompt_token_ids == tokens("<|bos|><|user|>hello<|end|>\n<|assistant|>")
 
 
+def test_a_version_says_whether_the_server_lacks_its_template(server: LiveServer) -> None:
+    for name, template, is_missing in (
+        ("brackets", "brackets", False),
+        ("elsewhere", "elsewhere", True),
+        ("sql", None, False),
+    ):
+        (version,) = httpx.get(f"{server.url}/v1/adapters/{name}", headers={"X-Tenant": "shared"}).json()["versions"]
+        assert (version["chat_template"], version["chat_template_missing"]) == (template, is_missing)
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_the_templates_stop_tokens_end_the_answer(server: LiveServer, path: str) -> None:
     assert text_in(post(server, path, "brackets").json()) == "hi"

@@ -27,10 +27,19 @@ from safetensors.numpy import load_file
 from loraserve.control.ingest.job import PACKED_NAME, IngestJob, JobAnswer, ResourceLimits
 from loraserve.control.ingest.processes import DoesNotFitError, Ingest, IngestError, _resources, packed_folder
 from loraserve.control.uploads.states import report_of
+from loraserve.store.blobs import MANIFEST_FILE
 from loraserve.store.upload_session import UploadState
 from tests.support.fork_servers import children_of, fork_server_of, our_fork_servers
 from tests.support.uploads import ALICE, UploadBench, announced, body
-from tests.unit.adapters.folders import lora_key, safetensors_bytes, tiny_layout
+from tests.unit.adapters.folders import (
+    HIDDEN,
+    config_of,
+    lora_key,
+    raw_tensor,
+    safetensors_bytes,
+    tiny_layout,
+    with_embedding,
+)
 from tests.zoo.artifacts import CONFIG, WEIGHTS, as_headless, files, good_tensors
 
 CHILD = (sys.executable, "-c", "import sys; from loraserve.control.ingest.child import main; sys.exit(main())")
@@ -412,9 +421,32 @@ def test_a_blob_is_packed_again_for_another_base(tmp_path: Path) -> None:
         with pytest.raises(IngestError, match="damaged") as damaged:
             await bench.ingest.pack(digest, folder)
         assert not isinstance(damaged.value, DoesNotFitError)
+        (folder / MANIFEST_FILE).write_bytes(b"{")
+        with pytest.raises(IngestError, match="damaged"):
+            await bench.ingest.pack(digest, folder)
 
     asyncio.run(run())
     assert sorted(path.suffix for path in bench.packed_dir.iterdir()) == [".packed", ".packed"]
+
+
+def test_a_version_lists_the_trained_tokens_of_all_tables(tmp_path: Path) -> None:
+    bench = UploadBench(tmp_path, layout=with_embedding(tiny_layout()))
+    config = config_of(trainable_token_indices={"lm_head": [7, 4], "embed_tokens": [9, 4]})
+    tables = ("model.embed_tokens", "lm_head")
+    rows = {
+        f"base_model.model.{table}.token_adapter.trainable_tokens_delta": raw_tensor(np.ones((2, HIDDEN), np.float32))
+        for table in tables
+    }
+
+    async def run() -> None:
+        session = await bench.send(
+            files(json.dumps(config).encode(), safetensors_bytes(good_tensors() | rows, {"format": "pt"}))
+        )
+        assert session.result is not None, session.report
+        (doc,) = bench.publisher.documents.values()
+        assert [version.trained_token_ids for version in doc.versions] == [[4, 7, 9]]
+
+    asyncio.run(run())
 
 
 def test_an_adapter_of_a_headless_model_is_stored_as_such_and_can_be_packed_again(tmp_path: Path) -> None:

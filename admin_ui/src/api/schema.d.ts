@@ -4036,6 +4036,8 @@ export interface components {
          *       "invocation": null,
          *       "classifier": null,
          *       "chat_template": null,
+         *       "chat_template_missing": false,
+         *       "trained_token_ids": [],
          *       "bases": [
          *         "llama-3.1-8b-instruct"
          *       ],
@@ -4073,6 +4075,10 @@ export interface components {
             classifier: components["schemas"]["ClassifierItem"] | null;
             /** @description Name of the operator's template that renders its chats; null = the base model's template. */
             chat_template: string | null;
+            /** @description True: this server has no template of that name, and refuses chats with this version (409). */
+            chat_template_missing: boolean;
+            /** @description Tokens with rows of its own in the embedding or `lm_head`, ascending; empty if there are none. */
+            trained_token_ids: number[];
             /** @description Names of the base models that it was checked against; empty if that was not recorded. */
             bases: string[];
             /** @description False: it was made for a base model other than this server's, and requests to it are refused (409). */
@@ -4191,7 +4197,7 @@ export interface components {
              */
             seed: number | null;
             /**
-             * @description At most 4 strings of at most 256 characters; the answer ends before the first that appears.
+             * @description At most 16 strings of at most 256 characters; the answer ends before the first that appears.
              * @default null
              */
             stop: string | string[] | null;
@@ -4570,7 +4576,7 @@ export interface components {
              */
             seed: number | null;
             /**
-             * @description At most 4 strings of at most 256 characters; the answer ends before the first that appears.
+             * @description At most 16 strings of at most 256 characters; the answer ends before the first that appears.
              * @default null
              */
             stop: string | string[] | null;
@@ -5039,7 +5045,7 @@ export interface components {
              */
             seed: number | null;
             /**
-             * @description At most 4 strings of at most 256 characters; the answer ends before the first that appears.
+             * @description At most 16 strings of at most 256 characters; the answer ends before the first that appears.
              * @default null
              */
             stop: string | string[] | null;
@@ -5443,7 +5449,7 @@ export interface components {
              */
             seed: number | null;
             /**
-             * @description At most 4 strings of at most 256 characters; the answer ends before the first that appears.
+             * @description At most 16 strings of at most 256 characters; the answer ends before the first that appears.
              * @default null
              */
             stop: string | string[] | null;
@@ -5544,7 +5550,7 @@ export interface components {
              */
             system: string | components["schemas"]["TextBlock"][] | null;
             /**
-             * @description At most 4 strings of at most 256 characters. Also accepted as `stop`.
+             * @description At most 16 strings of at most 256 characters. Also accepted as `stop`.
              * @default null
              */
             stop_sequences: string[] | null;
@@ -6269,7 +6275,7 @@ export interface components {
              */
             seed: number | null;
             /**
-             * @description At most 4 strings of at most 256 characters. As in LoRAX, the text includes the stop string that ended it.
+             * @description At most 16 strings of at most 256 characters. As in LoRAX, the text includes the stop string that ended it.
              * @default []
              */
             stop: string[];

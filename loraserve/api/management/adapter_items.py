@@ -1,7 +1,7 @@
 """Converts adapter documents into the items of /v1/adapters."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,6 +24,8 @@ class AdapterItems:
     residency: Residency
     text_of: Callable[[Sequence[int]], str]
     """Decodes token ids of the served base model."""
+    chat_templates: Collection[str] = ()
+    """Names of the templates that adapters may choose from."""
     clock: Callable[[], float] = time.time
 
     def item(
@@ -85,6 +87,8 @@ class AdapterItems:
             invocation=InvocationItem(token_ids, self.text_of(token_ids) if fits else None) if token_ids else None,
             classifier=None if version.classifier is None else classifier_item(version.classifier),
             chat_template=version.chat_template,
+            chat_template_missing=version.chat_template not in {None, *self.chat_templates},
+            trained_token_ids=version.trained_token_ids,
             bases=[base.name for base in version.bases],
             fits=fits,
             aliases=sorted(name for name, alias in adapter.aliases.items() if alias.version == version.n),

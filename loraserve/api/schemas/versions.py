@@ -54,6 +54,10 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     """Null if it is not a classifier."""
     chat_template: str | None
     """Name of the operator's template that renders its chats; null = the base model's template."""
+    chat_template_missing: bool
+    """True: this server has no template of that name, and refuses chats with this version (409)."""
+    trained_token_ids: list[int]
+    """Tokens with rows of its own in the embedding or `lm_head`, ascending; empty if there are none."""
     bases: list[str]
     """Names of the base models that it was checked against; empty if that was not recorded."""
     fits: bool

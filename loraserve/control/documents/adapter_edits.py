@@ -31,6 +31,8 @@ class Content(msgspec.Struct, frozen=True):
     """Likewise."""
     chat_template: str | None = None
     """Likewise."""
+    trained_token_ids: list[int] = []
+    """Likewise."""
 
 
 class CanaryShare(msgspec.Struct, frozen=True):
@@ -118,6 +120,7 @@ def add_version(
             invocation_token_ids=content.invocation_token_ids,
             classifier=content.classifier,
             chat_template=content.chat_template,
+            trained_token_ids=content.trained_token_ids,
         )
         # Otherwise the document, and each of its revisions, would grow with every version ever published.
         kept = [version for version in doc.versions if now < kept_until(doc, version)]

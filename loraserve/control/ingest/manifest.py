@@ -30,6 +30,7 @@ class _CanonicalConfig(msgspec.Struct, frozen=True):
     problem_type: str | None = None
     score_template: str | None = None
     chat_template: str | None = None
+    trained_tokens: list[tuple[str, list[int]]] = []
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def chat_template(self) -> str | None:
         """See `AdapterConfig`."""
         return msgspec.json.decode(self.config, type=_CanonicalConfig).chat_template
+
+    @property
+    def trained_token_ids(self) -> list[int]:
+        """Of all tables, ascending."""
+        tables = msgspec.json.decode(self.config, type=_CanonicalConfig).trained_tokens
+        return sorted({token_id for _, token_ids in tables for token_id in token_ids})
 
     @property
     def classifier(self) -> ClassifierRecord | None:

@@ -4,7 +4,7 @@ import { call } from "../../api/client";
 import type { AdapterItem } from "../../api/types";
 import { Dialog } from "../../parts/dialog";
 import { toast } from "../../parts/toasts";
-import { tenantHeaders } from "../../state/session";
+import { otherTenant, tenantHeaders } from "../../state/session";
 
 type Verb = "disable" | "enable" | "pin" | "delete";
 
@@ -15,6 +15,7 @@ interface Outcome {
 
 const PIN_S = 3600;
 const DRAIN_S = 30;
+const MAX_LISTED = 20;
 const PAST: Record<Verb, string> = { disable: "Disabled", enable: "Enabled", pin: "Pinned", delete: "Deleted" };
 
 /** Actions on several adapters at once. Each adapter is its own request, and each failure is reported. */
@@ -62,11 +63,19 @@ export function SelectionBar({ adapters, onDone }: { adapters: AdapterItem[]; on
           onClose={() => (deleting.value = false)}
           onConfirm={() => run("delete")}
         >
+          {!only && <p class="selected-names">{listed(adapters)}</p>}
           <p>New requests for {only ? "it" : "them"} are refused immediately; running requests get {DRAIN_S} s to finish. You can restore {only ? "it" : "them"} for 24 hours.</p>
         </Dialog>
       )}
     </div>
   );
+}
+
+/** The selection may have been made with another search, so not all of it is in sight. */
+function listed(adapters: AdapterItem[]): string {
+  const names = adapters.map(({ name, tenant }) => (otherTenant(tenant) ? `${tenant}/${name}` : name));
+  const more = names.length - MAX_LISTED;
+  return names.slice(0, MAX_LISTED).join(", ") + (more > 0 ? ` and ${more} more` : "");
 }
 
 async function apply(verb: Verb, adapters: AdapterItem[]): Promise<Outcome> {

@@ -20,6 +20,15 @@ export function VersionFacts({ adapter, version, onChange }: { adapter: AdapterD
           <Icon name="warn" /> Made for {version.bases.join(", ") || "another base model"}, which this server does not serve: requests for it are refused.
         </p>
       )}
+      {version.fits && version.chat_template_missing && (
+        <p class="notice is-warn" role="status" data-testid="template-missing">
+          <Icon name="warn" />
+          <span>
+            This server has no chat template <code>{version.chat_template}</code>, which this version names: chats with it are refused. Completions work. Start the server
+            with <code class="nowrap">--adapter-chat-templates</code> <code>{version.chat_template}=FILE</code>.
+          </span>
+        </p>
+      )}
       <div class="version-grid">
         <VersionPanel adapter={adapter} version={version} onChange={onChange} />
         {kept && (

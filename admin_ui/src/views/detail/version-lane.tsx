@@ -1,3 +1,5 @@
+import { useLayoutEffect, useRef } from "preact/hooks";
+
 import type { AdapterDetail, AliasItem, VersionItem } from "../../api/types";
 import { ago } from "../../parts/format";
 import { Icon } from "../../parts/icon";
@@ -5,10 +7,16 @@ import { setQuery } from "../../router";
 
 /** Versions as dots, oldest first, with aliases as flags above them; a canary splits its alias between two versions. */
 export function VersionLane({ adapter, chosen }: { adapter: AdapterDetail; chosen: number | null }) {
+  const lane = useRef<HTMLElement>(null);
   const versions = [...adapter.versions].reverse();
+
+  useLayoutEffect(() => {
+    if (lane.current) showChosen(lane.current);
+  }, [chosen]);
+
   if (versions.length === 0) return null;
   return (
-    <section class="lane panel" aria-label="Versions">
+    <section ref={lane} class="lane panel" aria-label="Versions">
       <ol class="lane-dots">
         {versions.map((version) => (
           <Stop key={version.n} version={version} adapter={adapter} chosen={version.n === chosen} />
@@ -16,6 +24,14 @@ export function VersionLane({ adapter, chosen }: { adapter: AdapterDetail; chose
       </ol>
     </section>
   );
+}
+
+/** Scrolls the chosen version to the middle, unless all of it is in sight: a clicked one stays under the pointer. */
+function showChosen(lane: HTMLElement): void {
+  const stop = lane.querySelector(".is-chosen")?.getBoundingClientRect();
+  const seen = lane.getBoundingClientRect();
+  if (!stop || (stop.left >= seen.left && stop.right <= seen.right)) return;
+  lane.scrollLeft += (stop.left + stop.right - seen.left - seen.right) / 2;
 }
 
 function Stop({ version, adapter, chosen }: { version: VersionItem; adapter: AdapterDetail; chosen: boolean }) {

@@ -3,7 +3,7 @@ import { useSignal } from "@preact/signals";
 import { call } from "../../api/client";
 import type { AdapterDetail, VersionItem } from "../../api/types";
 import { TierMark } from "../../parts/adapter-state";
-import { Amount, Id } from "../../parts/basics";
+import { Amount, Chip, Id } from "../../parts/basics";
 import { Dialog } from "../../parts/dialog";
 import { ago, bytes, count, dateTime, milliseconds } from "../../parts/format";
 import { Icon } from "../../parts/icon";
@@ -15,6 +15,7 @@ import { MoveAlias } from "./move-alias";
 
 const MAX_LABELS = 12;
 const MAX_LABEL_CHARACTERS = 32;
+const MAX_TOKENS = 12;
 
 interface VersionPanelProps {
   adapter: AdapterDetail;
@@ -90,7 +91,9 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
         )}
         {version.aliases.map((alias) => (
           <span key={alias} class="chip is-accent">
-            {alias}
+            <span class="truncate" title={alias}>
+              {alias}
+            </span>
             {alias !== "live" && changeable && (
               <button type="button" class="chip-cross" aria-label={`Remove the alias ${alias}`} onClick={() => void drop(adapter, alias, onChange)}>
                 <Icon name="cross" />
@@ -152,9 +155,20 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
       {version.chat_template !== null && (
         <>
           <dt>Chat template</dt>
-          <dd>
+          <dd class="cluster">
             <code>{version.chat_template}</code>
+            {version.chat_template_missing && (
+              <Chip tone="warn" icon="warn">
+                missing
+              </Chip>
+            )}
           </dd>
+        </>
+      )}
+      {version.trained_token_ids.length > 0 && (
+        <>
+          <dt>Trained tokens</dt>
+          <dd class="num">{shortened(version.trained_token_ids, MAX_TOKENS)}</dd>
         </>
       )}
       {version.bases.length > 0 && (
@@ -181,6 +195,12 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
       </dd>
     </dl>
   );
+}
+
+/** "5, 17, 250", or the first `max` and how many more there are. */
+function shortened(numbers: number[], max: number): string {
+  const more = numbers.length - max;
+  return numbers.slice(0, max).join(", ") + (more > 0 ? ` and ${more} more` : "");
 }
 
 /** What the listed names do not say: how many labels are missing there, and the problem type. */

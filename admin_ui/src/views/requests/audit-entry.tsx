@@ -20,7 +20,7 @@ export function AuditEntry({ row }: { row: AuditItem }) {
           <code>{row.actor}</code>
         </button>
         <span class="strong audit-what">{row.action}</span>
-        <span class="truncate audit-subject">
+        <span class="audit-subject">
           <Subject row={row} />
           {row.detail && <span class="muted"> {row.detail}</span>}
         </span>

@@ -23,10 +23,11 @@ const WORDS: Record<string, string> = {
 
 export function RequestState({ request }: { request: RequestItem }) {
   const mark = MARK[request.state] ?? { tone: "neutral" as Tone, icon: "info" as IconName };
+  const shown = (request.error ?? request.state).replaceAll("_", " ");
   return (
-    <span title={WORDS[request.state]}>
+    <span title={request.error ? `${WORDS[request.state]}: ${shown}` : WORDS[request.state]}>
       <Chip tone={mark.tone} icon={mark.icon}>
-        {(request.error ?? request.state).replaceAll("_", " ")}
+        <span class="truncate">{shown}</span>
       </Chip>
     </span>
   );

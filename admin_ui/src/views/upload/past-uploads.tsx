@@ -40,18 +40,18 @@ export function PastUploads({ uploads, of }: PastUploadsProps) {
 
 function Row({ item }: { item: UploadItem }) {
   const failed = item.report?.checks.filter((check) => check.status === "fail") ?? [];
-  const first = failed[0];
+  const why = failed[0]?.message ?? item.error ?? "";
   return (
     <li class="past-upload" data-testid="past-upload">
       <span class="past-upload-state">
         <Chip {...(MARK[item.state] ?? {})}>{item.state}</Chip>
       </span>
-      <a class="truncate" href={href(["upload", item.id], { tenant: otherTenant(item.tenant) })}>
+      <a class="truncate" title={item.adapter} href={href(["upload", item.id], { tenant: otherTenant(item.tenant) })}>
         {item.adapter}
         {item.result && ` v${item.result.version}`}
       </a>
-      <span class="muted small truncate past-upload-why">
-        {first ? first.message : item.error}
+      <span class="muted small truncate past-upload-why" title={why}>
+        {why}
         {failed.length > 1 && `, and ${failed.length - 1} more`}
       </span>
       <span class="muted small num past-upload-time" title={dateTime(item.created_at)}>

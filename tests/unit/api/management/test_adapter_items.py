@@ -15,7 +15,7 @@ VIEWER = Principal("k", Role.VIEWER, "acme", "acme", "k")
 
 
 async def shown(node: Node, viewer: Principal, name: str) -> AdapterDetail:
-    items = AdapterItems(node.adapters, node.residency, str, node.clock)
+    items = AdapterItems(node.adapters, node.residency, str, clock=node.clock)
     return items.detail(viewer, await node.adapters.read(ACME, name))
 
 
