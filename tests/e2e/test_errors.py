@@ -110,7 +110,7 @@ class TestFields:
             ("/v1/completions", "logit_bias", {"5": 101}, ("101", "100")),
             ("/v1/completions", "logit_bias", {str(VOCAB_SIZE): 1}, (str(VOCAB_SIZE), str(VOCAB_SIZE - 1))),
             ("/v1/completions", "logit_bias", {"five": 1}, ("five",)),
-            ("/v1/completions", "stop", list("abcde"), ("5", "4")),
+            ("/v1/completions", "stop", list("abcdefghijklmnopq"), ("17", "16")),
             ("/v1/completions", "stop", "s" * 257, ("257", "256")),
             ("/v1/completions", "stop", "", ("empty",)),
             ("/v1/completions", "stop_token_ids", [VOCAB_SIZE], (str(VOCAB_SIZE), str(VOCAB_SIZE - 1))),
@@ -149,7 +149,7 @@ class TestFields:
     def test_unknown_and_unsupported_fields_are_named(self, http: httpx.Client, path: str) -> None:
         for field, value, code in (
             ("tempature", 1, "unknown_parameter"),
-            ("guided_decoding_backend", "outlines", "unsupported_parameter"),
+            ("guided_decoding_backend", "other", "unsupported_parameter"),
             ("use_beam_search", True, "unsupported_parameter"),
             ("store", True, "unsupported_parameter"),
             ("priority", 3, "unsupported_parameter"),

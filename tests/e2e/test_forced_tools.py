@@ -68,6 +68,17 @@ def test_a_named_function_is_called(client: openai.OpenAI, stream: bool) -> None
     assert chunks[-1].finish_reason == "stop"
 
 
+def test_an_agents_format_for_its_final_answer_does_not_apply_to_a_forced_call(client: openai.OpenAI) -> None:
+    """OpenAI's Agents SDK and the AI SDK send the format with every request, also with one that must call a tool."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "integer"}}}
+    choice = client.chat.completions.create(
+        **ASKED, model="arithmetic", tool_choice=NAMED, response_format=form
+    ).choices[0]
+    (call,) = choice.message.tool_calls or []
+    check("add", call.function.arguments)
+    assert choice.message.content is None
+
+
 def test_a_truncated_call_shows_partial_arguments_only_for_a_named_function(client: openai.OpenAI) -> None:
     asked = ASKED | {"model": "spell", "temperature": 0.0}
     short: Any = client.chat.completions.create(**asked | {"max_tokens": 4}, tool_choice="required").choices[0]

@@ -251,13 +251,14 @@ class TestPrompts:
     def test_context_length_errors_use_this_apis_field_names(self, http: httpx.Client) -> None:
         for text, limit, param, remedy in (
             ("x", 600, "max_output_tokens", "lower max_output_tokens"),
-            ("x " * 600, 5, "input", "Shorten the prompt."),
+            ("x " * 600, 5, "input", "Shorten it."),
         ):
             response = http.post("/v1/responses", json={"model": "calls", "input": text, "max_output_tokens": limit})
             error = response.json()["error"]
             assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
             assert error["param"] == param
             assert remedy in error["message"]
+            assert "prompt is too long" in error["message"], "LangChain recognizes these words"
         cut = {"truncate_prompt_tokens": -1, "input": "x " * 600, "max_output_tokens": 5}
         assert whole(http, model="calls", **cut)["usage"]["output_tokens"] == 5
 

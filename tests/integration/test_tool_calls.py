@@ -362,10 +362,13 @@ class TestAnswers:
 
 class TestRefusals:
     @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-    def test_forced_calls_cannot_be_combined_with_another_format(self, client: openai.OpenAI, choice: Any) -> None:
+    def test_forced_calls_cannot_be_combined_with_a_format_of_the_whole_answer(
+        self, client: openai.OpenAI, choice: Any
+    ) -> None:
+        outputs = {"structured_outputs": {"json_object": True}}
         with pytest.raises(openai.BadRequestError, match="cannot be combined with 'tool_choice'") as caught:
-            client.chat.completions.create(**CALLING, tool_choice=choice, response_format={"type": "json_object"})
-        assert caught.value.param == "response_format"
+            client.chat.completions.create(**CALLING, tool_choice=choice, extra_body=outputs)
+        assert caught.value.param == "structured_outputs.json_object"
 
     def test_tools_are_refused_if_the_template_does_not_support_them(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path, tool_call_parser=ToolCallFormat.HERMES)

@@ -4814,6 +4814,7 @@ export interface components {
             mm_processor_kwargs?: unknown;
             modalities?: unknown;
             moderation?: unknown;
+            prompt_cache_options?: unknown;
             prompt_cache_retention?: unknown;
             verbosity?: unknown;
             web_search_options?: unknown;
@@ -4858,6 +4859,10 @@ export interface components {
             parsed?: unknown;
             /** @description Without effect. LiteLLM adds it to an answer. */
             provider_specific_fields?: unknown;
+            /** @description Without effect. LiteLLM adds it to an answer from Anthropic's API; `reasoning_content` has the same text. */
+            thinking_blocks?: unknown;
+            /** @description Without effect: prefixes are always cached. */
+            cache_control?: unknown;
         };
         /**
          * ContentPart
@@ -4874,6 +4879,10 @@ export interface components {
             input_audio?: unknown;
             refusal?: unknown;
             video_url?: unknown;
+            /** @description Without effect: prefixes are always cached. Clients of several APIs keep it from Anthropic's. */
+            cache_control?: unknown;
+            /** @description Without effect: prefixes are always cached. */
+            prompt_cache_breakpoint?: unknown;
         };
         /**
          * RequestToolCall
@@ -4906,6 +4915,8 @@ export interface components {
             type: string;
             /** @default null */
             function: components["schemas"]["ToolFunction"] | null;
+            /** @description Without effect: prefixes are always cached. */
+            cache_control?: unknown;
             custom?: unknown;
         };
         /**
@@ -4929,6 +4940,8 @@ export interface components {
              * @default null
              */
             strict: boolean | null;
+            /** @description Without effect: prefixes are always cached. */
+            cache_control?: unknown;
         };
         /**
          * NamedToolChoice
@@ -5285,6 +5298,8 @@ export interface components {
             annotations?: unknown;
             /** @description As in answers; without effect. */
             logprobs?: unknown;
+            /** @description Without effect: prefixes are always cached. */
+            prompt_cache_breakpoint?: unknown;
         };
         /** ResponseStreamOptions */
         ResponseStreamOptions: {

@@ -243,12 +243,15 @@ def check_context(
     """
     if num_prompt_tokens + (max_tokens or 1) <= max_model_len:
         return
+    # LiteLLM recognizes the first words, and LangChain "prompt is too long": agents then summarize the conversation.
     message = f"This model's maximum context length is {max_model_len} tokens, but the prompt has {num_prompt_tokens}"
     if num_prompt_tokens >= max_model_len:
-        param, message = prompt_param, f"{message}, which leaves no room for an answer. Shorten the prompt."
+        param = prompt_param
+        message = f"{message}, which leaves no room for an answer: the prompt is too long. Shorten it."
     else:
         param = max_tokens_param
-        message = f"{message} and up to {max_tokens} were requested. Shorten the prompt or lower {param}."
+        message = f"{message} and up to {max_tokens} were requested: the prompt is too long for that. Shorten it"
+        message = f"{message} or lower {param}."
     raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
 

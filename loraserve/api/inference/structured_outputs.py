@@ -28,6 +28,8 @@ class RequestedFormat(NamedTuple):
     """The field that asks for it."""
     kind: GrammarKind
     value: Any
+    is_for_text: bool = False
+    """OpenAI's and Anthropic's formats: a call is not held to them. vLLM's are for the whole answer."""
 
 
 def grammar_of(
@@ -41,12 +43,14 @@ def grammar_of(
     formats: from fields that are specific to the request's API.
     tool_schema: the constraint of `tool_choice`.
     """
-    requested = [*formats, *_structured_outputs(request)]
+    requested = _distinct([*formats, *_structured_outputs(request)])
     if tool_schema is not None:
-        requested.insert(0, json_format("tool_choice", tool_schema))
+        # The answer consists of calls. Agents send the format of their final answer with every request.
+        whole = [asked for asked in requested if not asked.is_for_text]
+        requested = [json_format("tool_choice", tool_schema), *whole]
     if not requested:
         return None
-    (param, kind, value), *others = requested
+    (param, kind, value, _), *others = requested
     if others:
         raise invalid_value(others[0].param, f"cannot be combined with '{param}': an answer follows only one of them.")
     for other in ("allowed_token_ids", "ignore_eos"):
@@ -68,9 +72,9 @@ def formats_of(request: GenerationFields) -> list[RequestedFormat]:
     requested: list[RequestedFormat] = []
     match request.response_format:
         case JsonObjectFormat(schema):
-            requested.append(json_format("response_format", schema or ANY_OBJECT))
+            requested.append(text_format("response_format", schema or ANY_OBJECT))
         case JsonSchemaFormat(json_schema):
-            requested.append(json_format("response_format.json_schema.schema", json_schema.schema))
+            requested.append(text_format("response_format.json_schema.schema", json_schema.schema))
     older = StructuredOutputs(
         json=request.guided_json,
         regex=request.guided_regex,
@@ -83,6 +87,19 @@ def formats_of(request: GenerationFields) -> list[RequestedFormat]:
 
 def json_format(param: str, schema: dict[str, Any]) -> RequestedFormat:
     return RequestedFormat(param, GrammarKind.JSON_SCHEMA, _laid_out(schema))
+
+
+def text_format(param: str, schema: dict[str, Any]) -> RequestedFormat:
+    return json_format(param, schema)._replace(is_for_text=True)
+
+
+def _distinct(requested: Sequence[RequestedFormat]) -> list[RequestedFormat]:
+    """Without repetitions: clients of both older and newer vLLM, such as guidance, send a grammar under both names."""
+    distinct: dict[tuple[GrammarKind, bytes], RequestedFormat] = {}
+    for asked in requested:
+        # As JSON, because Python's 1 equals its True.
+        distinct.setdefault((asked.kind, msgspec.json.encode(asked.value)), asked)
+    return list(distinct.values())
 
 
 def _structured_outputs(request: SamplingFields) -> list[RequestedFormat]:

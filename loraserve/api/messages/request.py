@@ -9,7 +9,7 @@ from loraserve.api.chat.prompts import with_calls_shown
 from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
 from loraserve.api.http.ranges import check_at_most, check_range, unsupported
 from loraserve.api.inference.sampling import INT64, CheckedSampling, SamplingChecker
-from loraserve.api.inference.structured_outputs import RequestedFormat, json_format
+from loraserve.api.inference.structured_outputs import RequestedFormat, text_format
 from loraserve.api.messages.input import message_conversation
 from loraserve.api.messages.kinds import ANY, AUTO, CHOICES, NONE, TOOL, check_tool_type
 from loraserve.api.messages.thinking import check_thinking
@@ -108,4 +108,4 @@ def _choice(choice: MessageToolChoice | None) -> str | NamedTool | None:
 def _formats(output: OutputConfig | None) -> list[RequestedFormat]:
     if output is None or output.format is None:
         return []
-    return [json_format("output_config.format.schema", output.format.schema)]
+    return [text_format("output_config.format.schema", output.format.schema)]

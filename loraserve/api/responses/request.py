@@ -7,7 +7,7 @@ from loraserve.api.chat.prompts import with_calls_shown
 from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
 from loraserve.api.http.ranges import check_at_most, check_range, unsupported
 from loraserve.api.inference.sampling import INT64, CheckedSampling, SamplingChecker, check_stream_options
-from loraserve.api.inference.structured_outputs import ANY_OBJECT, RequestedFormat, json_format
+from loraserve.api.inference.structured_outputs import ANY_OBJECT, RequestedFormat, text_format
 from loraserve.api.responses.input import response_conversation
 from loraserve.api.responses.kinds import check_tool_type
 from loraserve.api.schemas.responses import FunctionChoice, FunctionTool, ResponsesRequest, ResponseText, SchemaFormat
@@ -77,9 +77,9 @@ def _choice(choice: str | FunctionChoice | None) -> str | NamedTool | None:
 def _formats(text: ResponseText | None) -> list[RequestedFormat]:
     match text and text.format:
         case JsonObjectFormat(schema):
-            return [json_format("text.format", schema or ANY_OBJECT)]
+            return [text_format("text.format", schema or ANY_OBJECT)]
         case SchemaFormat(schema=schema):
-            return [json_format("text.format.schema", schema)]
+            return [text_format("text.format.schema", schema)]
         case _:
             return []
 

@@ -24,6 +24,11 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_audio: Raw = ABSENT
     refusal: Raw = ABSENT
     video_url: Raw = ABSENT
+    # Requests that a prefix be cached.
+    cache_control: Raw = ABSENT
+    """Without effect: prefixes are always cached. Clients of several APIs keep it from Anthropic's."""
+    prompt_cache_breakpoint: Raw = ABSENT
+    """Without effect: prefixes are always cached."""
 
 
 class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +56,10 @@ class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Without effect. OpenAI's `parse` and `stream` add it to an answer."""
     provider_specific_fields: Raw = ABSENT
     """Without effect. LiteLLM adds it to an answer."""
+    thinking_blocks: Raw = ABSENT
+    """Without effect. LiteLLM adds it to an answer from Anthropic's API; `reasoning_content` has the same text."""
+    cache_control: Raw = ABSENT
+    """Without effect: prefixes are always cached."""
 
 
 class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,6 +118,7 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     mm_processor_kwargs: Raw = ABSENT
     modalities: Raw = ABSENT
     moderation: Raw = ABSENT
+    prompt_cache_options: Raw = ABSENT
     prompt_cache_retention: Raw = ABSENT
     verbosity: Raw = ABSENT
     web_search_options: Raw = ABSENT

@@ -37,7 +37,7 @@ class LoraxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     seed: int | None = None
     """0 to 2^63 - 1. Default: random."""
     stop: list[str] = []
-    """At most 4 strings of at most 256 characters. As in LoRAX, the text includes the stop string that ended it."""
+    """At most 16 strings of at most 256 characters. As in LoRAX, the text includes the stop string that ended it."""
     truncate: int | None = None
     """Keep only this many of the prompt's last tokens."""
     return_full_text: bool | None = None

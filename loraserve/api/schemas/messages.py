@@ -143,7 +143,7 @@ class MessagesRequest(SamplingFields, frozen=True, forbid_unknown_fields=True, k
     system: str | list[TextBlock] | None = None
     """The system prompt."""
     stop_sequences: list[str] | None = None
-    """At most 4 strings of at most 256 characters. Also accepted as `stop`."""
+    """At most 16 strings of at most 256 characters. Also accepted as `stop`."""
     tools: list[MessageTool] | None = None
     """At most 128, with 256 KiB of names, descriptions and schemas in total."""
     tool_choice: MessageToolChoice | None = None

@@ -17,6 +17,8 @@ class InputPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     annotations: Raw = ABSENT
     logprobs: Raw = ABSENT
     """As in answers; without effect."""
+    prompt_cache_breakpoint: Raw = ABSENT
+    """Without effect: prefixes are always cached."""
 
 
 class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -50,7 +50,7 @@ class SamplingFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields=T
     seed: int | None = None
     """A 64-bit integer. Default, and -1: random."""
     stop: str | list[str] | None = None
-    """At most 4 strings of at most 256 characters; the answer ends before the first that appears."""
+    """At most 16 strings of at most 256 characters; the answer ends before the first that appears."""
     stop_token_ids: list[int] | None = None
     """At most 1,024 token ids that end the answer."""
     include_stop_str_in_output: bool = False

@@ -16,12 +16,16 @@ class ToolFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
     """Without effect. If `tool_choice` is "required" or a function, arguments always follow the schema; if it is
     "auto", they are whatever the model writes."""
+    cache_control: Raw = ABSENT
+    """Without effect: prefixes are always cached."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
     """Only "function"."""
     function: ToolFunction | None = None
+    cache_control: Raw = ABSENT
+    """Without effect: prefixes are always cached."""
     # Known so that these tools are refused by their type.
     custom: Raw = ABSENT
 

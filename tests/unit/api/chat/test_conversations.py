@@ -40,13 +40,24 @@ def test_calls_and_their_results_are_kept() -> None:
 
 def test_fields_that_clients_add_to_an_answer_are_ignored() -> None:
     function = {**CALL["function"], "parsed_arguments": {"a": [1, 2.5]}}
-    added = {"parsed": {"x": 1}, "provider_specific_fields": {"reasoning": "Hm."}}
+    thinking = [{"type": "thinking", "thinking": "Hm.", "signature": "x"}]
+    added = {"parsed": {"x": 1}, "provider_specific_fields": {"reasoning": "Hm."}, "thinking_blocks": thinking}
     chat = conversation(
         {"role": "assistant", "content": "4", **added},
         {"role": "assistant", "tool_calls": [{**CALL, "index": 0, "function": function}]},
     )
     plain = conversation({"role": "assistant", "content": "4"}, {"role": "assistant", "tool_calls": [CALL]})
     assert chat.messages == plain.messages
+
+
+def test_requests_to_cache_a_prefix_are_ignored() -> None:
+    marks = {"cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": {"mode": "explicit"}}
+    part = {"type": "text", "text": "x", **marks}
+    system = {"role": "system", "content": "y", "cache_control": {"type": "ephemeral"}}
+    assert conversation(system, {"role": "user", "content": [part]}).messages == [
+        ChatMessage("system", "y"),
+        ChatMessage("user", "x"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])

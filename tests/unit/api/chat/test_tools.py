@@ -31,11 +31,13 @@ def tools_of(*tools: object) -> list[JsonObject]:
     return checked_tools(asked(tools=tools).tools, LIMITS)
 
 
-def test_templates_get_the_tools_as_sent_without_strict() -> None:
+def test_templates_get_the_tools_as_sent_without_what_is_for_the_server() -> None:
     given = tool(description="Adds.", parameters=SCHEMA)
     assert tools_of(given, tool()) == [given, tool()]
     assert list(tools_of(given)[0]["function"]["parameters"]["properties"]) == ["b", "a"]
     assert tools_of(tool(strict=True)) == [tool()]
+    mark = {"cache_control": {"type": "ephemeral"}}
+    assert tools_of(tool(**mark) | mark) == [tool()]
     assert tools_of() == []
     assert checked_tools(None, LIMITS) == []
 

@@ -38,7 +38,7 @@ def check(checker: SamplingChecker = CHECKER, **fields: object) -> CheckedSampli
         ),
         ("stop_token_ids", [[], [0, VOCAB - 1]], [[VOCAB], [-1], [2**63], [0] * 1025]),
         ("allowed_token_ids", [[0], [VOCAB - 1]], [[], [VOCAB], [-1]]),
-        ("stop", ["x", ["a", "b", "c", "d"], "x" * 256, []], ["", ["a", ""], list("abcde"), "x" * 257]),
+        ("stop", ["x", list("abcdefghijklmnop"), "x" * 256, []], ["", ["a", ""], list("abcdefghijklmnopq"), "x" * 257]),
         ("cache_salt", ["s"], ["", "s" * 257]),
         ("prompt_logprobs", [0, 20], [-1, 21]),
         ("priority", [0], [1, -1]),
@@ -144,6 +144,8 @@ def test_requests_that_exceed_the_context_are_refused(
         check_context(num_prompt_tokens, max_tokens, 512, "prompt", "max_tokens")
     assert (caught.value.code, caught.value.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, param)
     assert all(text in caught.value.message for text in shown)
+    for recognized in ("This model's maximum context length is", "prompt is too long"):
+        assert recognized in caught.value.message
 
 
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(500, 12), (511, None), (511, 0)])

@@ -90,6 +90,27 @@ def test_regexes_choices_and_grammars_are_accepted_under_both_names(outputs: dic
     assert grammar(**{f"guided_{name}": value for name, value in outputs.items()}) == expected
 
 
+def test_a_format_may_be_repeated_under_its_older_name() -> None:
+    """As by guidance's client for vLLM."""
+    found = grammar(guided_grammar='start: "a"', structured_outputs={"grammar": 'start: "a"'})
+    assert found == Grammar(GrammarKind.GRAMMAR, 'start: "a"')
+    with pytest.raises(ServingError, match="cannot be combined"):
+        grammar(guided_json={"const": 1}, structured_outputs={"json": {"const": True}})
+
+
+@pytest.mark.parametrize(
+    "response_format", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}]
+)
+def test_a_response_format_does_not_apply_to_forced_calls(response_format: object) -> None:
+    forced = {"enum": ["a call"]}
+    fields = {"prompt": "x", "response_format": response_format}
+    request = msgspec.convert(fields, CompletionRequest)
+    assert schema_of(grammar_of(request, Limits(), formats_of(request), forced)) == forced | LAYOUT
+    whole = msgspec.convert(fields | {"guided_regex": "a"}, CompletionRequest)
+    with pytest.raises(ServingError, match="'guided_regex' cannot be combined with 'tool_choice'"):
+        grammar_of(whole, Limits(), formats_of(whole), forced)
+
+
 def test_a_schema_that_is_too_long_is_refused_before_it_is_walked() -> None:
     """Walking two megabytes of it would delay all requests."""
     schema = {"enum": [[1]] * 1000 + ["x" * 41]}

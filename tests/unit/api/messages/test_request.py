@@ -76,6 +76,12 @@ def test_a_tool_choice_constrains_the_answer() -> None:
     assert check(tools=[ADD], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).use.max_calls == 1
 
 
+def test_an_output_format_does_not_apply_to_forced_calls() -> None:
+    output = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    fields: Any = {"tools": [ADD], "tool_choice": {"type": "any"}}
+    assert check(output_config=output, **fields).sampling.params.grammar == check(**fields).sampling.params.grammar
+
+
 def test_an_output_format_constrains_the_answer() -> None:
     assert check(output_config={}).sampling.params.grammar is None
     held = check(output_config={"format": {"type": "json_schema", "schema": SCHEMA}}).sampling.params.grammar
@@ -156,11 +162,11 @@ def test_a_thinking_budget_that_needs_no_enforcement_is_accepted(settings: Servi
         ({"tool_choice": {"type": "any"}}, "tool_choice", "there are no 'tools'"),
         (
             {
-                "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+                "structured_outputs": {"json": SCHEMA},
                 "tools": [ADD],
                 "tool_choice": {"type": "any"},
             },
-            "output_config.format.schema",
+            "structured_outputs.json",
             "cannot be combined with 'tool_choice'",
         ),
     ],

@@ -32,7 +32,8 @@ def test_a_string_is_a_user_message_and_instructions_come_first() -> None:
 
 
 def test_every_form_of_message_is_accepted() -> None:
-    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    parts = [{"type": "input_text", "text": "a", **mark}, {"type": "input_text", "text": "b"}]
     answer = {"type": "output_text", "text": "c", "annotations": [], "logprobs": [{"token": "c"}]}
     assert messages_of(
         {"role": "developer", "content": "d"},

@@ -68,6 +68,12 @@ def test_a_tool_choice_constrains_the_answer() -> None:
     assert required.sampling.params.grammar is not None
 
 
+def test_a_text_format_does_not_apply_to_forced_calls() -> None:
+    text = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}
+    fields: Any = {"tools": [NOW], "tool_choice": "required"}
+    assert check(text=text, **fields).sampling.params.grammar == check(**fields).sampling.params.grammar
+
+
 def test_a_text_format_constrains_the_answer() -> None:
     assert check(text={}).sampling.params.grammar is None
     assert check(text={"format": {"type": "text"}, "verbosity": "medium"}).sampling.params.grammar is None
@@ -160,11 +166,11 @@ def test_fields_that_request_nothing_are_accepted() -> None:
         ),
         (
             {
-                "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+                "structured_outputs": {"json": SCHEMA},
                 "tools": [NOW],
                 "tool_choice": "required",
             },
-            "text.format.schema",
+            "structured_outputs.json",
             "cannot be combined with 'tool_choice'",
         ),
     ],
