@@ -17,6 +17,7 @@ from loraserve.engine.request import BegunPrompt, EngineRequest
 from loraserve.engine.scheduling.fair_queue import FairQueue
 from loraserve.engine.scheduling.plan import ScheduledSequence, StepPlan
 from loraserve.engine.scheduling.sequence import RequestState, Sequence, Status
+from loraserve.engine.scheduling.sequence_adapters import SequenceAdapters
 from loraserve.engine.scheduling.sequence_blocks import SequenceBlocks
 
 MAX_BYPASSED = 64
@@ -66,11 +67,10 @@ class Scheduler:
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self._blocks = SequenceBlocks(pool, block_size)
+        self._adapters = SequenceAdapters(adapters, max_loras)
         self._block_size = block_size
-        self._adapters = adapters
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_loras = max_loras
         self._num_admitted = 0
         self._num_closed_steps = 0
         """Number of steps that need not try to admit a sequence, unless a sequence or an adapter arrives or leaves."""
@@ -128,7 +128,7 @@ class Scheduler:
             child.matcher = None if parent.matcher is None else parent.matcher.copy()
             child.status = Status.RUNNING
             self._blocks.share(parent, child)
-            child.adapter_slot = self._acquire_adapter(child) if parent.adapter_slot >= 0 else -1
+            self._adapters.share(parent, child)
             self._enter_running(child)
             self.waiting.arrive(state.request.tenant)
             state.sequences.append(child)
@@ -252,8 +252,7 @@ class Scheduler:
         num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in staying)
         bypassed: list[Sequence] = []
         is_alone = not self.running
-        if self._adapters is not None:
-            self._adapters.settle_uploads()
+        self._adapters.settle_uploads()
         self._num_closed_steps = MAX_CLOSED_STEPS
         if num_seats <= 0:
             return
@@ -278,12 +277,12 @@ class Scheduler:
 
     def _is_closed(self) -> bool:
         """Whether no waiting sequence could be admitted now, as far as this can be known without trying."""
-        return self._num_closed_steps > 0 and (self._adapters is None or not self._adapters.has_news())
+        return self._num_closed_steps > 0 and not self._adapters.has_news()
 
     def _try_admit(self, sequence: Sequence, budget: int, plan: StepPlan, *, is_alone: bool) -> _Admission:
         """is_alone: no sequence is running whose next token would wait, in the same step, for an adapter still being
         copied."""
-        if not self._can_acquire_adapter(sequence):
+        if not self._adapters.can_acquire(sequence):
             return _Admission.NO_ADAPTER_ROOM  # before its prompt is hashed
         needs_every_row = _needs_prompt_logprobs(sequence) or sequence.state.wants_mean
         cached = [] if needs_every_row else self._blocks.find_prefix(sequence)
@@ -291,18 +290,20 @@ class Scheduler:
         num_blocks = -(-sequence.num_tokens // self._block_size) - len(cached)
         if num_blocks + self.pool.num_evictable(cached) > self.pool.num_available:
             return _Admission.NO_ROOM
+        num_rows = min(sequence.num_tokens - num_cached, budget)
+        is_cold = self._adapters.is_cold(sequence)
         try:
-            num_rows = min(sequence.num_tokens - num_cached, budget)
-            adapter_slot = self._try_acquire_adapter(sequence, None if is_alone else num_rows * HIDDEN_COPY_BYTES)
+            has_adapter = self._adapters.try_acquire(sequence, None if is_alone else num_rows * HIDDEN_COPY_BYTES)
         except AdapterError as error:
             plan.failed.append((sequence, error.message))
             self.finish(sequence)
             return _Admission.FAILED
-        if adapter_slot is None:
+        if not has_adapter:
             return _Admission.NO_ADAPTER_ROOM
+        if is_cold:
+            self._charge(sequence.request, COLD_LOAD_TOKENS)
         self.pool.acquire(cached)
         sequence.blocks = cached
-        sequence.adapter_slot = adapter_slot
         sequence.num_computed_tokens = num_cached
         sequence.num_remembered_blocks = len(cached)
         sequence.num_charged_tokens = max(sequence.num_charged_tokens, num_cached)
@@ -370,44 +371,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._blocks.release(sequence)
-        if sequence.adapter_slot >= 0:
-            assert self._adapters is not None
-            assert sequence.request.adapter_digest is not None
-            self._adapters.release(sequence.request.adapter_digest)
-            sequence.adapter_slot = -1
-
-    def _can_acquire_adapter(self, sequence: Sequence) -> bool:
-        """Whether its adapter is resident or fits beside those in use. Cheap, because it is called for every waiting
-        sequence."""
-        digest = sequence.request.adapter_digest
-        if digest is None:
-            return True
-        assert self._adapters is not None
-        if self._max_loras is not None and self._adapters.num_in_use >= self._max_loras:
-            return self._adapters.is_in_use(digest)
-        return self._adapters.can_make_room(digest)
-
-    def _try_acquire_adapter(self, sequence: Sequence, max_arriving_bytes: int | None) -> int | None:
-        """Returns the adapter slot: -1 for the base model, None if the adapter is not there yet. Raises `AdapterError`.
-
-        max_arriving_bytes: also None while the adapter is being copied, if it is larger and not in use.
-        """
-        digest = sequence.request.adapter_digest
-        if digest is None:
-            return -1
-        assert self._adapters is not None
-        was_resident = self._adapters.is_resident(digest)
-        adapter_slot = self._adapters.try_acquire(digest, max_arriving_bytes)
-        if adapter_slot is not None and not was_resident:
-            self._charge(sequence.request, COLD_LOAD_TOKENS)
-        return adapter_slot
-
-    def _acquire_adapter(self, sequence: Sequence) -> int:
-        assert self._adapters is not None
-        assert sequence.request.adapter_digest is not None
-        adapter_slot = self._adapters.try_acquire(sequence.request.adapter_digest)
-        assert adapter_slot is not None, "the parent's adapter is resident"
-        return adapter_slot
+        self._adapters.release(sequence)
 
     def check_invariants(self) -> None:
         """Raises AssertionError if a block or adapter reference was lost or has no owner."""
@@ -416,13 +380,7 @@ class Scheduler:
             assert len(sequence.blocks) * self._block_size >= sequence.num_computed_tokens, (
                 "a computed token has no block"
             )
-        if self._adapters is not None:
-            references: dict[str, int] = {}
-            for sequence in self.running:
-                if sequence.request.adapter_digest is not None:
-                    digest = sequence.request.adapter_digest
-                    references[digest] = references.get(digest, 0) + 1
-            self._adapters.check_invariants(references)
+        self._adapters.check_invariants(self.running)
 
 
 def _needs_prompt_logprobs(sequence: Sequence) -> bool:
