@@ -1,5 +1,9 @@
 """Errors while Redis is unreachable or full, or has newer revisions than the disk."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from loraserve.live.errors import LiveUnavailableError
 from loraserve.serving.errors import ErrorCode, ServingError
 
 RETRY_AFTER_S = 2
@@ -12,6 +16,15 @@ def live_unavailable() -> ServingError:
         "Retry in a few seconds."
     )
     return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
+
+
+@contextmanager
+def redis_required() -> Iterator[None]:
+    """Translates the error of a call that cannot do without Redis."""
+    try:
+        yield
+    except LiveUnavailableError as error:
+        raise live_unavailable() from error
 
 
 def not_newest(what: str) -> ServingError:

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.outage import DocumentRef
-from loraserve.control.unavailable import live_unavailable, not_newest
+from loraserve.control.unavailable import not_newest, redis_required
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -127,18 +127,14 @@ class Declarations:
         return self._documents.first_rev(kind) if current is None else current.rev + 1
 
     async def _check_live(self) -> None:
-        try:
+        with redis_required():
             await self._live.documents.check_writable()
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
 
     async def _require_newest(self, ref: DocumentRef) -> None:
         """NOTE: a change to an older copy would override what was decided since, such as a revocation. Even if the copy
         already has the requested content, the newest revision may not."""
-        try:
+        with redis_required():
             await self._catalog.query_revs([ref])
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
         if self._catalog.is_behind(ref):
             raise not_newest(f"'{ref[1]}'")
 

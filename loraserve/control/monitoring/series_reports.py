@@ -12,8 +12,7 @@ import msgspec
 from loraserve.control.monitoring.series_records import SeriesSample, side_by_side
 from loraserve.control.monitoring.series_sampling import tenant_series
 from loraserve.control.tenancy.principal import Principal
-from loraserve.control.unavailable import live_unavailable
-from loraserve.live.errors import LiveUnavailableError
+from loraserve.control.unavailable import redis_required
 from loraserve.live.live_store import LiveStore
 from loraserve.live.series import Interval
 from loraserve.store.engine_slots import engine_ids
@@ -73,10 +72,8 @@ class SeriesReports:
     async def _fill(
         self, steps: Sequence[list[SeriesSample]], series: str, interval: Interval, first_end: float
     ) -> None:
-        try:
+        with redis_required():
             samples = await self._live.series.read(series, interval, first_end - interval)
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
         for sample in samples:
             index = round((sample.at - first_end) / interval)
             if 0 <= index < len(steps):

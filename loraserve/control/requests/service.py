@@ -9,8 +9,7 @@ from loraserve.control.requests.records import record_of_ended
 from loraserve.control.requests.snapshot_records import RequestRecord, RequestState
 from loraserve.control.requests.snapshots import Snapshots
 from loraserve.control.tenancy.principal import Action, Principal
-from loraserve.control.unavailable import live_unavailable
-from loraserve.live.errors import LiveUnavailableError
+from loraserve.control.unavailable import redis_required
 from loraserve.live.live_store import LiveStore
 from loraserve.live.requests import RecentRequest
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
@@ -62,7 +61,7 @@ class RequestService:
             raise invalid_value("limit", f"is {query.limit}; it must be 1 to {MAX_PAGE}.")
         place = _Place((float("inf"), ""), None) if query.cursor is None else _place_of(query.cursor)
         tenants = self._tenants(principal, query.tenant)
-        try:
+        with redis_required():
             found: list[tuple[str, RequestRecord]] = []
             if place.running is not None and query.state in (None, RequestState.RUNNING):
                 found = [
@@ -73,8 +72,6 @@ class RequestService:
                 ]
             if len(found) <= query.limit and query.state is not RequestState.RUNNING:
                 found += await self._ended(principal, query, tenants, place.ended, query.limit + 1 - len(found))
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
         page = found[: query.limit]
         next_cursor = encode_cursor(page[-1][0]) if len(found) > query.limit else None
         return Page([record for _, record in page], next_cursor)
@@ -92,12 +89,10 @@ class RequestService:
         record = await self.get(principal, request_id)
         if record.state is not RequestState.RUNNING or self._snapshots.abort_own(request_id):
             return
-        try:
+        with redis_required():
             for process, records in (await self._snapshots.requests()).items():
                 if any(running.id == request_id for running in records):
                     await self._live.aborts.request(process, request_id)
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
 
     def _tenants(self, principal: Principal, tenant: str | None) -> "list[str]":
         if tenant is None or tenant == principal.acting_tenant:
@@ -147,7 +142,7 @@ class RequestService:
         if not REQUEST_ID.fullmatch(request_id):
             return None
         tenant = principal.acting_tenant
-        try:
+        with redis_required():
             for record in await self._running([tenant]):
                 if record.id == request_id:
                     return record
@@ -155,8 +150,6 @@ class RequestService:
             if ended is not None:
                 return record_of_ended(ended)
             return await self._find_older(tenant, request_id)
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
 
     async def _find_older(self, tenant: str, request_id: str) -> RequestRecord | None:
         before: str | None = None

@@ -11,9 +11,8 @@ from msgspec.structs import asdict
 
 from loraserve.control.paging import DEFAULT_PAGE, MAX_PAGE, Page, decode_cursor, encode_cursor
 from loraserve.control.tenancy.principal import Action, Principal
-from loraserve.control.unavailable import live_unavailable
+from loraserve.control.unavailable import redis_required
 from loraserve.live.audit import AuditEntry, AuditRecord
-from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import invalid_value
 from loraserve.store.documents import DocumentStore
@@ -89,15 +88,13 @@ class AuditTrail:
         principal.require(Action.ADMINISTER)
         before = None if query.cursor is None else _position(query.cursor)
         found: list[AuditRecord] = []
-        try:
+        with redis_required():
             while len(found) < count:
                 records = await self._live.audit.read(SCANNED_AT_ONCE, before)
                 found += [record for record in records if _matches(principal, record.entry, query)]
                 if len(records) < SCANNED_AT_ONCE:
                     break
                 before = records[-1].position
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
         return found[:count]
 
     def _page(self, records: "Iterable[AuditRecord]") -> "list[AuditedAct]":

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from loraserve.control.documents.adapter_edits import check_num_versions, emptied, keep_newest, kept_until
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.turns import Turns
-from loraserve.control.unavailable import RETRY_AFTER_S, live_unavailable
+from loraserve.control.unavailable import RETRY_AFTER_S, redis_required
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -61,10 +61,8 @@ class Quota:
         """
         async with self._turns.take(tenant):
             token = secrets.token_hex(16)
-            try:
+            with redis_required():
                 await self._take_lease(tenant, token)
-            except LiveUnavailableError as error:
-                raise live_unavailable() from error
             try:
                 if self._is_limited(tenant):
                     await self._catalog.catch_up()

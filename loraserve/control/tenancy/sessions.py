@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from loraserve.control.tenancy.authenticator import Authenticator
 from loraserve.control.tenancy.login_attempts import LoginAttempts
 from loraserve.control.tenancy.principal import Action, Principal
-from loraserve.control.unavailable import live_unavailable
+from loraserve.control.unavailable import live_unavailable, redis_required
 from loraserve.live.audit import AuditEntry
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
@@ -103,12 +103,10 @@ class SessionService:
     async def log_out(self, token: str, request_id: str) -> None:
         """Takes effect on every server at once; does nothing if the session is over."""
         hashed = _hash(token)
-        try:
+        with redis_required():
             session = await self._live.sessions.get(hashed)
             if session is not None:
                 await self._live.sessions.remove(session)
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
         self._remember(hashed, None)
         if session is not None:
             await self._note(session.key_id, "session.logout", await self._tenant_of(session.key_id), request_id)
@@ -119,10 +117,8 @@ class SessionService:
         # Counted here rather than at the login, where a refusal would come after the link is used up.
         self._attempts.logs_in(_check_may_log_in(principal))
         token, link = new_link(key_id, self._authenticator.newest_sha256(key_id), self._clock())
-        try:
+        with redis_required():
             await self._live.sessions.put_link(link)
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
         await self._note(actor, "session.link", principal.tenant, request_id, key_id)
         return NewLink(token, link.created_at + LINK_S)
 
@@ -138,10 +134,8 @@ class SessionService:
             csrf=secrets.token_urlsafe(TOKEN_BYTES),
             created_at=self._clock(),
         )
-        try:
+        with redis_required():
             await self._live.sessions.put(session)
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
         await self._note(principal.actor, "session.login", principal.tenant, request_id)
         return NewSession(token, session, principal)
 
@@ -180,10 +174,8 @@ class SessionService:
 
 
 async def _unused(found: Awaitable[LoginLink | None]) -> LoginLink:
-    try:
+    with redis_required():
         link = await found
-    except LiveUnavailableError as error:
-        raise live_unavailable() from error
     if link is None:
         message = "This login link was already used or has expired. `loraserve ui login` creates another."
         raise ServingError(ErrorCode.INVALID_API_KEY, message)

@@ -10,10 +10,9 @@ from loraserve.control.csv_text import csv_text
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.tenant_edits import was_there_since
 from loraserve.control.tenancy.principal import Principal
-from loraserve.control.unavailable import live_unavailable
+from loraserve.control.unavailable import redis_required
 from loraserve.control.usage.metrics import Metric, ttft_bucket
 from loraserve.control.usage.shipping import NO_KEY, UsageShipping, adapter_of_counter
-from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.live.usage import DAY_S, DAYS_KEPT_S, HOURS_KEPT_S, UsageSum, day_expires_at, hour_expires_at
 from loraserve.serving.errors import invalid_value
@@ -108,10 +107,8 @@ class UsageReports:
 
     async def _check_view(self) -> None:
         """Notice if Redis was emptied in between: its counters are not complete."""
-        try:
+        with redis_required():
             await self._live.view.is_current()
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
 
     async def _read(self, tenant: str, question: UsageQuestion) -> list[UsageSum]:
         """A total is read from hours if all of them are kept, else from days, which begin before and end after it."""
@@ -121,10 +118,8 @@ class UsageReports:
             and hour_expires_at(question.start) > time.time()
         )
         read = self._live.usage.hours if by_hour else self._live.usage.days
-        try:
+        with redis_required():
             return await read(tenant, question.start, question.end)
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
 
 
 def as_csv(rows: Iterable[UsageTotals]) -> str:
