@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
-from loraserve_adapters.base_names import base_model_stem
+from loraserve_adapters.base_names import is_base_name
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.config import AdapterConfig, check_config
 from loraserve_adapters.config_values import CONFIG_NAME, HEAD, SEQ_CLS
@@ -80,7 +80,8 @@ def judge_config(
 ) -> AdapterConfig | None:
     """Judges everything in the config but its targets; None if that is refused.
 
-    base_names: names of the served model. chat_templates: the names that adapters may choose from; None = any.
+    base_names: names of the served model; the first one is shown.
+    chat_templates: the names that adapters may choose from; None = any.
     """
     config = check_config(data, limits, checks)
     if config is not None:
@@ -275,12 +276,12 @@ def _shown_targets(selection: Selection) -> str:
 
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
-    """Warns at most, because a model has many names: see `base_names`."""
-    served = {base_model_stem(name): name for name in base_names}
-    if author_name is None or not served:
+    """Warns at most, because a model has many names: see `base_names`. Shows the first of ours only."""
+    names = list(base_names)
+    if author_name is None or not names:
         return
-    expected = ", ".join(served.values())
-    if base_model_stem(author_name) in served:
+    expected = names[0]
+    if is_base_name(author_name, names):
         checks.passed("config.base_model", f"trained on {shown_name(author_name)}", expected=expected)
         return
     reason = (

@@ -152,15 +152,15 @@ def build_control(
     settings, catalog = declared.settings, declared.catalog
     process = f"{os.getpid()}-{secrets.token_hex(4)}"
     packed_dir = packed_folder(settings.data_dir)
-    base = served_base(settings.base_names[0], engine.model.layout)
-    resolver = Resolver(catalog, base, settings.base_names)
+    base = served_base(settings.served_names[0], engine.model.layout)
+    resolver = Resolver(catalog, base, settings.served_names)
     versions = VersionService(
         declared.access,
         declared.declarations,
         declared.quota,
         declared.authenticator,
         base=base,
-        base_names=settings.base_names,
+        served_names=settings.served_names,
         keep_versions=settings.keep_versions,
     )
     running = RunningRequests()

@@ -28,8 +28,10 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Timeout of one call."""
     redis_grace_s: float = 60.0
     """How long requests are served without Redis; 0 = not at all."""
+    served_names: list[str]
+    """The names by which requests ask for the base model; the first one is shown."""
     base_names: list[str]
-    """Names of the base model."""
+    """All names of the base model, of which adapters may say that it is theirs; the first one is shown."""
     adapter_chat_templates: list[str] = []
     """Names of chat templates that adapters may choose from."""
     flag_keys: list[str] = []

@@ -33,14 +33,14 @@ class AdapterRef(msgspec.Struct, frozen=True):
 ModelRef = BaseRef | AdapterRef
 
 
-def parse_model_ref(model: str, base_names: Collection[str]) -> ModelRef | None:
+def parse_model_ref(model: str, served_names: Collection[str]) -> ModelRef | None:
     """`name`, `name@alias` or `name@v3`, each optionally prefixed with `<base>:`; `<base>` alone is the base model.
 
     None if it is not a valid model name; answer that like a model that does not exist.
     """
-    if model in base_names:
+    if model in served_names:
         return BaseRef()
-    prefix = next((f"{base}:" for base in base_names if model.startswith(f"{base}:")), "")
+    prefix = next((f"{base}:" for base in served_names if model.startswith(f"{base}:")), "")
     model = model.removeprefix(prefix)
     name, at, selector = model.partition("@")
     if not ADAPTER_NAME.fullmatch(name):
@@ -53,11 +53,11 @@ def parse_model_ref(model: str, base_names: Collection[str]) -> ModelRef | None:
     return AdapterRef(name, alias=selector) if ALIAS_NAME.fullmatch(selector) else None
 
 
-def check_adapter_name(name: str, base_names: Collection[str]) -> None:
-    """Raises `InvalidNameError`. base_names: the base model's names, which adapters may not use."""
+def check_adapter_name(name: str, served_names: Collection[str]) -> None:
+    """Raises `InvalidNameError`. served_names: the base model's names, which adapters may not use."""
     if not ADAPTER_NAME.fullmatch(name):
         raise InvalidNameError(f"an adapter cannot be named {_shown(name)}: use {_ALPHABET}")
-    if name in base_names:
+    if name in served_names:
         raise InvalidNameError(f"an adapter cannot be named {_shown(name)}, the base model's name: choose another")
 
 

@@ -80,8 +80,8 @@ async def get_adapter_model(
 def _requested_name(request: Request, context: AppContext) -> str:
     """From the path as sent: names that are paths may begin or end with a slash, which routing drops."""
     name = unquote(request.scope["raw_path"]).partition("/v1/models/")[2]
-    base_names = context.runtime.settings.served_model_names
-    is_of_base = name in base_names or name.startswith(tuple(f"{base_name}:" for base_name in base_names))
+    served_names = context.runtime.settings.served_model_names
+    is_of_base = name in served_names or name.startswith(tuple(f"{base_name}:" for base_name in served_names))
     return name if is_of_base else name.strip("/")
 
 

@@ -45,11 +45,11 @@ class VersionService:
         authenticator: Authenticator,
         *,
         base: BaseRecord,
-        base_names: Sequence[str],
+        served_names: Sequence[str],
         keep_versions: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """base: the one that uploads are checked against; base_names: all its names.
+        """base: the one that uploads are checked against; served_names: all its names.
 
         keep_versions: per adapter, see `keep_newest`; None = all.
         """
@@ -58,14 +58,14 @@ class VersionService:
         self._quota = quota
         self._authenticator = authenticator
         self._base = base
-        self._base_names = base_names
+        self._served_names = served_names
         self._keep_versions = keep_versions
         self._clock = clock
 
     def check_name(self, name: str, param: str = "name") -> None:
         """Whether an adapter may have this name. param: the request field that contains it."""
         try:
-            check_adapter_name(name, self._base_names)
+            check_adapter_name(name, self._served_names)
         except InvalidNameError as error:
             raise invalid_value(param, f"is refused: {error}.") from None
 

@@ -72,11 +72,11 @@ class Target:
 class Resolver:
     """Called on the event loop."""
 
-    def __init__(self, catalog: Catalog, base: BaseRecord, base_names: Sequence[str]) -> None:
-        """base_names: all names of the served base."""
+    def __init__(self, catalog: Catalog, base: BaseRecord, served_names: Sequence[str]) -> None:
+        """served_names: all names of the served base."""
         self._catalog = catalog
         self._base = base
-        self._base_names = base_names
+        self._served_names = served_names
 
     async def resolve(
         self, principal: Principal, model: str | None, *, path_adapter: str | None = None, user: str | None = None
@@ -126,7 +126,7 @@ class Resolver:
 
     async def _bind(self, principal: Principal, model: str, user: str) -> ResolvedAdapter | None:
         """None = the base model."""
-        ref = parse_model_ref(model, self._base_names)
+        ref = parse_model_ref(model, self._served_names)
         if isinstance(ref, BaseRef):
             return None
         shown = model[:MAX_SHOWN_CHARACTERS]

@@ -96,6 +96,23 @@ def test_warns_about_another_base_an_unused_entry_and_no_effect(tmp_path: Path) 
     assert report.summary == f"{len(report.checks) - 3} checks passed, 3 warnings"
 
 
+@pytest.mark.parametrize("author", ["org/tiny", "/secret/place/tiny", "my-model"])
+def test_any_name_of_the_base_is_accepted_and_only_the_first_one_shown(tmp_path: Path, author: str) -> None:
+    folder = write_folder(tmp_path, config_of(base_model_name_or_path=author), lora_tensors(LAYOUT, ["q_proj"]))
+    report = validate_adapter(folder, LAYOUT, TEMPLATE, base_names=["my-model", "/secret/place/tiny"])
+    (check,) = (check for check in report.checks if check.name == "config.base_model")
+    assert check.status is CheckStatus.PASS
+    assert check.expected == "my-model"
+
+
+def test_only_the_first_name_of_the_base_is_shown_to_the_author_of_an_adapter_for_another(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, config_of(base_model_name_or_path="a/b"), lora_tensors(LAYOUT, ["q_proj"]))
+    report = validate_adapter(folder, LAYOUT, TEMPLATE, base_names=["my-model", "/secret/place/tiny"])
+    (check,) = (check for check in report.checks if check.code == "other_base_model")
+    assert "my-model" in check.message
+    assert "secret" not in f"{check.message} {check.expected}"
+
+
 def test_dora_has_an_effect_even_if_every_b_is_zero(tmp_path: Path) -> None:
     tensors = with_magnitudes(lora_tensors(LAYOUT, ["q_proj"]))
     for name, (dtype, shape, raw) in tensors.items():

@@ -275,7 +275,7 @@ async def build_node(
             quota,
             authenticator,
             base=base,
-            base_names=[base_name],
+            served_names=[base_name],
             keep_versions=keep_versions,
             clock=clock,
         ),

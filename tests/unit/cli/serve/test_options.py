@@ -694,6 +694,20 @@ def test_only_the_server_that_started_the_private_redis_drops_publish_leases(sta
     asyncio.run(run())
 
 
+def test_adapters_may_be_for_the_models_own_name_too_by_which_no_request_asks(
+    started: Started, valkey: Valkey, tmp_path: Path
+) -> None:
+    data_dir = ("--data-dir", str(tmp_path), "--redis-url", valkey.url)
+    invoke("org/Llama", "--served-model-name", "sql-prod", *data_dir)
+
+    async def run() -> None:
+        async with opened_declared(started.settings) as declared:
+            assert declared.settings.served_names == ["sql-prod"]
+            assert declared.settings.base_names == ["sql-prod", "org/Llama"]
+
+    asyncio.run(run())
+
+
 def test_file_errors_name_the_data_directory_only_during_startup(
     started: Started, valkey: Valkey, tmp_path: Path
 ) -> None:
