@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
@@ -18,31 +18,23 @@ from loraserve.api.chat.writer import ChatOptions, ChatWriter
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
-from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.ranges import unsupported
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.identity import response_head
 from loraserve.api.inference.prompts import check_prompt_logprobs
 from loraserve.api.inference.respond import respond
 from loraserve.api.inference.sampling import CheckedSampling
-from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.openapi.document import answered_with
+from loraserve.api.routes.inference_post import inference_post
 from loraserve.api.schemas.chat import ChatCompletionRequest, ChatCompletionResponse
 from loraserve.control.requests.running import Route
 from loraserve.serving.errors import invalid_value
 
 DECODER = msgspec.json.Decoder(ChatCompletionRequest, strict=True)
-OPERATION = json_body(ChatCompletionRequest)
-RESPONSES = answered_with(ChatCompletionResponse)
+_post = inference_post(ChatCompletionRequest, answered_with(ChatCompletionResponse))
 
 
-@post(
-    "/v1/chat/completions",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post("/v1/chat/completions")
 async def create_chat_completion(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[ChatCompletionResponse] | EventStream:
@@ -50,14 +42,7 @@ async def create_chat_completion(
     return await _chat(request, context, None)
 
 
-@post(
-    "/adapters/{adapter:str}/v1/chat/completions",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post("/adapters/{adapter:str}/v1/chat/completions")
 async def create_adapter_chat_completion(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[ChatCompletionResponse] | EventStream:

@@ -6,17 +6,17 @@ from functools import partial
 from typing import cast
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.decoding import decode_body
-from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.classifiers import activation_of, classifier_of
 from loraserve.api.inference.pooled_inputs import given_inputs
-from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.openapi.document import answered_with
+from loraserve.api.routes.inference_post import inference_post
 from loraserve.api.routes.pooled import VectorKind, answer_with_vectors
 from loraserve.api.schemas.classify import Classification, ClassifyRequest, ClassifyResponse
 from loraserve.api.schemas.usage import usage_of
@@ -27,31 +27,16 @@ from loraserve.serving.generation import Generation, PromptRun
 from loraserve.store.records import ClassifierRecord
 
 DECODER = msgspec.json.Decoder(ClassifyRequest, strict=True)
-OPERATION = json_body(ClassifyRequest)
-RESPONSES = answered_with(ClassifyResponse, may_stream=False)
+_post = inference_post(ClassifyRequest, answered_with(ClassifyResponse, may_stream=False))
 
 
-@post(
-    ["/v1/classify", "/classify"],
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post(["/v1/classify", "/classify"])
 async def classify(request: Request, context: NamedDependency[AppContext]) -> Response[ClassifyResponse]:
     """Classify each input with a classifier, an adapter that has a head of its own."""
     return await _classify(request, context, None)
 
 
-@post(
-    "/adapters/{adapter:str}/v1/classify",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post("/adapters/{adapter:str}/v1/classify")
 async def classify_with_adapter(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[ClassifyResponse]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
@@ -13,7 +13,6 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
-from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.ranges import unsupported
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.call import Demand
@@ -28,7 +27,8 @@ from loraserve.api.inference.prompts import (
 )
 from loraserve.api.inference.respond import respond
 from loraserve.api.inference.sampling import CheckedSampling, check_context, prompt_sampling
-from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.openapi.document import answered_with
+from loraserve.api.routes.inference_post import inference_post
 from loraserve.api.schemas.completions import CompletionRequest, CompletionResponse
 from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Route, RouteInfo
@@ -38,18 +38,10 @@ from loraserve.serving.text.tokenizer import TEXT_SIZE, TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16
 DECODER = msgspec.json.Decoder(CompletionRequest, strict=True)
-OPERATION = json_body(CompletionRequest)
-RESPONSES = answered_with(CompletionResponse)
+_post = inference_post(CompletionRequest, answered_with(CompletionResponse))
 
 
-@post(
-    "/v1/completions",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post("/v1/completions")
 async def create_completion(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[CompletionResponse] | EventStream:
@@ -57,14 +49,7 @@ async def create_completion(
     return await _complete(request, context, None)
 
 
-@post(
-    "/adapters/{adapter:str}/v1/completions",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post("/adapters/{adapter:str}/v1/completions")
 async def create_adapter_completion(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[CompletionResponse] | EventStream:

@@ -6,16 +6,16 @@ from functools import partial
 from typing import cast
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.decoding import decode_body
-from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.ranges import check_one_of, check_range
 from loraserve.api.inference.pooled_inputs import given_inputs
-from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.openapi.document import answered_with
+from loraserve.api.routes.inference_post import inference_post
 from loraserve.api.routes.pooled import VectorKind, answer_with_vectors
 from loraserve.api.schemas.embeddings import ENCODINGS, Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
 from loraserve.control.requests.running import Route
@@ -25,31 +25,16 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import Generation
 
 DECODER = msgspec.json.Decoder(EmbeddingRequest, strict=True)
-OPERATION = json_body(EmbeddingRequest)
-RESPONSES = answered_with(EmbeddingResponse, may_stream=False)
+_post = inference_post(EmbeddingRequest, answered_with(EmbeddingResponse, may_stream=False))
 
 
-@post(
-    "/v1/embeddings",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post("/v1/embeddings")
 async def create_embeddings(request: Request, context: NamedDependency[AppContext]) -> Response[EmbeddingResponse]:
     """One vector per input: the last hidden states of the base model or of an adapter, pooled."""
     return await _embed(request, context, None)
 
 
-@post(
-    "/adapters/{adapter:str}/v1/embeddings",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post("/adapters/{adapter:str}/v1/embeddings")
 async def create_adapter_embeddings(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[EmbeddingResponse]:

@@ -15,7 +15,7 @@ from loraserve.api.chat.reasoning import with_reasoning
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
-from loraserve.api.http.needs import INFERENCE, needs
+from loraserve.api.http.needs import needs
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.respond import open_stream, respond_complete
 from loraserve.api.messages.errors import ANTHROPIC_ERRORS, REQUEST_ID
@@ -25,6 +25,7 @@ from loraserve.api.messages.prompt import message_prompt, prompt_tokens
 from loraserve.api.messages.request import checked_message, counted_conversation
 from loraserve.api.messages.writer import MessageWriter
 from loraserve.api.openapi.document import answered_with, json_body, message_error_responses
+from loraserve.api.routes.inference_post import inference_post
 from loraserve.api.schemas.message_answer import Message, TokenCount
 from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
 from loraserve.control.requests.running import Route
@@ -34,35 +35,18 @@ R = TypeVar("R", bound=Response)
 
 DECODER = msgspec.json.Decoder(MessagesRequest, strict=True)
 COUNT_DECODER = msgspec.json.Decoder(CountTokensRequest, strict=True)
-OPERATION = json_body(MessagesRequest)
 COUNT_OPERATION = json_body(CountTokensRequest)
 ERRORS = message_error_responses()
-RESPONSES = answered_with(Message, ERRORS)
+_post = inference_post(MessagesRequest, answered_with(Message, ERRORS))
 
 
-@post(
-    "/v1/messages",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    exception_handlers=ANTHROPIC_ERRORS,
-    tags=["inference"],
-)
+@_post("/v1/messages", exception_handlers=ANTHROPIC_ERRORS)
 async def create_message(request: Request, context: NamedDependency[AppContext]) -> Response[Message] | EventStream:
     """Answer a conversation, as Anthropic's Messages API. Stateless: to continue, send all messages so far."""
     return _identified(request, await _answer(request, context, None))
 
 
-@post(
-    "/adapters/{adapter:str}/v1/messages",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    exception_handlers=ANTHROPIC_ERRORS,
-    tags=["inference"],
-)
+@_post("/adapters/{adapter:str}/v1/messages", exception_handlers=ANTHROPIC_ERRORS)
 async def create_adapter_message(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[Message] | EventStream:

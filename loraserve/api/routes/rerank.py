@@ -4,18 +4,18 @@ from array import array
 from functools import partial
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from msgspec import UNSET
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.decoding import decode_body
-from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.call import InferenceCall
 from loraserve.api.inference.pairs import pair_inputs
-from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.openapi.document import answered_with
+from loraserve.api.routes.inference_post import inference_post
 from loraserve.api.routes.pooled import answer_with_vectors, score_kind, score_of
 from loraserve.api.schemas.rerank import RankedDocument, RerankRequest, RerankResponse, RerankResult
 from loraserve.api.schemas.usage import usage_of
@@ -24,31 +24,16 @@ from loraserve.serving.errors import invalid_value
 from loraserve.serving.generation import Generation
 
 DECODER = msgspec.json.Decoder(RerankRequest, strict=True)
-OPERATION = json_body(RerankRequest)
-RESPONSES = answered_with(RerankResponse, may_stream=False)
+_post = inference_post(RerankRequest, answered_with(RerankResponse, may_stream=False))
 
 
-@post(
-    ["/v1/rerank", "/v2/rerank", "/rerank"],
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post(["/v1/rerank", "/v2/rerank", "/rerank"])
 async def rerank(request: Request, context: NamedDependency[AppContext]) -> Response[RerankResponse]:
     """Order documents by their relevance to a query, judged by a reranker: a classifier with one label."""
     return await _rerank(request, context, None)
 
 
-@post(
-    ["/adapters/{adapter:str}/v1/rerank", "/adapters/{adapter:str}/v2/rerank", "/adapters/{adapter:str}/rerank"],
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post(["/adapters/{adapter:str}/v1/rerank", "/adapters/{adapter:str}/v2/rerank", "/adapters/{adapter:str}/rerank"])
 async def rerank_with_adapter(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[RerankResponse]:

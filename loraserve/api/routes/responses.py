@@ -3,7 +3,7 @@
 from functools import partial
 
 import msgspec
-from litestar import Request, Response, post, route
+from litestar import Request, Response, route
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
@@ -14,16 +14,17 @@ from loraserve.api.chat.reasoning import with_reasoning
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
-from loraserve.api.http.needs import INFERENCE, needs
+from loraserve.api.http.needs import needs
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.respond import open_stream, respond_complete
 from loraserve.api.inference.token_names import TokenNames
-from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.openapi.document import answered_with
 from loraserve.api.responses.echo import begun_response
 from loraserve.api.responses.kinds import refuse_kinds
 from loraserve.api.responses.output import ResponseOutput
 from loraserve.api.responses.request import checked_response
 from loraserve.api.responses.writer import ResponseWriter
+from loraserve.api.routes.inference_post import inference_post
 from loraserve.api.schemas.response_answer import ResponseObject
 from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.control.requests.running import Route
@@ -31,18 +32,10 @@ from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
 
 DECODER = msgspec.json.Decoder(ResponsesRequest, strict=True)
-OPERATION = json_body(ResponsesRequest)
-RESPONSES = answered_with(ResponseObject)
+_post = inference_post(ResponsesRequest, answered_with(ResponseObject))
 
 
-@post(
-    "/v1/responses",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post("/v1/responses")
 async def create_response(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[ResponseObject] | EventStream:
@@ -50,14 +43,7 @@ async def create_response(
     return await _respond(request, context, None)
 
 
-@post(
-    "/adapters/{adapter:str}/v1/responses",
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post("/adapters/{adapter:str}/v1/responses")
 async def create_adapter_response(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[ResponseObject] | EventStream:

@@ -4,17 +4,17 @@ import time
 from functools import partial
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.decoding import decode_body
-from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.call import InferenceCall
 from loraserve.api.inference.pairs import pair_inputs
-from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.openapi.document import answered_with
+from loraserve.api.routes.inference_post import inference_post
 from loraserve.api.routes.pooled import answer_with_vectors, score_kind, score_of
 from loraserve.api.schemas.score import Score, ScoreRequest, ScoreResponse
 from loraserve.api.schemas.usage import usage_of
@@ -23,31 +23,16 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import Generation
 
 DECODER = msgspec.json.Decoder(ScoreRequest, strict=True)
-OPERATION = json_body(ScoreRequest)
-RESPONSES = answered_with(ScoreResponse, may_stream=False)
+_post = inference_post(ScoreRequest, answered_with(ScoreResponse, may_stream=False))
 
 
-@post(
-    ["/v1/score", "/score"],
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post(["/v1/score", "/score"])
 async def score(request: Request, context: NamedDependency[AppContext]) -> Response[ScoreResponse]:
     """The relevance of each document to its query, judged by a reranker: a classifier with one label."""
     return await _score(request, context, None)
 
 
-@post(
-    ["/adapters/{adapter:str}/v1/score", "/adapters/{adapter:str}/score"],
-    opt=INFERENCE,
-    status_code=200,
-    operation_class=OPERATION,
-    responses=RESPONSES,
-    tags=["inference"],
-)
+@_post(["/adapters/{adapter:str}/v1/score", "/adapters/{adapter:str}/score"])
 async def score_with_adapter(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[ScoreResponse]:

@@ -1,0 +1,25 @@
+"""The decorator of routes that run the model."""
+
+from functools import partial
+
+import msgspec
+from litestar import post
+from litestar.openapi.datastructures import ResponseSpec
+
+from loraserve.api.http.needs import INFERENCE
+from loraserve.api.openapi.document import json_body
+
+
+def inference_post(body: type[msgspec.Struct], responses: dict[int, ResponseSpec]) -> "partial[post]":
+    """`post` for both routes of an endpoint: the one whose body names the model, and the one whose path does.
+
+    body and responses: as in the OpenAPI document.
+    """
+    return partial(
+        post,
+        opt=INFERENCE,
+        status_code=200,
+        operation_class=json_body(body),
+        responses=responses,
+        tags=["inference"],
+    )
