@@ -29,9 +29,12 @@ from loraserve.control.ingest.processes import Ingest, packed_folder
 from loraserve.control.names.resolve import Resolver
 from loraserve.control.names.served_base import served_base
 from loraserve.control.observer import Observer, build_observer
-from loraserve.control.requests.admission import Admission, AdmissionSettings
+from loraserve.control.requests.admission import Admission
 from loraserve.control.requests.draining import Draining
+from loraserve.control.requests.local_admission import LocalAdmission
+from loraserve.control.requests.local_limits import LocalLimits
 from loraserve.control.requests.other_servers import OtherServers
+from loraserve.control.requests.queue_limits import QueueLimits
 from loraserve.control.requests.revocation import Revocation
 from loraserve.control.requests.running import RunningRequests
 from loraserve.control.tenancy.authenticator import Authenticator
@@ -244,21 +247,25 @@ def _admission(
     usage: UsageWriter,
     process: str,
 ) -> Admission:
-    settings = AdmissionSettings(
-        process=process,
-        max_queued=declared.settings.max_queued,
-        max_queued_per_tenant=declared.settings.max_queued_per_tenant,
+    settings, authenticator = declared.settings, declared.authenticator
+    queues = QueueLimits(
+        declared.catalog,
+        running,
+        engine,
+        max_queued=settings.max_queued,
+        max_queued_per_tenant=settings.max_queued_per_tenant,
     )
     return Admission(
         declared.catalog,
         declared.live,
-        declared.authenticator,
+        authenticator,
         resolver,
         running,
         usage,
         declared.outage,
-        engine,
-        settings,
+        queues,
+        LocalAdmission(declared.outage, authenticator, running, LocalLimits()),
+        process=process,
     )
 
 

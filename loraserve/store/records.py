@@ -12,6 +12,10 @@ class DocumentKind(StrEnum):
     ADAPTER = "adapter"
 
 
+DocumentRef = tuple[DocumentKind, str]
+"""(Kind, id)."""
+
+
 class Role(StrEnum):
     """What a key may do. Each role includes the rights of the roles before it, except that `viewer` may not infer."""
 

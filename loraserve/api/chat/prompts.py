@@ -7,13 +7,12 @@ from loraserve.api.chat.adapter_template import template_of
 from loraserve.api.chat.predictions import predicted_tokens
 from loraserve.api.chat.reasoning import answer_header
 from loraserve.api.chat.tools import ToolUse
-from loraserve.api.inference.call import Demand
 from loraserve.api.inference.prompts import check_not_empty, truncate
 from loraserve.api.inference.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.sampling import SamplingFields
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
-from loraserve.control.requests.running import Route, RouteInfo
+from loraserve.control.requests.running import Demand, Route, RouteInfo
 from loraserve.serving.generation import Prompt
 from loraserve.serving.text.conversation import Conversation
 

@@ -19,7 +19,7 @@ from loraserve.control.names.labels import label_of
 from loraserve.control.names.resolve import ResolvedAdapter, Target
 from loraserve.control.requests.admission import Admission
 from loraserve.control.requests.admitted import Admitted
-from loraserve.control.requests.running import Progress, RouteInfo
+from loraserve.control.requests.running import Demand, Progress, RouteInfo
 from loraserve.control.tenancy.principal import Principal
 from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import FinishReason
@@ -32,15 +32,6 @@ from loraserve.store.records import AdapterDoc, AnyDocument
 
 NOTES_KEY = "loraserve_request_notes"
 """In a scope's state: set if the request is to be reported at its end; otherwise nothing is noted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request needs, as far as that is known before its prompt is tokenized."""
-
-    reserve_tokens: int
-    num_sequences: int
-    route_info: RouteInfo
 
 
 class InferenceCall:
@@ -224,19 +215,10 @@ class InferenceCalls:
         if notes is not None:
             notes.route_info, notes.target = demand.route_info, target
         came_in_s = received_s(scope)
-        admitted = await self.admission.admit(
-            principal,
-            target,
-            own_request_id(scope),
-            reserve_tokens=demand.reserve_tokens,
-            num_sequences=demand.num_sequences,
-        )
+        admitted = await self.admission.admit(principal, target, own_request_id(scope), demand, came_in_s)
         call = InferenceCall(self, admitted, came_in_s)
         if notes is not None:
             notes.call = call
-        admitted.running.received_at = time.time() - (time.monotonic() - came_in_s)
-        admitted.running.received_s = came_in_s
-        admitted.running.route_info = demand.route_info
         admitted.running.progress = call.progress
         try:
             yield call

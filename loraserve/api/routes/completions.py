@@ -15,7 +15,6 @@ from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
 from loraserve.api.http.ranges import unsupported
 from loraserve.api.http.request_id import request_id_of
-from loraserve.api.inference.call import Demand
 from loraserve.api.inference.completion_writer import CompletionOptions, CompletionWriter, EchoedPrompt
 from loraserve.api.inference.identity import response_head
 from loraserve.api.inference.prompts import (
@@ -31,7 +30,7 @@ from loraserve.api.openapi.document import answered_with
 from loraserve.api.routes.inference_post import inference_post
 from loraserve.api.schemas.completions import CompletionRequest, CompletionResponse
 from loraserve.control.requests.admission import reserve_tokens
-from loraserve.control.requests.running import Route, RouteInfo
+from loraserve.control.requests.running import Demand, Route, RouteInfo
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.generation import Prompt
 from loraserve.serving.text.tokenizer import TEXT_SIZE, TextTokenizer

@@ -14,7 +14,7 @@ from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
 from loraserve.api.http.needs import ANY_KEY, INFERENCE
 from loraserve.api.http.ranges import unsupported
-from loraserve.api.inference.call import Demand, InferenceCall
+from loraserve.api.inference.call import InferenceCall
 from loraserve.api.inference.identity import server_version
 from loraserve.api.inference.prompts import check_not_empty, truncate
 from loraserve.api.inference.respond import open_stream, respond_complete
@@ -26,7 +26,7 @@ from loraserve.api.openapi.document import ERROR_RESPONSES, answered_with, json_
 from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
-from loraserve.control.requests.running import Route, RouteInfo
+from loraserve.control.requests.running import Demand, Route, RouteInfo
 from loraserve.serving.generation import Generation, Prompt
 from loraserve.serving.text.choice import ChoiceDelta
 from loraserve.serving.text.conversation import ChatMessage, Conversation

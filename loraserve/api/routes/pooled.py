@@ -10,7 +10,7 @@ from litestar import Request, Response
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import principal_of
-from loraserve.api.inference.call import Demand, InferenceCall
+from loraserve.api.inference.call import InferenceCall
 from loraserve.api.inference.classifiers import activation_of, reranker_of
 from loraserve.api.inference.common_fields import check_priority, checked_salt
 from loraserve.api.inference.pooled_inputs import PooledInputs
@@ -18,7 +18,7 @@ from loraserve.api.inference.respond import respond_complete
 from loraserve.api.schemas.inputs import PairFields, PooledFields
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
-from loraserve.control.requests.running import Route, RouteInfo
+from loraserve.control.requests.running import Demand, Route, RouteInfo
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import LabelActivation, PoolingParams, SamplingParams, to_classify
 from loraserve.serving.errors import invalid_value

@@ -9,12 +9,12 @@ from typing import cast
 
 from loraserve.control.documents.disk_lag import DiskLag
 from loraserve.control.documents.index import DocumentIndex
-from loraserve.control.documents.outage import DocumentRef, Outage
+from loraserve.control.documents.outage import Outage
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.store.documents import UNSETTLED_NS, DocumentStore, ScanMark, revision_of
 from loraserve.store.errors import DamagedFileError
-from loraserve.store.records import AnyDocument, Document, DocumentKind, KeyDoc
+from loraserve.store.records import AnyDocument, Document, DocumentKind, DocumentRef, KeyDoc
 
 RECONCILE_EVERY_S = 60.0
 FOLLOW_WAIT_S = 1.0

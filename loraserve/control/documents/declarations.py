@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from loraserve.control.documents.catalog import Catalog
-from loraserve.control.documents.outage import DocumentRef
 from loraserve.control.unavailable import not_newest, redis_required
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.documents import DocumentStore
 from loraserve.store.errors import RevisionTakenError
-from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc
+from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, DocumentRef, KeyDoc, TenantDoc
 
 MAX_TRIES = 8
 """Per edit, against others that commit the same document at the same time."""

@@ -3,8 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 
-from loraserve.control.documents.outage import DocumentRef
-from loraserve.store.records import DocumentKind
+from loraserve.store.records import DocumentKind, DocumentRef
 
 _WHAT_TO_DO = "Give this server its own --redis-prefix, or empty that Redis."
 

@@ -4,17 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from loraserve.control.documents.catalog import Catalog
-from loraserve.control.documents.outage import LocalLimits, Outage
+from loraserve.control.documents.outage import Outage
 from loraserve.control.names.resolve import Resolver, Target
 from loraserve.control.requests.admitted import Admitted, documents_of
 from loraserve.control.requests.endings import ended, ended_unconfirmed, usage_line, used_tokens
 from loraserve.control.requests.local_admission import LocalAdmission
 from loraserve.control.requests.queue_limits import QueueLimits
 from loraserve.control.requests.rate_headers import budget_headers, limit_error
-from loraserve.control.requests.running import RunningRequest, RunningRequests
+from loraserve.control.requests.running import Demand, RunningRequest, RunningRequests
 from loraserve.control.requests.settlements import Settlements
 from loraserve.control.tenancy.authenticator import Authenticator, check_not_suspended
 from loraserve.control.tenancy.principal import Action, Principal
@@ -34,7 +33,6 @@ from loraserve.live.admission_records import Admitted as LiveAdmitted
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.leases import Lease
 from loraserve.live.live_store import LiveStore
-from loraserve.serving.engine_client import EngineClient
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import DocumentKind, Limits
 
@@ -49,16 +47,6 @@ def reserve_tokens(num_prompt_bytes: int, max_tokens: int, num_choices: int = 1)
     return num_prompt_bytes // 4 + num_choices * min(max_tokens, MAX_RESERVED_OUTPUT)
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionSettings:
-    process: str
-    """Id of this process, unique to each start."""
-    max_queued: int = 256
-    """Sequences that may wait for the engine."""
-    max_queued_per_tenant: int | None = None
-    """For tenants without a `max_queued` of their own; None = see `QueueLimits`."""
-
-
 class Admission:
     """Called on the event loop."""
 
@@ -71,13 +59,14 @@ class Admission:
         running: RunningRequests,
         usage: UsageWriter,
         outage: Outage,
-        engine: EngineClient,
-        settings: AdmissionSettings,
+        queues: QueueLimits,
+        local: LocalAdmission,
         *,
-        local: LocalLimits | None = None,
+        process: str,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
+        """process: the id of this process, unique to each start."""
         self._catalog = catalog
         self._live = live
         self._authenticator = authenticator
@@ -85,15 +74,9 @@ class Admission:
         self._running = running
         self._usage = usage
         self._outage = outage
-        self._settings = settings
-        self._queues = QueueLimits(
-            catalog,
-            running,
-            engine,
-            max_queued=settings.max_queued,
-            max_queued_per_tenant=settings.max_queued_per_tenant,
-        )
-        self._local = LocalAdmission(outage, authenticator, running, local or LocalLimits())
+        self._queues = queues
+        self._local = local
+        self._process = process
         self._clock = clock
         self._steady = steady
         self.totals = RequestTotals()
@@ -101,32 +84,33 @@ class Admission:
         self._tasks: set[asyncio.Task[bool]] = set()
 
     async def admit(
-        self, principal: Principal, target: Target, request_id: str, *, reserve_tokens: int, num_sequences: int = 1
+        self, principal: Principal, target: Target, request_id: str, demand: Demand, received_s: float
     ) -> Admitted:
         """Raises `ServingError`: 401, 403 or 404 if a newer revision says so, 429 with Retry-After, 503.
 
-        request_id: chosen by this server, unique. If cancelled, the admission is undone in the background.
+        request_id: chosen by this server, unique. received_s: when the request arrived, by `steady`. If cancelled, the
+        admission is undone in the background.
         """
         for _ in range(STALE_TRIES):
             principal.require(Action.INFER)
             check_not_suspended(self._catalog, principal.acting_tenant)
-            self._queues.check(principal, num_sequences)
-            call = self._call(principal, target, request_id, reserve_tokens)
+            self._queues.check(principal, demand.num_sequences)
+            call = self._call(principal, target, request_id, demand.reserve_tokens)
             try:
-                with self._running.entering(principal, num_sequences):
+                with self._running.entering(principal, demand.num_sequences):
                     reply = await self._ask(call)
             except asyncio.CancelledError:
                 self._undo(call)
                 raise
             except LiveUnavailableError as error:
                 self._outage.failed(error)
-                return self._admit_locally(principal, target, call, num_sequences)
+                return self._admit_locally(principal, target, call, demand, received_s)
             match reply:
                 case LiveAdmitted():
                     self._outage.succeeded()
                     self._outage.confirm(documents_of(principal, target))
                     headers = budget_headers(reply.requests, reply.tokens)
-                    return self._begin(principal, target, call, num_sequences, headers, is_local=False)
+                    return self._begin(principal, target, call, demand, received_s, headers, is_local=False)
                 case Limited():
                     raise limit_error(reply)
                 case AlreadyEnded():
@@ -187,7 +171,7 @@ class Admission:
         return AdmitCall(
             lease=Lease(
                 request_id=request_id,
-                process=self._settings.process,
+                process=self._process,
                 tenant=principal.acting_tenant,
                 key_id=principal.key_id,
             ),
@@ -219,7 +203,8 @@ class Admission:
         principal: Principal,
         target: Target,
         call: AdmitCall,
-        num_sequences: int,
+        demand: Demand,
+        received_s: float,
         headers: Mapping[str, str],
         *,
         is_local: bool,
@@ -228,7 +213,10 @@ class Admission:
         # If the tenant was deleted since the call, `Revocation` ends the request, like any other.
         tenant = self._catalog.known_tenant(principal.acting_tenant)
         assert tenant is not None
-        running = RunningRequest(request_id, principal, target, self._clock(), self._steady(), num_sequences)
+        received_at = self._clock() - (self._steady() - received_s)
+        running = RunningRequest(
+            request_id, principal, target, received_at, received_s, demand.num_sequences, demand.route_info
+        )
         self._running.add(running)
         limits = {(DocumentKind.TENANT, principal.acting_tenant): call.tenant_limits}
         if principal.key_id is not None:
@@ -246,7 +234,9 @@ class Admission:
             is_local=is_local,
         )
 
-    def _admit_locally(self, principal: Principal, target: Target, call: AdmitCall, num_sequences: int) -> Admitted:
+    def _admit_locally(
+        self, principal: Principal, target: Target, call: AdmitCall, demand: Demand, received_s: float
+    ) -> Admitted:
         """For when Redis is gone. Raises `ServingError`."""
         try:
             principal = self._local.admit(principal, target, call)
@@ -255,7 +245,7 @@ class Admission:
             raise
         # All servers count it again as soon as Redis is back.
         self._live.leases.hold(call.lease, is_confirmed=False)
-        return self._begin(principal, target, call, num_sequences, {}, is_local=True)
+        return self._begin(principal, target, call, demand, received_s, {}, is_local=True)
 
     def _undo(self, call: AdmitCall) -> None:
         """The request did not begin; it is unknown whether Redis admitted it."""

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loraserve.control.documents.outage import DocumentRef
 from loraserve.control.names.resolve import Target
 from loraserve.control.requests.running import RunningRequest
 from loraserve.control.tenancy.principal import Principal
 from loraserve.live.leases import Lease
-from loraserve.store.records import DocumentKind, Limits
+from loraserve.store.records import DocumentKind, DocumentRef, Limits
 
 
 @dataclass(slots=True, eq=False)

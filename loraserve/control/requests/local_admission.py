@@ -1,15 +1,16 @@
 """Admission without Redis: within limits that this process counts alone."""
 
-from loraserve.control.documents.outage import DocumentRef, LocalLimits, LocalRefusal, Outage
+from loraserve.control.documents.outage import Outage
 from loraserve.control.names.resolve import Target
 from loraserve.control.requests.admitted import Admitted, documents_of
+from loraserve.control.requests.local_limits import LocalLimits
 from loraserve.control.requests.rate_headers import limit_error
 from loraserve.control.requests.running import RunningRequests
 from loraserve.control.tenancy.authenticator import Authenticator
 from loraserve.control.tenancy.principal import Principal
 from loraserve.control.unavailable import live_unavailable
-from loraserve.live.admission_records import AdmitCall, Limited, Measure, Scope
-from loraserve.store.records import DocumentKind, Limits
+from loraserve.live.admission_records import AdmitCall
+from loraserve.store.records import DocumentKind, DocumentRef, Limits
 
 
 class LocalAdmission:
@@ -36,20 +37,11 @@ class LocalAdmission:
         if principal.key_id is not None:
             key = (DocumentKind.KEY, principal.key_id)
             scopes.append((key, call.key_limits, self._running.num_of_key(principal.key_id)))
-        refusal = self._limits.try_take(scopes, call.reserve_tokens)
-        if refusal is not None:
-            raise limit_error(_limited(refusal))
+        limited = self._limits.try_take(scopes, call.reserve_tokens)
+        if limited is not None:
+            raise limit_error(limited)
         return principal
 
     def give_back(self, admitted: Admitted, num_tokens: int) -> None:
         """num_tokens: taken but not used; negative if more was used."""
         self._limits.give_back([*admitted.limits], num_tokens)
-
-
-def _limited(refusal: LocalRefusal) -> Limited:
-    return Limited(
-        scope=Scope.TENANT if refusal.kind is DocumentKind.TENANT else Scope.KEY,
-        measure=Measure(refusal.measure),
-        limit=refusal.limit,
-        retry_ms=None if refusal.retry_s is None else int(refusal.retry_s * 1000),
-    )

@@ -32,6 +32,15 @@ class RouteInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request needs, as far as that is known before its prompt is tokenized."""
+
+    reserve_tokens: int
+    num_sequences: int = 1
+    route_info: RouteInfo = RouteInfo()
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a request has got; None = not known yet."""
 
@@ -51,15 +60,15 @@ class RunningRequest:
     principal: Principal
     target: Target
     received_at: float
-    """Unix time of its arrival. Its owner sets it, like `received_s` and the fields with a default; until then it is
-    the time of admission."""
+    """Unix time of its arrival."""
     received_s: float
     """The same on a monotonic clock, for durations: the wall clock may be set in between."""
     num_sequences: int
+    route_info: RouteInfo
     started: bool = False
     """Whether it has its first token; until then it counts as queued."""
-    route_info: RouteInfo = RouteInfo()
     progress: Callable[[], Progress] = Progress
+    """Set by its owner."""
     ended_with: ServingError | None = None
     """Why it was ended from outside."""
     _on_abort: list[Callable[[ServingError], None]] = field(default_factory=list)

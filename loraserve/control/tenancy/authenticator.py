@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from loraserve.control.documents.catalog import Catalog
-from loraserve.control.documents.outage import DocumentRef
 from loraserve.control.tenancy.api_keys import hash_key, is_key, try_parse_id
 from loraserve.control.tenancy.principal import FLAG_KEY_ID, OPEN_ACTOR, Principal
 from loraserve.control.unavailable import not_newest
@@ -15,6 +14,7 @@ from loraserve.store.records import (
     DEFAULT_TENANT,
     Document,
     DocumentKind,
+    DocumentRef,
     KeyDoc,
     Role,
     Status,

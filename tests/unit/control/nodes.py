@@ -29,17 +29,20 @@ from loraserve.control.deletion.tenant_deletion import TenantDeletionService
 from loraserve.control.documents.adapter_edits import Content
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.declarations import Declarations
-from loraserve.control.documents.outage import LocalLimits, Outage
+from loraserve.control.documents.outage import Outage
 from loraserve.control.ingest.processes import IngestError, packed_folder
 from loraserve.control.names.adapter_access import AdapterAccess
 from loraserve.control.names.resolve import Resolver
 from loraserve.control.names.served_base import served_base
-from loraserve.control.requests.admission import Admission, AdmissionSettings
+from loraserve.control.requests.admission import Admission
 from loraserve.control.requests.admitted import Admitted
 from loraserve.control.requests.draining import Draining
+from loraserve.control.requests.local_admission import LocalAdmission
+from loraserve.control.requests.local_limits import LocalLimits
 from loraserve.control.requests.other_servers import OtherServers
+from loraserve.control.requests.queue_limits import QueueLimits
 from loraserve.control.requests.revocation import Revocation
-from loraserve.control.requests.running import RunningRequests
+from loraserve.control.requests.running import Demand, RunningRequests
 from loraserve.control.requests.snapshots import Snapshots
 from loraserve.control.tenancy.authenticator import Authenticator
 from loraserve.control.tenancy.keys import KeyService
@@ -156,13 +159,8 @@ class Node:
         self, principal: Principal, model: str = "tiny", *, reserve: int = 100, num_sequences: int = 1
     ) -> Admitted:
         target = await self.resolver.resolve(principal, model)
-        return await self.admission.admit(
-            principal,
-            target,
-            secrets.token_hex(8),
-            reserve_tokens=reserve,
-            num_sequences=num_sequences,
-        )
+        demand = Demand(reserve, num_sequences)
+        return await self.admission.admit(principal, target, secrets.token_hex(8), demand, self.steady())
 
     async def publish(self, name: str, text: str, principal: Principal = ACME, *, activate: bool = True) -> str:
         """Publish a version whose content is `text`. Returns its digest."""
@@ -198,7 +196,8 @@ async def build_node(
     flag_keys: tuple[str, ...],
     grace_s: float,
     max_loaded: int,
-    settings: AdmissionSettings | None,
+    max_queued: int,
+    max_queued_per_tenant: int | None,
     base_name: str,
     layout: BaseLayout | None,
     keep_versions: int | None,
@@ -240,9 +239,9 @@ async def build_node(
         running,
         UsageWriter(usage_log),
         outage,
-        engine,
-        settings or AdmissionSettings(process=process),
-        local=LocalLimits(clock=steady),
+        QueueLimits(catalog, running, engine, max_queued=max_queued, max_queued_per_tenant=max_queued_per_tenant),
+        LocalAdmission(outage, authenticator, running, LocalLimits(clock=steady)),
+        process=process,
         clock=clock,
         steady=steady,
     )
@@ -308,7 +307,8 @@ async def running_node(
     flag_keys: tuple[str, ...] = (),
     grace_s: float = 60.0,
     max_loaded: int = 100,
-    settings: AdmissionSettings | None = None,
+    max_queued: int = 256,
+    max_queued_per_tenant: int | None = None,
     base_name: str = "tiny",
     layout: BaseLayout | None = None,
     keep_versions: int | None = None,
@@ -320,7 +320,8 @@ async def running_node(
         flag_keys=flag_keys,
         grace_s=grace_s,
         max_loaded=max_loaded,
-        settings=settings,
+        max_queued=max_queued,
+        max_queued_per_tenant=max_queued_per_tenant,
         base_name=base_name,
         layout=layout,
         keep_versions=keep_versions,

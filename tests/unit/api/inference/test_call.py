@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraserve.api.http.processing_time import STATE_KEY
-from loraserve.api.inference.call import Demand, InferenceCall, salted
+from loraserve.api.inference.call import InferenceCall, salted
 from loraserve.control.requests.endings import used_tokens
-from loraserve.control.requests.running import RouteInfo
+from loraserve.control.requests.running import Demand, RouteInfo
 from loraserve.control.tenancy.principal import server_principal
 from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import SamplingParams

@@ -5,6 +5,7 @@ import pytest
 
 from loraserve.control.documents.adapter_edits import RESTORABLE_S
 from loraserve.control.documents.tenant_edits import TenantState
+from loraserve.control.requests.running import Demand
 from loraserve.control.tenancy.offline_keys import create_key_offline
 from loraserve.control.tenancy.principal import Principal
 from loraserve.control.tenancy.tenants import TenantPatch
@@ -74,7 +75,7 @@ def test_a_server_that_has_not_heard_of_the_deletion_refuses_the_next_request(va
             assert not two.catalog.is_deleted("acme")
             for who, code in ((principal, ErrorCode.INVALID_API_KEY), (ACME, ErrorCode.NOT_FOUND)):
                 with pytest.raises(ServingError) as refused:
-                    await two.admission.admit(who, target, f"late-{code}", reserve_tokens=1)
+                    await two.admission.admit(who, target, f"late-{code}", Demand(1), two.steady())
                 assert refused.value.code is code
 
     run(scenario)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.documents.outage import LocalLimits, Outage
+from loraserve.control.documents.outage import Outage
 from loraserve.control.tenancy.offline_keys import revoke_key_offline
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.control.usage.outcome import Outcome
@@ -70,28 +70,6 @@ def test_a_flapping_redis_does_not_fill_the_log(caplog: pytest.LogCaptureFixture
         outage.failed("stays away")
         clock.now += 1
     assert caplog.messages == ["Redis is not reachable: stays away"]
-
-
-def test_local_limits_refill_and_go_into_debt() -> None:
-    clock = Clock(0.0)
-    local = LocalLimits(clock=clock)
-    scopes = [(TENANT, Limits(requests_per_min=2, tokens_per_min=600), 0), (KEY, Limits(max_concurrent=1), 0)]
-    assert local.try_take(scopes, 600) is None
-    refusal = local.try_take(scopes, 60)
-    assert refusal is not None
-    assert (refusal.kind, refusal.measure, refusal.limit) == (DocumentKind.TENANT, "tokens", 600)
-    assert refusal.retry_s == pytest.approx(6.0)
-    local.give_back([TENANT, KEY], -60)
-    clock.now = 6.0
-    assert local.try_take(scopes, 60) is not None
-    clock.now = 12.0
-    assert local.try_take(scopes, 60) is None
-    busy = local.try_take([(KEY, Limits(max_concurrent=1), 1)], 1)
-    assert busy is not None
-    assert busy.measure == "concurrent"
-    never = local.try_take([(KEY, Limits(requests_per_min=0), 0)], 1)
-    assert never is not None
-    assert never.retry_s is None
 
 
 def test_recently_confirmed_principals_are_served_for_a_minute_while_redis_is_gone(

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.requests.admission import AdmissionSettings, reserve_tokens
+from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.records import record_of_ended
 from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.principal import OPEN_ACTOR, Principal, server_principal
@@ -290,8 +290,7 @@ def test_a_reservation_whose_answer_was_lost_is_not_charged_in_addition_to_actua
 
 def test_each_tenants_queue_has_its_own_limit(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        settings = AdmissionSettings(process="p", max_queued=20, max_queued_per_tenant=5)
-        async with running_node(tmp_path / "data", valkey.url, settings=settings) as node:
+        async with running_node(tmp_path / "data", valkey.url, max_queued=20, max_queued_per_tenant=5) as node:
             await with_tenants(node)
             # As many sequences as the engine runs at once do not count as queued, started or not.
             first = await node.admit(ACME, num_sequences=ENGINE_SEQUENCES)
@@ -318,8 +317,7 @@ def test_a_tenant_may_fill_32_places_of_the_queue_and_users_of_an_open_server_al
     valkey: Valkey, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        settings = AdmissionSettings(process="p", max_queued=100)
-        async with running_node(tmp_path / "data", valkey.url, settings=settings) as node:
+        async with running_node(tmp_path / "data", valkey.url, max_queued=100) as node:
             await with_tenants(node)
             for principal, whose, limit in (
                 (ACME, "Your tenant", 32),
@@ -335,8 +333,7 @@ def test_a_tenant_may_fill_32_places_of_the_queue_and_users_of_an_open_server_al
 
 def test_a_burst_is_cut_at_its_tenants_queue_limit_and_leaves_room_for_others(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        settings = AdmissionSettings(process="p", max_queued=20, max_queued_per_tenant=5)
-        async with running_node(tmp_path / "data", valkey.url, settings=settings) as node:
+        async with running_node(tmp_path / "data", valkey.url, max_queued=20, max_queued_per_tenant=5) as node:
             await with_tenants(node)
             results = await asyncio.gather(*(node.admit(ACME) for _ in range(400)), return_exceptions=True)
             refused = [result for result in results if isinstance(result, ServingError)]

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from loraserve.control import control_plane
 from loraserve.control.requests import settlements
 from loraserve.control.requests.admitted import Admitted
+from loraserve.control.requests.running import Demand
 from loraserve.control.requests.settlements import Settlements
 from loraserve.live.live_store import LiveStore
 from loraserve.live.requests import EndState
@@ -79,7 +81,7 @@ def test_a_running_server_settles_requests_periodically(tmp_path: Path, monkeypa
 
         async def finish() -> str:
             target = await control.resolver.resolve(ADMIN, "tiny")
-            admitted = await control.admission.admit(ADMIN, target, "r1", reserve_tokens=1)
+            admitted = await control.admission.admit(ADMIN, target, "r1", Demand(1), time.monotonic())
             with blip(control.live):
                 await control.admission.finish(admitted, DONE)
             return admitted.request_id
