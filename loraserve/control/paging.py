@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from loraserve.serving.errors import invalid_value
+from loraserve.serving.errors import ServingError, invalid_value
 
 MAX_PAGE = 500
 DEFAULT_PAGE = 100
@@ -55,7 +55,7 @@ def _start(items: Sequence[T], id_of: Callable[[T], str], cursor: str) -> int:
     raise _unknown_cursor()
 
 
-def _unknown_cursor() -> Exception:
+def _unknown_cursor() -> ServingError:
     return invalid_value(
         "cursor", "does not belong to this list, or its item no longer exists. Start again without a cursor."
     )

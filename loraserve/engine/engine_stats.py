@@ -8,7 +8,7 @@ from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.kv.blocks import BlockPool
 from loraserve.engine.queue_stats import queue_stats
 from loraserve.engine.request import EngineStats
-from loraserve.engine.scheduling.scheduler import Scheduler, adapter_digests
+from loraserve.engine.scheduling.scheduler import Scheduler
 from loraserve.engine.scheduling.sequence import Sequence
 
 
@@ -58,10 +58,14 @@ def engine_stats(
         num_adapter_loads=0 if adapters is None else adapters.num_loads,
         num_adapter_evictions=0 if adapters is None else adapters.num_evictions,
         num_adapter_reloads=0 if adapters is None else adapters.num_reloads,
-        running_adapters=adapter_digests(scheduler.running),
-        waiting_adapters=adapter_digests(waiting),
+        running_adapters=_adapter_digests(scheduler.running),
+        waiting_adapters=_adapter_digests(waiting),
         resident_adapters=list(resident),
         resident_extents=list(resident.values()),
         queues=queue_stats([*scheduler.running, *waiting]),
         recent_step_tokens=recent_step_tokens,
     )
+
+
+def _adapter_digests(sequences: Seq[Sequence]) -> list[str]:
+    return sorted({s.request.adapter_digest for s in sequences if s.request.adapter_digest is not None})

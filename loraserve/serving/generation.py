@@ -22,8 +22,14 @@ from loraserve.serving.engine_errors import engine_dead, request_failed
 from loraserve.serving.errors import ServingError
 from loraserve.serving.lifecycle import Lifecycle
 from loraserve.serving.merge import merge
-from loraserve.serving.telemetry.generation_times import GenerationPhases, GenerationTimes, phases_of, times_of
-from loraserve.serving.telemetry.metrics import ChoiceTimes, ServingMetrics
+from loraserve.serving.telemetry.generation_times import (
+    ChoiceTimes,
+    GenerationPhases,
+    GenerationTimes,
+    phases_of,
+    times_of,
+)
+from loraserve.serving.telemetry.metrics import ServingMetrics
 from loraserve.serving.text.choice import ChoiceAssembler, ChoiceDelta, TextOptions, joined
 from loraserve.serving.text.tokenizer import TextTokenizer
 

@@ -98,8 +98,8 @@ def id_taken(tenant: Document[TenantDoc], now: float) -> ServingError:
     return ServingError(ErrorCode.CONFLICT, message, param="id")
 
 
-def tenant_not_found(tenant: str) -> ServingError:
-    return ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.")
+def tenant_not_found(tenant: str, param: str | None = None) -> ServingError:
+    return ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.", param=param)
 
 
 def tenant_deleted(tenant: str) -> ServingError:

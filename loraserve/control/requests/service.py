@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.tenant_edits import tenant_not_found
 from loraserve.control.paging import DEFAULT_PAGE, MAX_PAGE, Page, decode_cursor, encode_cursor
 from loraserve.control.requests.records import record_of_ended
 from loraserve.control.requests.snapshot_records import RequestRecord, RequestState
@@ -103,7 +104,7 @@ class RequestService:
         if tenant == ANY_TENANT:
             return sorted(document.id for document in self._catalog.all_tenants())
         if self._catalog.tenant(tenant) is None:
-            raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.", param="tenant")
+            raise tenant_not_found(tenant, "tenant")
         return [tenant]
 
     async def _running(self, tenants: "list[str]") -> "list[RequestRecord]":

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.tenant_edits import tenant_not_found
 from loraserve.control.tenancy.api_keys import hash_key, is_key, try_parse_id
 from loraserve.control.tenancy.principal import FLAG_KEY_ID, OPEN_ACTOR, Principal
 from loraserve.control.unavailable import not_newest
@@ -241,7 +242,7 @@ def check_not_suspended(catalog: Catalog, tenant: str) -> None:
     """Raises `ServingError`."""
     document = catalog.tenant(tenant)
     if document is None:
-        raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.")
+        raise tenant_not_found(tenant)
     if document.doc.status is not Status.ACTIVE:
         raise ServingError(ErrorCode.TENANT_SUSPENDED, f"The tenant '{tenant}' is suspended.")
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.declarations import Declarations
+from loraserve.control.documents.tenant_edits import tenant_not_found
 from loraserve.control.paging import DEFAULT_PAGE, Page, page_of
 from loraserve.control.tenancy.api_keys import generate_key
 from loraserve.control.tenancy.key_documents import (
@@ -86,7 +87,7 @@ class KeyService:
         if tenant != principal.tenant and not principal.is_any_tenant:
             raise ServingError(ErrorCode.FORBIDDEN, "You can create keys only for your own tenant.", param="tenant")
         if tenant != ANY_TENANT and self._catalog.tenant(tenant) is None:
-            raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.", param="tenant")
+            raise tenant_not_found(tenant, "tenant")
         new, now = generate_key(), self._clock()
         doc = new_doc(
             new,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from loraserve.control.documents.adapter_edits import check_num_versions, emptied, keep_newest, kept_until
 from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.tenant_edits import tenant_not_found
 from loraserve.control.turns import Turns
 from loraserve.control.unavailable import RETRY_AFTER_S, redis_required
 from loraserve.live.errors import LiveUnavailableError
@@ -150,7 +151,7 @@ class Quota:
         """Raises `ServingError` (404)."""
         document = self._catalog.tenant(tenant)
         if document is None:
-            raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant}' does not exist.")
+            raise tenant_not_found(tenant)
         return document.doc.limits
 
     def _is_limited(self, tenant: str) -> bool:

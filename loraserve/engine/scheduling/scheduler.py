@@ -398,7 +398,3 @@ def _num_sampled_rows(sequence: Sequence, num_rows: int) -> int:
 def _num_seats(sequence: Sequence) -> int:
     """Seats that this sequence takes: until its request is forked, one for each unfinished choice."""
     return 1 if sequence.state.is_forked else len(sequence.state.unfinished)
-
-
-def adapter_digests(sequences: Seq[Sequence]) -> list[str]:
-    return sorted({s.request.adapter_digest for s in sequences if s.request.adapter_digest is not None})

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loraserve.serving.telemetry.metrics import ChoiceTimes
+
+@dataclass(slots=True)
+class ChoiceTimes:
+    """Times of one choice, on the monotonic clock; `queue_s` is a duration."""
+
+    received_s: float
+    queue_s: float = 0.0
+    first_token_s: float | None = None
+    last_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

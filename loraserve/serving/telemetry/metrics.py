@@ -1,7 +1,6 @@
 """All metrics on /metrics: vLLM's names for tools that expect them, and our own with an `adapter` label."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,18 +12,9 @@ from loraserve.serving.engine_client import EngineClient
 from loraserve.serving.errors import SERVER_FAULTS, ErrorCode
 from loraserve.serving.lifecycle import Lifecycle
 from loraserve.serving.telemetry.adapter_labels import AdapterLabels
+from loraserve.serving.telemetry.generation_times import ChoiceTimes
 from loraserve.serving.telemetry.latency_totals import LatencyTotals
 from loraserve.serving.telemetry.vllm_metrics import LATENCY_BUCKETS_S, TTFT_BUCKETS_S, VllmMetrics
-
-
-@dataclass(slots=True)
-class ChoiceTimes:
-    """Times of one choice, on the monotonic clock; `queue_s` is a duration."""
-
-    received_s: float
-    queue_s: float = 0.0
-    first_token_s: float | None = None
-    last_token_s: float | None = None
 
 
 class ServingMetrics:

@@ -1,5 +1,4 @@
-from loraserve.serving.telemetry.generation_times import GenerationPhases, phases_of, times_of
-from loraserve.serving.telemetry.metrics import ChoiceTimes
+from loraserve.serving.telemetry.generation_times import ChoiceTimes, GenerationPhases, phases_of, times_of
 
 
 def test_phases_cover_all_choices_of_a_request() -> None:
