@@ -69,22 +69,23 @@ def record_of_ended(ended: EndedRequest) -> RequestRecord | None:
 
 def lost_request(lease: Lease, last: RequestRecord | None, now: float) -> EndedRequest:
     """last: what its process last reported of it; None = no longer known."""
+    last = last or _unreported(lease, now)
     summary = RequestSummary(
-        key_id=lease.key_id if last is None else last.key_id,
-        adapter=None if last is None else last.adapter,
-        adapter_tenant=None if last is None else last.adapter_tenant,
-        version=None if last is None else last.version,
-        route="" if last is None else last.route,
-        stream=last is not None and last.stream,
-        received_at=now if last is None else last.at,
-        duration_ms=0.0 if last is None else (last.duration_ms or 0.0),
+        key_id=last.key_id,
+        adapter=last.adapter,
+        adapter_tenant=last.adapter_tenant,
+        version=last.version,
+        route=last.route,
+        stream=last.stream,
+        received_at=last.at,
+        duration_ms=last.duration_ms or 0.0,
         finish_reason=RequestState.LOST,
-        prompt_tokens=0 if last is None else (last.num_prompt_tokens or 0),
-        cached_tokens=0 if last is None else (last.num_cached_tokens or 0),
-        output_tokens=0 if last is None else (last.num_output_tokens or 0),
-        queue_ms=None if last is None else last.queue_ms,
-        adapter_load_ms=None if last is None else last.adapter_load_ms,
-        ttft_ms=None if last is None else last.ttft_ms,
+        prompt_tokens=last.num_prompt_tokens or 0,
+        cached_tokens=last.num_cached_tokens or 0,
+        output_tokens=last.num_output_tokens or 0,
+        queue_ms=last.queue_ms,
+        adapter_load_ms=last.adapter_load_ms,
+        ttft_ms=last.ttft_ms,
     )
     return EndedRequest(
         request_id=lease.request_id,
@@ -92,6 +93,21 @@ def lost_request(lease: Lease, last: RequestRecord | None, now: float) -> EndedR
         state=EndState.LOST,
         at=now,
         summary=msgspec.Raw(msgspec.json.encode(summary)),
+    )
+
+
+def _unreported(lease: Lease, now: float) -> RequestRecord:
+    return RequestRecord(
+        id=lease.request_id,
+        tenant=lease.tenant,
+        key_id=lease.key_id,
+        adapter=None,
+        adapter_tenant=None,
+        version=None,
+        route="",
+        state=RequestState.RUNNING,
+        stream=False,
+        at=now,
     )
 
 
