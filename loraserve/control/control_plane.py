@@ -47,6 +47,7 @@ from loraserve.control.usage.writer import UsageWriter
 from loraserve.engine.config import EngineConfig
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.engine_client import EngineClient
+from loraserve.serving.runtime import Runtime
 from loraserve.store.blobs import SWEEP_EVERY_S
 from loraserve.store.documents import DocumentStore
 from loraserve.store.durable import remove_old_folders
@@ -147,12 +148,12 @@ def _remove_leftovers(data_dir: Path) -> None:
 
 def build_control(
     declared: Declared,
-    engine: EngineClient,
+    runtime: Runtime,
     adapter_limits: Limits = DEFAULT_LIMITS,
     certified_engine: EngineConfig | None = None,
 ) -> ControlPlane:
-    """`engine` must be ready. certified_engine: its configuration, if adapters are to get certificates; else None."""
-    settings, catalog = declared.settings, declared.catalog
+    """certified_engine: the engine's configuration, if adapters are to get certificates; else None."""
+    settings, catalog, engine = declared.settings, declared.catalog, runtime.engine
     process = f"{os.getpid()}-{secrets.token_hex(4)}"
     packed_dir = packed_folder(settings.data_dir)
     base = served_base(settings.served_names[0], engine.model.layout)
@@ -182,7 +183,7 @@ def build_control(
     certifier = None if certified_engine is None else _certifier(declared, engine, ingest, certified_engine)
     draining = Draining(catalog, running, residency, OtherServers(declared.live, process))
     pins = Pins(catalog, residency, engine, base)
-    observer = build_observer(declared, admission, running, residency, usage_writer, process)
+    observer = build_observer(declared, runtime, admission, running, residency, usage_writer, process)
     revocation = Revocation(catalog, declared.authenticator, running)
     upload_store = UploadStore(settings.data_dir)
     login_attempts = LoginAttempts()

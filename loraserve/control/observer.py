@@ -65,12 +65,6 @@ class Observer:
         background.run("removing old logs and revisions", self._retain)
         background.run("measuring disk space", self.metrics.run)
 
-    def watch(self, runtime: Runtime) -> None:
-        """Report on this runtime from now on."""
-        self.snapshots.watch(runtime)
-        self.sampling.watch(runtime)
-        runtime.metrics.add(self.metrics)
-
     async def close(self) -> None:
         """Call after the background work was stopped."""
         await self.refusals.close()
@@ -93,6 +87,7 @@ class Observer:
 
 def build_observer(
     declared: Declared,
+    runtime: Runtime,
     admission: Admission,
     running: RunningRequests,
     residency: Residency,
@@ -101,14 +96,16 @@ def build_observer(
 ) -> Observer:
     live, catalog, data_dir = declared.live, declared.catalog, declared.settings.data_dir
     slot = EngineSlot(data_dir)
-    snapshots = Snapshots(live, running, residency, process=process, engine=slot.engine)
+    snapshots = Snapshots(live, runtime, running, residency, process=process, engine=slot.engine)
     shipping = UsageShipping(data_dir, live)
+    metrics = ServerMetrics(data_dir, declared.outage, usage)
+    runtime.metrics.add(metrics)
     return Observer(
         declared=declared,
         slot=slot,
         snapshots=snapshots,
         live_views=LiveViews(snapshots, ContentNames(catalog), declared.outage),
-        sampling=SeriesSampling(live, admission.totals, slot.engine),
+        sampling=SeriesSampling(live, runtime, admission.totals, slot.engine),
         series=SeriesReports(live, data_dir),
         requests=RequestService(catalog, live, snapshots),
         lost=LostRequests(live, snapshots),
@@ -117,5 +114,5 @@ def build_observer(
         traffic=UsageTraffic(live, catalog, admission.totals),
         audit=AuditTrail(live, DocumentStore(data_dir)),
         refusals=Refusals(live),
-        metrics=ServerMetrics(data_dir, declared.outage, usage),
+        metrics=metrics,
     )

@@ -151,12 +151,11 @@ def _serving(
 
     async def serve() -> None:
         declared = await open_declared(control_settings)
-        control = build_control(declared, engine)
+        runtime = build_runtime(engine, settings, CatalogNames(declared.catalog))
+        control = build_control(declared, runtime)
         await control.start()
         for name in adapters:
             await register(control, engine, name)
-        runtime = build_runtime(engine, settings, CatalogNames(declared.catalog))
-        control.observer.watch(runtime)
         context = AppContext.of(runtime, control)
         config = uvicorn.Config(create_app(context), log_level="warning", lifespan="off", ws="none")
         server = uvicorn.Server(config)

@@ -104,11 +104,10 @@ async def _build(
     if settings.chat_template is not None:
         engine.use_chat_template(settings.chat_template.read_text(encoding="utf-8"))
     certified = settings.engine if settings.certificates else None
-    control = build_control(declared, engine, limits, certified)
+    runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
+    control = build_control(declared, runtime, limits, certified)
     try:
         # Work that blocks the event loop must come before `start`: calls to Redis time out after a second.
-        runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
-        control.observer.watch(runtime)
         context = AppContext.of(runtime, control)
         http = HttpServer(create_app(context, on_inference_end))
         tune_garbage_collector()

@@ -10,7 +10,6 @@ import msgspec
 
 from loraserve.control.monitoring.series_records import SeriesSample, one_after_another, tenant_sample
 from loraserve.control.usage.request_totals import RequestTotals
-from loraserve.engine.request import EngineStats
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.live.series import Interval, Sample
@@ -26,22 +25,23 @@ class SeriesSampling:
     """Called on the event loop. Samples that could not be written leave a gap."""
 
     def __init__(
-        self, live: LiveStore, totals: RequestTotals, engine: str, *, clock: Callable[[], float] = time.time
+        self,
+        live: LiveStore,
+        runtime: Runtime,
+        totals: RequestTotals,
+        engine: str,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._live = live
+        self._runtime = runtime
         self._totals = totals
         self._engine = engine
         self._clock = clock
-        self._runtime: Runtime | None = None
-        self._before = EngineStats()
+        self._before = runtime.engine.stats
         self._sampled_at = clock()
         self._minute: dict[str, list[SeriesSample]] = {}
         """Fine samples by series, since the last coarse sample."""
-
-    def watch(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._before = runtime.engine.stats
-        self._sampled_at = self._clock()
 
     async def run(self) -> None:
         """Until cancelled, at multiples of 10 s."""
@@ -52,14 +52,12 @@ class SeriesSampling:
 
     async def sample(self) -> None:
         """Write what happened since the last one. Raises `LiveUnavailableError`."""
-        if self._runtime is None:
-            return
         now = self._clock()
         at = math.floor(now / Interval.FINE + 0.5) * Interval.FINE
         duration_s, self._sampled_at = max(now - self._sampled_at, 1e-3), now
         totals = self._totals.take()
         num_requests = sum(tenant.num_requests for tenant in totals.values())
-        fine = {self._engine: self._engine_sample(self._runtime, duration_s, num_requests)}
+        fine = {self._engine: self._engine_sample(duration_s, num_requests)}
         for tenant, of_tenant in totals.items():
             fine[tenant_series(self._engine, tenant)] = tenant_sample(of_tenant, duration_s)
         for series, sample in fine.items():
@@ -73,7 +71,8 @@ class SeriesSampling:
                 body = msgspec.Raw(msgspec.json.encode(sample))
                 await self._live.series.append(interval, Sample(engine=series, at=at, body=body))
 
-    def _engine_sample(self, runtime: Runtime, duration_s: float, num_requests: int) -> SeriesSample:
+    def _engine_sample(self, duration_s: float, num_requests: int) -> SeriesSample:
+        runtime = self._runtime
         stats, before = runtime.engine.stats, self._before
         self._before = stats
         measured = runtime.metrics.latencies.take()

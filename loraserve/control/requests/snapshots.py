@@ -36,11 +36,12 @@ RATE_OVER = 10
 
 
 class Snapshots:
-    """Called on the event loop. Nothing is published before `watch`."""
+    """Called on the event loop."""
 
     def __init__(
         self,
         live: LiveStore,
+        runtime: Runtime,
         running: RunningRequests,
         residency: Residency,
         *,
@@ -50,6 +51,7 @@ class Snapshots:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
+        self._runtime = runtime
         self._running = running
         self._residency = residency
         self._process = process
@@ -58,15 +60,11 @@ class Snapshots:
         self._steady = steady
         self._started_at = clock()
         self._url = ""
-        self._runtime: Runtime | None = None
         self._computed: deque[tuple[float, int]] = deque(maxlen=RATE_OVER + 1)
         """(monotonic seconds, tokens computed by then), one per second."""
         self._engine_decoder = msgspec.json.Decoder(EngineSnapshot)
         self._running_decoder = msgspec.json.Decoder(RunningSnapshot)
         self._engines: TimedCache[None, dict[str, EngineSnapshot]] = TimedCache(KEEP_S, self._read_engines)
-
-    def watch(self, runtime: Runtime) -> None:
-        self._runtime = runtime
 
     async def listens_at(self, url: str) -> None:
         """Where a client on this machine reaches the server; published at once if Redis is reachable."""
@@ -83,12 +81,9 @@ class Snapshots:
 
     async def publish(self) -> None:
         """Publish; also end requests here that others asked to end. Raises `LiveUnavailableError`."""
-        runtime = self._runtime
-        if runtime is None:
-            return
-        stats = runtime.engine.stats
+        stats = self._runtime.engine.stats
         self._computed.append((time.monotonic(), stats.num_prompt_tokens + stats.num_generation_tokens))
-        await self._put(SnapshotKind.ENGINE, self._engine, self.own_engine(runtime))
+        await self._put(SnapshotKind.ENGINE, self._engine, self.own_engine())
         await self._put(SnapshotKind.PROCESS, self._process, self._own_process())
         await self._put(SnapshotKind.REQUESTS, self._process, RunningSnapshot(requests=self.own_requests()))
         for request_id in await self._live.aborts.take(self._process):
@@ -105,13 +100,13 @@ class Snapshots:
         )
 
     async def withdraw(self) -> None:
-        """Remove what was published, when this server shuts down. Raises `LiveUnavailableError`."""
-        self._runtime = None
+        """Remove what was published. Call once `run` has ended. Raises `LiveUnavailableError`."""
         await self._live.snapshots.remove(SnapshotKind.ENGINE, self._engine)
         await self._live.snapshots.remove(SnapshotKind.PROCESS, self._process)
         await self._live.snapshots.remove(SnapshotKind.REQUESTS, self._process)
 
-    def own_engine(self, runtime: Runtime) -> EngineSnapshot:
+    def own_engine(self) -> EngineSnapshot:
+        runtime = self._runtime
         model, stats = runtime.engine.model, runtime.engine.stats
         in_use = frozenset(stats.running_adapters)
         arena = [
@@ -151,9 +146,7 @@ class Snapshots:
             engines = await self._engines.get(None)
         except LiveUnavailableError:
             engines = {}
-        if self._runtime is None or self._engine in engines:
-            return engines
-        return {**engines, self._engine: self.own_engine(self._runtime)}
+        return engines if self._engine in engines else {**engines, self._engine: self.own_engine()}
 
     def own_requests(self) -> list[RequestRecord]:
         now_s = self._steady()

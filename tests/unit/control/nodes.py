@@ -32,6 +32,7 @@ from loraserve.control.documents.declarations import Declarations
 from loraserve.control.documents.outage import Outage
 from loraserve.control.ingest.processes import IngestError, packed_folder
 from loraserve.control.names.adapter_access import AdapterAccess
+from loraserve.control.names.labels import CatalogNames
 from loraserve.control.names.resolve import Resolver
 from loraserve.control.names.served_base import served_base
 from loraserve.control.requests.admission import Admission
@@ -54,6 +55,8 @@ from loraserve.control.usage.writer import UsageWriter
 from loraserve.live.live_store import LiveStore
 from loraserve.live.requests import EndState
 from loraserve.serving.engine_client import AdapterLoadError
+from loraserve.serving.runtime import Runtime, build_runtime
+from loraserve.serving.settings import ServingSettings
 from loraserve.store.blobs import BLOB_FILES, BlobStore
 from loraserve.store.documents import DocumentStore
 from loraserve.store.uploads import UploadStore
@@ -140,7 +143,7 @@ class Node:
     running: RunningRequests
     residency: Residency
     snapshots: Snapshots
-    """Publishes nothing until it watches a runtime."""
+    """Publishes only when told to."""
     authenticator: Authenticator
     resolver: Resolver
     admission: Admission
@@ -148,6 +151,7 @@ class Node:
     pins: Pins
     usage_log: UsageLog
     engine: TrackingEngine
+    runtime: Runtime
     packer: FakePacker
     clock: Clock
     """Unix time."""
@@ -224,8 +228,11 @@ async def build_node(
     loader = ContentLoader(engine, blobs, packed_dir=packed_dir, packer=packer, base_name=base_name)
     residency = Residency(engine, loader, catalog, max_loaded=max_loaded, clock=clock)
     others = OtherServers(live, process)
+    runtime = build_runtime(
+        engine, ServingSettings(served_model_names=[base_name], data_dir=data_dir), CatalogNames(catalog)
+    )
     snapshots = Snapshots(
-        live, running, residency, process=process, engine=f"engine-of-{process}", clock=clock, steady=steady
+        live, runtime, running, residency, process=process, engine=f"engine-of-{process}", clock=clock, steady=steady
     )
     authenticator = Authenticator(catalog, flag_keys, clock=clock)
     base = served_base(base_name, engine.model.layout)
@@ -290,6 +297,7 @@ async def build_node(
         pins=pins,
         usage_log=usage_log,
         engine=engine,
+        runtime=runtime,
         packer=packer,
         clock=clock,
         steady=steady,

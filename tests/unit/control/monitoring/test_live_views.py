@@ -5,9 +5,7 @@ from loraserve.control.monitoring.live_views import LiveViews, NamedExtent, Name
 from loraserve.control.requests.snapshots import Snapshots
 from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.engine.request import EngineStats, QueueStats
-from loraserve.serving.runtime import Runtime, build_runtime
 from loraserve.store.records import Role
-from tests.support.live_server import make_settings
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, Node, run, running_node, with_tenants
 
@@ -19,19 +17,8 @@ ACME_VIEWER = Principal("k", Role.VIEWER, "acme", "acme", "k")
 GLOBEX_VIEWER = Principal("k", Role.VIEWER, "globex", "globex", "k")
 
 
-class NoNames:
-    def contents(self) -> list:
-        return []
-
-
-def runtime_of(node: Node) -> Runtime:
-    return build_runtime(node.engine, make_settings(node.data_dir), NoNames())
-
-
 def snapshots_of(node: Node, process: str = "p", engine: str = "engine-0") -> Snapshots:
-    snapshots = Snapshots(node.live, node.running, node.residency, process=process, engine=engine)
-    snapshots.watch(runtime_of(node))
-    return snapshots
+    return Snapshots(node.live, node.runtime, node.running, node.residency, process=process, engine=engine)
 
 
 async def busy_node(node: Node) -> list[str]:

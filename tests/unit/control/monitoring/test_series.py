@@ -15,7 +15,6 @@ from loraserve.serving.telemetry.latency_histogram import bucket_of
 from loraserve.store.engine_slots import EngineSlot
 from loraserve.store.records import Role
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.monitoring.test_live_views import runtime_of
 from tests.unit.control.nodes import ADMIN, Clock, Node, run, running_node, with_tenants
 
 __all__ = ["valkey"]
@@ -27,9 +26,7 @@ OUTCOME = Outcome(EndState.COMPLETED, "stop", 40, 10, 20, ttft_ms=100.0)
 
 
 def sampling(node: Node, totals: RequestTotals, clock: Clock, engine: str) -> SeriesSampling:
-    found = SeriesSampling(node.live, totals, engine, clock=clock)
-    found.watch(runtime_of(node))
-    return found
+    return SeriesSampling(node.live, node.runtime, totals, engine, clock=clock)
 
 
 def test_charts_sum_all_engines_and_leave_gaps_without_samples(valkey: Valkey, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from loraserve.control.adapters.queries import AdapterState
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.monitoring.test_live_views import runtime_of
 from tests.unit.control.nodes import ACME, DONE, Node, eventually, run, two_nodes
 
 __all__ = ["valkey"]
@@ -24,8 +23,6 @@ async def two_telling(data_dir: Path, url: str) -> AsyncIterator[tuple[Node, Nod
             await asyncio.sleep(0.005)
 
     async with two_nodes(data_dir, url) as (one, two):
-        for node in (one, two):
-            node.snapshots.watch(runtime_of(node))
         telling = [asyncio.create_task(keep_telling(node)) for node in (one, two)]
         try:
             yield one, two

@@ -10,7 +10,7 @@ from loraserve.control.requests.snapshots import LONG_STEPS, engine_state
 from loraserve.engine.request import EngineStats
 from loraserve.serving.errors import ErrorCode, ServingError
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.monitoring.test_live_views import runtime_of, snapshots_of
+from tests.unit.control.monitoring.test_live_views import snapshots_of
 from tests.unit.control.nodes import ACME, Node, eventually, run, running_node, two_nodes
 
 __all__ = ["valkey"]
@@ -69,8 +69,6 @@ def test_a_deletion_is_drained_only_once_every_engine_has_unloaded_the_content(
 
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
-            one.snapshots.watch(runtime_of(one))
-            two.snapshots.watch(runtime_of(two))
             telling = [asyncio.create_task(keep_telling(node)) for node in (one, two)]
             for name in ("sql", "poet"):
                 digest = await one.publish(name, name)
@@ -97,7 +95,7 @@ def test_a_deletion_is_drained_only_once_every_engine_has_unloaded_the_content(
 def test_engine_state_depends_on_progress_draining_and_errors(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
-            runtime = runtime_of(node)
+            runtime = node.runtime
             assert engine_state(runtime) is EngineState.READY
             node.engine.last_progress_s -= runtime.settings.progress_timeout_s + 1
             assert engine_state(runtime) is EngineState.READY
