@@ -48,6 +48,14 @@ def test_the_metrics_port_serves_metrics_without_a_key_and_nothing_else(tmp_path
         stop(server)
 
 
+def test_one_port_for_both_is_a_one_line_error_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    code, output = run_to_end(tmp_path, "--port", port, "--metrics-port", port)
+    assert code == 1
+    assert output.strip() == "error: --port and --metrics-port are the same: choose another --metrics-port"
+
+
 def test_a_taken_metrics_port_is_a_one_line_error_before_anything_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

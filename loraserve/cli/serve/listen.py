@@ -32,6 +32,16 @@ def bind_tcp(host: str, port: int, *, options: tuple[str, str] = ("--host", "--p
     return bound
 
 
+def listen(bound: socket.socket, *, option: str = "--port") -> None:
+    """Accept connections, which wait until the HTTP server takes them. Raises `ListenError`: an address can be bound
+    several times while nothing listens there, for example by two servers that start at the same time."""
+    try:
+        bound.listen()
+    except OSError as error:
+        host, port = bound.getsockname()[:2]  # of a TCP socket: those in the file system exist only once
+        raise ListenError(_tcp_reason(host, port, option, error)) from error
+
+
 def _tcp_reason(host: str, port: int, port_option: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is in use; stop the program that listens there or choose another {port_option}"

@@ -15,7 +15,7 @@ import uvloop
 from rich.console import Console
 
 from loraserve.cli.serve.banner import Banner, shown_names
-from loraserve.cli.serve.listen import ListenError, base_url, bind_tcp, bind_unix
+from loraserve.cli.serve.listen import ListenError, base_url, bind_tcp, bind_unix, listen
 from loraserve.cli.serve.open_files import raise_limit
 from loraserve.cli.serve.server_start import StartedServer, start_server
 from loraserve.cli.serve.settings import ServeSettings
@@ -57,6 +57,8 @@ class _Server:
         with contextlib.ExitStack() as sockets:
             bound = sockets.enter_context(contextlib.closing(self._bind()))
             metrics_bound = self._bind_metrics(sockets)
+            if metrics_bound is not None and metrics_bound.getsockname() == bound.getsockname():
+                raise ListenError("--port and --metrics-port are the same: choose another --metrics-port")
             async with contextlib.AsyncExitStack() as opened:
                 starting = asyncio.create_task(start_server(self._settings, self._console, opened))
                 if not await self._finishes_before_stop(starting):
@@ -91,6 +93,7 @@ class _Server:
             return
         from loraserve.cli.serve.metrics_port import serving_metrics
 
+        listen(bound, option="--metrics-port")
         async with serving_metrics(bound, context, self._settings.metrics_hosts):
             self._print(f"metrics without a key: {base_url(bound)}/metrics")
             yield
@@ -122,6 +125,7 @@ class _Server:
 
     async def _serve(self, bound: socket.socket, started: StartedServer) -> int:
         engine, context, http = started.engine, started.context, started.http
+        listen(bound)
         serving = asyncio.create_task(http.serve([bound]))
         await _first_of(http.answers.wait(), self._stop.wait(), serving)
         if not self._stop.is_set() and not serving.done():
