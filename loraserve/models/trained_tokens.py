@@ -40,5 +40,8 @@ def _subtract_rows(table: TokenTable, tokens: PackedTokens, packed: PackedTable,
         start, hidden_size = int(packed.offset_a[group.group_index]), group.in_features
         start += int(packed.lora_rank[first : table.member].sum()) * hidden_size
     own = values[start : start + num_tokens * hidden_size].view(num_tokens, hidden_size)
-    base = table.rows(torch.tensor(tokens.token_ids, device=values.device))
+    token_ids = torch.tensor(tokens.token_ids)
+    if values.is_cuda:  # from memory that is not page-locked, a copy waits for the steps that are queued
+        token_ids = token_ids.pin_memory().to(values.device, non_blocking=True)
+    base = table.rows(token_ids)
     own.copy_(own.float() - base.float())
