@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
 
 RETRY_S = 1.0
 RECANCEL_AFTER_S = 2.0
@@ -32,6 +33,28 @@ class Background:
 
     async def stop(self) -> None:
         await cancelled(self._tasks)
+
+
+class Tasks:
+    """Work that goes on after its caller has returned, and ends by itself. Called on the event loop."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+        """asyncio keeps only weak references."""
+
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def cancel(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Until all of it has ended, including what it started."""
+        while self._running:
+            await asyncio.wait(self._running)
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -50,13 +50,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """Until the bucket is full again, if nothing else takes from it."""
 
 
-class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="ok"):
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     requests: Budget | None
     """The tighter budget of key and tenant; None = neither has a limit."""
     tokens: Budget | None
 
 
-class Limited(msgspec.Struct, frozen=True, kw_only=True, tag="limit"):
+class Limited(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was taken."""
 
     scope: Scope
@@ -66,17 +66,17 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True, tag="limit"):
     """None: never, because the limit is 0."""
 
 
-class Stale(msgspec.Struct, frozen=True, kw_only=True, tag="stale"):
+class Stale(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was taken; for each of these, Redis has another revision, or none."""
 
     scopes: list[Scope]
 
 
-class ViewChanged(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
+class ViewChanged(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was taken: Redis was emptied, rebuilt or restarted since this process compared its documents with it."""
 
 
-class AlreadyEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+class AlreadyEnded(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was taken: `finish` came first."""
 
     request: EndedRequest

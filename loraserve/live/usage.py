@@ -33,17 +33,17 @@ class UsageDelta(msgspec.Struct, frozen=True, kw_only=True):
     amount: int
 
 
-class UsageApplied(msgspec.Struct, frozen=True, kw_only=True, tag="applied"):
+class UsageApplied(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
 
 
-class UsageElsewhere(msgspec.Struct, frozen=True, kw_only=True, tag="offset"):
+class UsageElsewhere(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was added: the log is applied up to `offset`."""
 
     offset: int
 
 
-class ViewMissing(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
+class ViewMissing(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was added: Redis was emptied; compare documents with it first."""
 
 

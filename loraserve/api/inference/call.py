@@ -13,6 +13,7 @@ from loraserve.api.http.processing_time import received_s
 from loraserve.api.http.request_id import own_request_id
 from loraserve.api.inference.activation import check_activated
 from loraserve.api.inference.classifiers import check_has_text
+from loraserve.control.background import Tasks
 from loraserve.control.contents.residency import Residency
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.names.labels import label_of
@@ -128,7 +129,7 @@ class InferenceCall:
             if self.outcome.error_code == ErrorCode.ADAPTER_UNREADABLE.value:
                 self._calls.residency.mark_damaged(self.adapter.digest)
             self._calls.forget_deleted(self.adapter.tenant, self.adapter.name)
-        self._calls.spawn(self._settle(self.outcome))
+        self._calls.settle(self._settle(self.outcome))
 
     async def _settle(self, outcome: Outcome) -> None:
         await self._held.aclose()
@@ -200,7 +201,7 @@ class InferenceCalls:
         self.admission = admission
         self.residency = residency
         self.generation = generation
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._settling = Tasks()
         catalog.subscribe(self._on_change)
 
     @contextlib.asynccontextmanager
@@ -241,15 +242,12 @@ class InferenceCalls:
         document = self.catalog.tenant(tenant)
         return 1.0 if document is None else document.doc.weight
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def settle(self, work: Coroutine[Any, Any, None]) -> None:
+        self._settling.start(work)
 
     async def wait_settled(self) -> None:
         """Wait until all closed calls are in the usage log."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._settling.wait()
 
 
 def bound(adapter: ResolvedAdapter) -> BoundAdapter:

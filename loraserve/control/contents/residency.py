@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, field, replace
 
+from loraserve.control.background import Tasks
 from loraserve.control.contents.loader import ContentLoader
 from loraserve.control.contents.uses import ContentUses
 from loraserve.control.contents.wanted import WantedContents
@@ -76,7 +77,7 @@ class Residency:
         self._num_loaded = 0
         self._pinned: frozenset[str] = frozenset()
         self._turns = Turns()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._unloading = Tasks()
         self._on_device_of: tuple[EngineStats, frozenset[str]] | None = None
         self._uses = ContentUses()
         self._wanted = WantedContents(catalog, self._retire_if_unwanted, clock=clock)
@@ -177,9 +178,8 @@ class Residency:
 
     async def close(self) -> None:
         """Afterwards nothing runs in the background."""
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._unloading.cancel()
+        await self._unloading.wait()
 
     @contextlib.contextmanager
     def _reference(self, digest: str) -> Generator[_Entry]:
@@ -213,7 +213,7 @@ class Residency:
         entry = self._entries.get(digest)
         if entry is None or entry.num_references > 0 or self.is_wanted(digest):
             return
-        self._spawn(self._unload(digest, entry, even_if_wanted=False))
+        self._unloading.start(self._unload(digest, entry, even_if_wanted=False))
 
     def _unload_excess(self) -> None:
         """Above the limit, unload the least recently used contents that nothing references."""
@@ -226,7 +226,7 @@ class Residency:
             if entry.is_loaded and entry.num_references == 0 and digest not in self._pinned
         ]
         for _, digest in sorted(idle)[:num_excess]:
-            self._spawn(self._unload(digest, self._entries[digest], even_if_wanted=True))
+            self._unloading.start(self._unload(digest, self._entries[digest], even_if_wanted=True))
 
     async def _unload(self, digest: str, entry: _Entry, *, even_if_wanted: bool) -> None:
         async with self._turns.take(digest):
@@ -242,11 +242,6 @@ class Residency:
             entry.unloaded.set()
             if not self.is_wanted(digest) and _is_idle(entry) and self._entries.get(digest) is entry:
                 del self._entries[digest]
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _is_idle(entry: _Entry) -> bool:

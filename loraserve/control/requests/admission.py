@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from loraserve.control.background import Tasks
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.outage import Outage
 from loraserve.control.names.resolve import Resolver, Target
@@ -81,7 +82,7 @@ class Admission:
         self._steady = steady
         self.totals = RequestTotals()
         self._settlements = Settlements(live.admission)
-        self._tasks: set[asyncio.Task[bool]] = set()
+        self._undoing = Tasks()
 
     async def admit(
         self, principal: Principal, target: Target, request_id: str, demand: Demand, received_s: float
@@ -152,7 +153,7 @@ class Admission:
 
     async def close(self) -> None:
         """Afterwards nothing is left to undo or settle, if Redis is reachable."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._undoing.wait()
         await self._settlements.retry()
 
     async def _ask(self, call: AdmitCall) -> LiveAdmitted | Limited | Stale | AlreadyEnded:
@@ -249,6 +250,4 @@ class Admission:
 
     def _undo(self, call: AdmitCall) -> None:
         """The request did not begin; it is unknown whether Redis admitted it."""
-        task = asyncio.create_task(self._settlements.settle(ended_unconfirmed(call, self._clock())))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._undoing.start(self._settlements.settle(ended_unconfirmed(call, self._clock())))

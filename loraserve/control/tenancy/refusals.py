@@ -1,10 +1,10 @@
 """Records refused calls in the audit trail, but not so often that a flood of them displaces everything else."""
 
-import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
+from loraserve.control.background import Tasks
 from loraserve.live.audit import AuditEntry
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
@@ -32,7 +32,7 @@ class Refusals:
         self._noted: OrderedDict[Refusal, float] = OrderedDict()
         self._noted_of: dict[str, deque[float]] = {}
         """Times of the latest entries, for strangers and by tenant."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = Tasks()
 
     def note(
         self, *, actor: str, tenant: str, address: str, subject: str, kind: str, code: ErrorCode, request_id: str
@@ -51,13 +51,11 @@ class Refusals:
             id=subject[:MAX_SUBJECT_CHARACTERS],
             detail=f"{address}: {code}",
         )
-        task = asyncio.get_running_loop().create_task(self._append(entry))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._writing.start(self._append(entry))
 
     async def close(self) -> None:
         """Wait for writes in flight."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._writing.wait()
 
     def _is_due(self, refusal: Refusal, of: str) -> bool:
         now = self._steady()

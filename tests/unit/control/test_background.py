@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from loraserve.control import background
-from loraserve.control.background import Background
+from loraserve.control.background import Background, Tasks
 
 
 def test_work_that_swallows_one_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +31,36 @@ def test_work_that_swallows_one_cancellation_is_cancelled_again(monkeypatch: pyt
 
 def test_stop_returns_if_nothing_was_started() -> None:
     asyncio.run(Background().stop())
+
+
+def test_tasks_are_waited_for_with_those_that_they_start() -> None:
+    ended: list[str] = []
+
+    async def run() -> None:
+        tasks = Tasks()
+
+        async def second() -> None:
+            await asyncio.sleep(0)
+            ended.append("second")
+
+        async def first() -> None:
+            await asyncio.sleep(0)
+            tasks.start(second())
+            ended.append("first")
+
+        tasks.start(first())
+        await tasks.wait()
+
+    asyncio.run(run())
+    assert ended == ["first", "second"]
+
+
+def test_cancelled_tasks_are_over_after_waiting() -> None:
+    async def run() -> None:
+        tasks = Tasks()
+        tasks.start(asyncio.sleep(600))
+        tasks.cancel()
+        async with asyncio.timeout(10):
+            await tasks.wait()
+
+    asyncio.run(run())

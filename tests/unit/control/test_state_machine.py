@@ -104,7 +104,7 @@ class DocumentsAndResidency(RuleBasedStateMachine):
             await eventually(
                 lambda node=node: {name: node.catalog.get(*key) for name, key in self.keys().items()} == newest
             )
-            await eventually(lambda node=node: not node.residency._tasks)
+            await eventually(lambda node=node: not node.residency._unloading._running)
 
     def is_deleted(self, name: str) -> bool:
         found = self.nodes[0].documents.get(DocumentKind.ADAPTER, f"acme/{name}")

@@ -43,8 +43,8 @@ PROMPTS: dict[str, dict[str, Any]] = {
 async def told(live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The chunks that a stream sends, and "over" when its request is over, in order."""
     order: list[str] = []
-    spawn, calls = live.context.calls.spawn, live.context.calls
-    monkeypatch.setattr(calls, "spawn", lambda work: (order.append("over"), spawn(work)))
+    settle, calls = live.context.calls.settle, live.context.calls
+    monkeypatch.setattr(calls, "settle", lambda work: (order.append("over"), settle(work)))
     fields = PROMPTS[path] if path == "/generate_stream" else {"model": "tiny", "stream": True, **PROMPTS[path]}
     body, ended = json.dumps(fields).encode(), asyncio.Event()
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])

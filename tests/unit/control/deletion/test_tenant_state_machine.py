@@ -124,7 +124,7 @@ class TenantLife(RuleBasedStateMachine):
             newest = self.nodes[0].documents.get(DocumentKind.TENANT, "acme")
             for node in self.nodes:
                 await eventually(lambda node=node: node.catalog.known_tenant("acme") == newest)
-                await eventually(lambda node=node: not node.residency._tasks)
+                await eventually(lambda node=node: not node.residency._unloading._running)
                 is_there = self.deleted_at is None
                 assert (node.catalog.tenant("acme") is not None) == is_there
                 assert {adapter.doc.name for adapter in node.catalog.adapters("acme")} == (
