@@ -7,12 +7,12 @@ import msgspec
 from loraserve.live.admission_records import (
     AdmitCall,
     AdmitReply,
-    Admitted,
     AlreadyEnded,
     Budget,
     FinishCall,
     FinishReply,
     Limited,
+    LiveAdmitted,
     Measure,
     Scope,
     Stale,
@@ -58,7 +58,7 @@ class LiveAdmission:
             self._view.forget()
             return ViewChanged()
         outcome = _parse_admit(_checked(reply, call.lease.request_id), self._decoder)
-        if isinstance(outcome, Admitted):
+        if isinstance(outcome, LiveAdmitted):
             self._leases.hold(call.lease)
         elif isinstance(outcome, ViewChanged):
             self._view.forget()
@@ -132,7 +132,7 @@ def _checked(reply: list[Any], request_id: str) -> list[Any]:
 def _parse_admit(reply: list[Any], decoder: msgspec.json.Decoder[EndedRequest]) -> AdmitReply:
     match reply:
         case [b"OK", *numbers]:
-            return Admitted(requests=_budget(numbers[:3]), tokens=_budget(numbers[3:]))
+            return LiveAdmitted(requests=_budget(numbers[:3]), tokens=_budget(numbers[3:]))
         case [b"LIMIT", scope, measure, limit, retry_ms]:
             return Limited(
                 scope=Scope(scope.decode()),

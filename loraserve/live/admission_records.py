@@ -50,7 +50,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """Until the bucket is full again, if nothing else takes from it."""
 
 
-class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+class LiveAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     requests: Budget | None
     """The tighter budget of key and tenant; None = neither has a limit."""
     tokens: Budget | None
@@ -82,7 +82,7 @@ class AlreadyEnded(msgspec.Struct, frozen=True, kw_only=True):
     request: EndedRequest
 
 
-AdmitReply = Admitted | Limited | Stale | ViewChanged | AlreadyEnded
+AdmitReply = LiveAdmitted | Limited | Stale | ViewChanged | AlreadyEnded
 
 
 class FinishCall(msgspec.Struct, frozen=True, kw_only=True):

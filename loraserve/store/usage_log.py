@@ -20,7 +20,7 @@ PROCESS_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 LOG_SUFFIX = ".jsonl"
 
 
-class Outcome(StrEnum):
+class BilledOutcome(StrEnum):
     """How an admitted request ended; its tokens are billed in every case."""
 
     STOP = "stop"
@@ -47,7 +47,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     """Prompt tokens found in the prefix cache."""
     output_tokens: int
-    outcome: Outcome
+    outcome: BilledOutcome
     ttft_ms: float | None
     """None if there was no token."""
     duration_ms: float

@@ -25,12 +25,12 @@ from loraserve.live.admission_records import (
     AdmitCall,
     AlreadyEnded,
     Limited,
+    LiveAdmitted,
     Scope,
     Stale,
     Used,
     ViewChanged,
 )
-from loraserve.live.admission_records import Admitted as LiveAdmitted
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.leases import Lease
 from loraserve.live.live_store import LiveStore

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from loraserve.live.requests import EndState
-from loraserve.store.usage_log import Outcome as BilledOutcome
+from loraserve.store.usage_log import BilledOutcome
 
 
 @dataclass(frozen=True, slots=True)

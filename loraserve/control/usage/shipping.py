@@ -14,7 +14,7 @@ from loraserve.live.usage import UsageApplied, UsageDelta, UsageElsewhere
 from loraserve.live.view import AcceptedView
 from loraserve.store.records import SHARED_TENANT
 from loraserve.store.usage_files import LogFile, list_logs, read_lines
-from loraserve.store.usage_log import Outcome, UsageLine
+from loraserve.store.usage_log import BilledOutcome, UsageLine
 
 NO_KEY = "-"
 """Key id in counters for requests to an open server."""
@@ -119,7 +119,7 @@ def _yesterday() -> str:
 def _deltas(line: UsageLine) -> list[UsageDelta]:
     amounts = {
         Metric.REQUESTS: 1,
-        Metric.ERRORS: int(line.outcome is Outcome.ERROR),
+        Metric.ERRORS: int(line.outcome is BilledOutcome.ERROR),
         Metric.PROMPT_TOKENS: line.prompt_tokens,
         Metric.CACHED_TOKENS: line.cached_tokens,
         Metric.OUTPUT_TOKENS: line.output_tokens,

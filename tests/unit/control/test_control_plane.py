@@ -6,7 +6,7 @@ import pytest
 
 from loraserve.control import control_plane
 from loraserve.control.control_plane import STALE_FORM_S, STALE_OUTPUT_S
-from loraserve.store.usage_log import Outcome, UsageLine
+from loraserve.store.usage_log import BilledOutcome, UsageLine
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import live_server, make_settings
 
@@ -75,7 +75,7 @@ def line(request_id: str) -> UsageLine:
         prompt_tokens=1,
         cached_tokens=0,
         output_tokens=1,
-        outcome=Outcome.STOP,
+        outcome=BilledOutcome.STOP,
         ttft_ms=None,
         duration_ms=1.0,
     )

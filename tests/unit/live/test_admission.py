@@ -3,9 +3,9 @@ from msgspec.structs import replace
 
 from loraserve.live.admission_records import (
     AdmitCall,
-    Admitted,
     AlreadyEnded,
     Limited,
+    LiveAdmitted,
     Measure,
     Scope,
     Stale,
@@ -31,9 +31,9 @@ from tests.unit.live.conftest import RunCheck
 POET = Used(id="acme/poet", rev=1)
 
 
-async def admitted(store: LiveStore, call: AdmitCall) -> Admitted:
+async def admitted(store: LiveStore, call: AdmitCall) -> LiveAdmitted:
     reply = await store.admission.admit(call)
-    assert isinstance(reply, Admitted), reply
+    assert isinstance(reply, LiveAdmitted), reply
     return reply
 
 

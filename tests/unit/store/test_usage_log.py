@@ -6,7 +6,7 @@ import pytest
 
 from loraserve.store.errors import InvalidNameError
 from loraserve.store.usage_files import list_logs, read_lines, remove_old_logs
-from loraserve.store.usage_log import Outcome, UsageLine, UsageLog
+from loraserve.store.usage_log import BilledOutcome, UsageLine, UsageLog
 
 DAY_1 = 1_760_000_000.0  # 2025-10-09 08:53:20 UTC
 DAY_2 = DAY_1 + 86_400
@@ -24,7 +24,7 @@ def line(number: int, at: float = DAY_1) -> UsageLine:
         prompt_tokens=number,
         cached_tokens=0,
         output_tokens=7,
-        outcome=Outcome.STOP,
+        outcome=BilledOutcome.STOP,
         ttft_ms=1.5,
         duration_ms=20.0,
     )
@@ -32,7 +32,7 @@ def line(number: int, at: float = DAY_1) -> UsageLine:
 
 def base_line() -> UsageLine:
     return msgspec.structs.replace(
-        line(1), key_id=None, adapter=None, version=None, digest=None, ttft_ms=None, outcome=Outcome.ABORTED
+        line(1), key_id=None, adapter=None, version=None, digest=None, ttft_ms=None, outcome=BilledOutcome.ABORTED
     )
 
 

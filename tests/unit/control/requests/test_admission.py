@@ -14,7 +14,7 @@ from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.requests import EndState
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Limits, Role, Status
-from loraserve.store.usage_log import Outcome as BilledOutcome
+from loraserve.store.usage_log import BilledOutcome
 from tests.support.live_documents import num_in_flight
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, eventually, run, running_node, two_nodes, with_tenants

@@ -9,7 +9,7 @@ from loraserve.control.usage.reports import GroupBy, Interval, UsageQuestion, Us
 from loraserve.control.usage.shipping import UsageShipping, adapter_of_counter, counter_of
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Role
-from loraserve.store.usage_log import Outcome, UsageLine, UsageLog
+from loraserve.store.usage_log import BilledOutcome, UsageLine, UsageLog
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, Node, run, running_node, with_tenants
 
@@ -33,7 +33,7 @@ def line(number: int = 1, **changes: object) -> UsageLine:
         "prompt_tokens": 10,
         "cached_tokens": 4,
         "output_tokens": 3,
-        "outcome": Outcome.STOP,
+        "outcome": BilledOutcome.STOP,
         "ttft_ms": 20.0,
         "duration_ms": 30.0,
     }
@@ -59,7 +59,7 @@ def test_every_usage_line_counts_once_even_if_several_servers_ship_it(valkey: Va
             await with_tenants(node)
             ships = [UsageShipping(node.data_dir, node.live) for _ in range(2)]
             for number in range(5):
-                append(node, line(number), line(number, outcome=Outcome.ERROR, ttft_ms=None))
+                append(node, line(number), line(number, outcome=BilledOutcome.ERROR, ttft_ms=None))
                 for shipping in ships:
                     await shipping.ship()
                     await shipping.ship()

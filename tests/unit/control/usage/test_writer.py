@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from loraserve.control.usage.writer import AT_ONCE, UsageWriter
-from loraserve.store.usage_log import Outcome, UsageLine, UsageLog
+from loraserve.store.usage_log import BilledOutcome, UsageLine, UsageLog
 
 AT = 1_760_000_000.0
 DAY_S = 86_400.0
@@ -53,7 +53,7 @@ def line(number: int, at: float = AT) -> UsageLine:
         prompt_tokens=number,
         cached_tokens=0,
         output_tokens=7,
-        outcome=Outcome.STOP,
+        outcome=BilledOutcome.STOP,
         ttft_ms=1.5,
         duration_ms=20.0,
     )
