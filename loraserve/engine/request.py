@@ -45,12 +45,27 @@ class GrammarReasoning:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarCalls:
+    """Tool calls, of which an output may consist instead of what a grammar describes. Anything may follow their
+    opening."""
+
+    opening: str
+    """The text with which calls begin."""
+    opening_id: int | None = None
+    """The token that stands for this text; None = there is none."""
+    bare_names: tuple[str, ...] = ()
+    """Functions whose first call may also be a JSON object, `{"name": …, "parameters": {…}}`, without an opening."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """A constraint on an output, applied token by token."""
 
     kind: GrammarKind
     text: str
     reasoning: GrammarReasoning | None = None
+    calls: GrammarCalls | None = None
+    """Only with a JSON schema. None = the output is never a call."""
     param: str | None = field(default=None, compare=False)
     """The request's parameter that specifies it, for error messages; not part of its identity."""
 

@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
+from loraserve.engine.request import GrammarCalls
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
 from tests.support.live_server import LiveServer, live_server, make_settings
@@ -167,6 +168,16 @@ class TestAnswers:
         (call,) = choice.message.tool_calls or []
         assert (call.type, call.function.name, call.function.arguments) == ("function", "add", ARGUMENTS)
         assert re.fullmatch("[a-zA-Z0-9]{9}", call.id)
+
+    def test_a_call_beside_the_format_of_an_answer(
+        self, server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
+        answer(WRITTEN)
+        (choice,) = client.chat.completions.create(**CALLING, response_format={"type": "json_object"}).choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        asked = server.engine.requests[-1].sampling.grammar
+        assert asked is not None
+        assert asked.calls == GrammarCalls("<tool_call>", TOKENIZER.token_to_id("<tool_call>"))
 
     def test_a_streamed_call(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
         answer(WRITTEN)

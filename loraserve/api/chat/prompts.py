@@ -5,7 +5,7 @@ from dataclasses import replace
 from loraserve.api.app_context import AppContext
 from loraserve.api.chat.adapter_template import template_of
 from loraserve.api.chat.predictions import predicted_tokens
-from loraserve.api.chat.reasoning import answer_header
+from loraserve.api.chat.reasoning import answer_header, try_token_id
 from loraserve.api.chat.tools import ToolUse
 from loraserve.api.inference.prompts import check_not_empty, truncate
 from loraserve.api.inference.sampling import CheckedSampling, check_context, prompt_sampling
@@ -13,7 +13,9 @@ from loraserve.api.schemas.sampling import SamplingFields
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Demand, Route, RouteInfo
+from loraserve.engine.request import SamplingParams
 from loraserve.serving.generation import Prompt
+from loraserve.serving.runtime import Runtime
 from loraserve.serving.text.conversation import Conversation
 
 
@@ -49,7 +51,17 @@ async def conversation_prompt(
     check_context(len(token_ids), checked.max_tokens, model.max_model_len, conversation.param, max_tokens_param)
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))
     predicted_token_ids = await predicted_tokens(predicted, context.runtime.tokenizer, model) if predicted else []
-    return Prompt(token_ids, prompt_sampling(checked, max_tokens), predicted_token_ids)
+    sampling = _with_opening_token(context.runtime, prompt_sampling(checked, max_tokens))
+    return Prompt(token_ids, sampling, predicted_token_ids)
+
+
+def _with_opening_token(runtime: Runtime, sampling: SamplingParams) -> SamplingParams:
+    """Lets a call that may take the place of a format begin with one token, if the model has one for that."""
+    grammar = sampling.grammar
+    if grammar is None or grammar.calls is None:
+        return sampling
+    calls = replace(grammar.calls, opening_id=try_token_id(runtime, grammar.calls.opening))
+    return replace(sampling, grammar=replace(grammar, calls=calls))
 
 
 def with_calls_shown(checked: CheckedSampling, use: ToolUse) -> CheckedSampling:

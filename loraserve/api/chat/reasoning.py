@@ -40,7 +40,7 @@ def with_reasoning(
     start = ReasoningStart(marks, _has_begun(marks, conversation, prompt.token_ids, token_text))
     if start.has_begun:
         _refuse_none(conversation.effort)
-    opening_id, closing_id = _try_token_id(runtime, marks.opening), _try_token_id(runtime, marks.closing)
+    opening_id, closing_id = try_token_id(runtime, marks.opening), try_token_id(runtime, marks.closing)
     grammar = prompt.sampling.grammar
     if grammar is not None:
         if opening_id is None or closing_id is None:
@@ -61,7 +61,7 @@ def answer_header(
     own = runtime.tokenizer.adapter_template(template_of(adapter))
     if runtime.settings.reasoning_parser is not ReasoningFormat.OPENAI_GPTOSS or not _is_harmony(own):
         return []
-    header = [_try_token_id(runtime, part) for part in (CHANNEL, FINAL, MESSAGE)]
+    header = [try_token_id(runtime, part) for part in (CHANNEL, FINAL, MESSAGE)]
     is_wanted = grammar is not None and conversation.add_generation_prompt and None not in header
     return [part for part in header if part is not None] if is_wanted else []
 
@@ -75,7 +75,7 @@ def _with_harmony(
     runtime: Runtime, conversation: Conversation, prompt: Prompt, text: TextOptions
 ) -> tuple[Prompt, TextOptions]:
     """With a grammar, or if the model lacks the format's tokens, the whole answer is content."""
-    ids = {mark: _try_token_id(runtime, mark) for mark in HARMONY_MARKS}
+    ids = {mark: try_token_id(runtime, mark) for mark in HARMONY_MARKS}
     if prompt.sampling.grammar is not None or None in (ids[START], ids[CHANNEL], ids[MESSAGE], ids[END]):
         return prompt, text
     _refuse_none(conversation.effort)
@@ -97,7 +97,7 @@ def _refuse_none(effort: ReasoningEffort | None) -> None:
         raise unsupported(effort.param, message)
 
 
-def _try_token_id(runtime: Runtime, mark: str) -> int | None:
+def try_token_id(runtime: Runtime, mark: str) -> int | None:
     """None also for a token that the tokenizer has but the model does not, which it can never generate."""
     token_id = runtime.tokenizer.token_id(mark)
     return None if token_id is None or token_id >= runtime.engine.model.vocab_size else token_id

@@ -9,10 +9,11 @@ from loraserve.api.http.ranges import check_at_most, unsupported
 from loraserve.api.http.raw_json import num_bytes_of, parsed
 from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.schemas.tools import NamedToolChoice, Tool, ToolFunction
+from loraserve.engine.request import GrammarCalls
 from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import Limits, ServingSettings
 from loraserve.serving.text.conversation import FUNCTION_NAME, JsonObject
-from loraserve.serving.tool_calls.formats import ToolCallFormat
+from loraserve.serving.tool_calls.formats import SYNTAXES, ToolCallFormat
 
 FUNCTION = "function"
 FLAG = f"--tool-call-parser {{{','.join(ToolCallFormat)}}}"
@@ -31,6 +32,15 @@ class ToolUse:
     schema: JsonObject | None = None
     """Constrains the answer, which is read as a list of calls, or as the arguments of `named`."""
     named: str | None = None
+
+    @property
+    def calls(self) -> GrammarCalls | None:
+        """Calls that the answer may consist of instead of following a format."""
+        syntax = None if self.call_format is None else SYNTAXES.get(self.call_format)
+        if syntax is None:
+            return None
+        names = [tool["function"]["name"] for tool in self.tools] if syntax.may_begin_bare else []
+        return GrammarCalls(syntax.opening, bare_names=tuple(names))
 
 
 class NamedTool(NamedTuple):

@@ -11,7 +11,7 @@ from loraserve.api.inference.common_fields import check_priority, checked_salt
 from loraserve.api.inference.structured_outputs import RequestedFormat, formats_of, grammar_of
 from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import SamplingParams
+from loraserve.engine.request import GrammarCalls, SamplingParams
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.serving.settings import Limits
 from loraserve.serving.text.choice import TextOptions
@@ -82,6 +82,7 @@ class SamplingChecker:
         logprobs: int | None,
         prompt_logprobs: int | None,
         tool_schema: dict[str, Any] | None = None,
+        calls: GrammarCalls | None = None,
     ) -> CheckedSampling:
         """For completions and chats. Raises `ServingError`. max_tokens: 0 = generate nothing."""
         check_stream_options(request.stream, request.stream_options)
@@ -92,7 +93,12 @@ class SamplingChecker:
         n = _or(request.n, 1)
         check_range("n", n, 1, self._limits.max_n)
         checked = self.check_shared(
-            request, max_tokens=max_tokens, logprobs=logprobs, formats=formats_of(request), tool_schema=tool_schema
+            request,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            formats=formats_of(request),
+            tool_schema=tool_schema,
+            calls=calls,
         )
         return replace(checked, params=replace(checked.params, n=n, prompt_logprobs=prompt_logprobs))
 
@@ -104,8 +110,9 @@ class SamplingChecker:
         logprobs: int | None,
         formats: Sequence[RequestedFormat],
         tool_schema: dict[str, Any] | None,
+        calls: GrammarCalls | None = None,
     ) -> CheckedSampling:
-        """Checks the fields that all APIs share. Raises `ServingError`."""
+        """Checks the fields that all APIs share. Raises `ServingError`. tool_schema, calls: see `grammar_of`."""
         if self._is_headless:
             message = "The model was saved without an lm_head and cannot generate text."
             message += " POST /v1/embeddings, /v1/classify, /v1/rerank or /v1/score."
@@ -116,7 +123,7 @@ class SamplingChecker:
         min_tokens = _or(request.min_tokens, 0)
         check_range("min_tokens", min_tokens, 0, self._max_model_len if max_tokens is None else max_tokens)
         stop_token_ids = self._stop_token_ids(request)
-        grammar = grammar_of(request, self._limits, formats, tool_schema)
+        grammar = grammar_of(request, self._limits, formats, tool_schema, calls)
         # With a grammar, the engine accepts them as ends of the output, whichever adapter's template they are from.
         turn_end_ids = self._turn_end_ids if grammar is not None else ()
         seed = request.seed

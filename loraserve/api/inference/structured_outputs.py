@@ -11,7 +11,7 @@ from loraserve.api.inference.schema_cost import check_cost
 from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
 from loraserve.api.schemas.structured_outputs import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 from loraserve.api.schemas.unsupported import refuse_unsupported
-from loraserve.engine.request import Grammar, GrammarKind
+from loraserve.engine.request import Grammar, GrammarCalls, GrammarKind
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.settings import Limits
 
@@ -29,7 +29,7 @@ class RequestedFormat(NamedTuple):
     kind: GrammarKind
     value: Any
     is_for_text: bool = False
-    """OpenAI's and Anthropic's formats: a call is not held to them. vLLM's are for the whole answer."""
+    """OpenAI's and Anthropic's formats: calls are not held to them. vLLM's are for the whole answer."""
 
 
 def grammar_of(
@@ -37,11 +37,13 @@ def grammar_of(
     limits: Limits,
     formats: Sequence[RequestedFormat],
     tool_schema: dict[str, Any] | None = None,
+    calls: GrammarCalls | None = None,
 ) -> Grammar | None:
     """None if the answer is not constrained. Raises `ServingError`; whether the grammar is valid is left to the engine.
 
     formats: from fields that are specific to the request's API.
     tool_schema: the constraint of `tool_choice`.
+    calls: those that the answer may consist of instead, if its format is for text.
     """
     requested = _distinct([*formats, *_structured_outputs(request)])
     if tool_schema is not None:
@@ -50,7 +52,7 @@ def grammar_of(
         requested = [json_format("tool_choice", tool_schema), *whole]
     if not requested:
         return None
-    (param, kind, value, _), *others = requested
+    (param, kind, value, is_for_text), *others = requested
     if others:
         raise invalid_value(others[0].param, f"cannot be combined with '{param}': an answer follows only one of them.")
     for other in ("allowed_token_ids", "ignore_eos"):
@@ -64,7 +66,7 @@ def grammar_of(
     check_at_most(param, len(text), limit, what)
     if isinstance(value, dict):
         check_cost(param, value, limits)
-    return Grammar(kind, text, param=param)
+    return Grammar(kind, text, calls=calls if is_for_text else None, param=param)
 
 
 def formats_of(request: GenerationFields) -> list[RequestedFormat]:

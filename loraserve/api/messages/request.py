@@ -56,6 +56,7 @@ def checked_message(body: MessagesRequest, checker: SamplingChecker, settings: S
         logprobs=None,
         formats=_formats(body.output_config),
         tool_schema=use.schema,
+        calls=use.calls,
     )
     if body.stop_sequences is not None:
         stop = checker.checked_stop("stop_sequences", body.stop_sequences)

@@ -52,6 +52,7 @@ def checked_response(body: ResponsesRequest, checker: SamplingChecker, settings:
         logprobs=_logprobs(checker, body, use, settings),
         formats=_formats(body.text),
         tool_schema=use.schema,
+        calls=use.calls,
     )
     conversation = response_conversation(body, use.tools, settings.limits)
     return CheckedResponse(with_calls_shown(sampling, use), conversation, tools, use)

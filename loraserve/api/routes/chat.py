@@ -104,6 +104,7 @@ def _check(context: AppContext, body: ChatCompletionRequest, use: ToolUse, max_t
         logprobs=_logprobs(context, body),
         prompt_logprobs=body.prompt_logprobs,
         tool_schema=use.schema,
+        calls=use.calls,
     )
     return with_calls_shown(checked, use)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.grammars.matcher import GrammarMatcher, GrammarUse, OutputMatcher, first_line
 from loraserve.engine.grammars.reasoning import ReasoningMatcher
-from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
+from loraserve.engine.request import EngineErrorCode, Grammar, GrammarCalls, GrammarKind
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -148,10 +148,39 @@ def _for_llguidance(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.CHOICE:
         # One terminal, because the number of rules that may begin at once is limited.
         return f"start: TEXT\nTEXT: {' | '.join(map(json.dumps, json.loads(grammar.text)))}"
+    if grammar.calls is not None:
+        assert grammar.kind is GrammarKind.JSON_SCHEMA
+        return _answer_or_calls(grammar.text, grammar.calls)
     try:
         return grammar_from(grammar.kind.value, grammar.text)
     except ValueError as error:
         raise grammar_refused(str(error)) from error
+
+
+def _answer_or_calls(schema: str, calls: GrammarCalls) -> str:
+    """No blank may come first, as before JSON: if only a call could follow it, models that begin with one would call.
+
+    In Lark's syntax, JSON's strings are texts, and <[*]> is any token, also a special one.
+    """
+    opening = json.dumps(calls.opening)
+    if calls.opening_id is not None:
+        opening += f" | <[{calls.opening_id}]>"
+    rules = [
+        "start: @answer | call any*",
+        f"call: {opening}",
+        "any: <[*]>",
+    ]
+    grammars = [f'{{"name": "answer", "json_schema": {schema}}}']
+    if calls.bare_names:
+        rules[0] += " | @bare_call any*"
+        grammars.append(json.dumps({"name": "bare_call", "json_schema": _bare_call(calls.bare_names)}))
+    lark = json.dumps({"lark_grammar": "\n".join(rules)})
+    return f'{{"grammars": [{", ".join([lark, *grammars])}]}}'
+
+
+def _bare_call(names: Sequence[str]) -> dict[str, object]:
+    properties = {"type": {"const": "function"}, "name": {"enum": list(names)}, "parameters": {"type": "object"}}
+    return {"type": "object", "properties": properties, "required": ["name", "parameters"]}
 
 
 def grammar_refused(reason: str) -> EngineRequestError:

@@ -7,6 +7,7 @@ import pytest
 from loraserve.api.chat.forced_calls import NO_PARAMETERS
 from loraserve.api.chat.tools import ToolUse, checked_tools, tool_use
 from loraserve.api.schemas.chat import ChatCompletionRequest
+from loraserve.engine.request import GrammarCalls
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.settings import Limits, ServingSettings
 from loraserve.serving.text.conversation import JsonObject
@@ -83,6 +84,24 @@ def test_tools_are_shown_and_calls_parsed_unless_the_choice_is_none() -> None:
     assert use_of(tools=[tool()], tool_choice="none") == ToolUse()
     assert use_of(tools=[tool()], parallel_tool_calls=True).max_calls is None
     assert use_of(tools=[tool()], parallel_tool_calls=False).max_calls == 1
+
+
+@pytest.mark.parametrize(
+    ("parser", "calls"),
+    [
+        (ToolCallFormat.HERMES, GrammarCalls("<tool_call>")),
+        (ToolCallFormat.MISTRAL, GrammarCalls("[TOOL_CALLS]")),
+        (ToolCallFormat.LLAMA3_JSON, GrammarCalls("<|python_tag|>", bare_names=("add",))),
+        (ToolCallFormat.OPENAI, None),
+    ],
+)
+def test_an_answer_in_a_format_may_be_a_call_if_the_model_chooses(
+    parser: ToolCallFormat, calls: GrammarCalls | None
+) -> None:
+    settings = msgspec.structs.replace(SETTINGS, tool_call_parser=parser)
+    assert tool_use(asked(tools=[tool()]), settings).calls == calls
+    for choice in ("none", "required"):
+        assert tool_use(asked(tools=[tool()], tool_choice=choice), settings).calls is None
 
 
 @pytest.mark.parametrize("tools", [None, []])

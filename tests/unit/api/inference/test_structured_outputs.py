@@ -5,7 +5,7 @@ import pytest
 
 from loraserve.api.inference.structured_outputs import WHITESPACE, formats_of, grammar_of
 from loraserve.api.schemas.completions import CompletionRequest
-from loraserve.engine.request import Grammar, GrammarKind
+from loraserve.engine.request import Grammar, GrammarCalls, GrammarKind
 from loraserve.serving.errors import ServingError
 from loraserve.serving.settings import Limits
 
@@ -109,6 +109,19 @@ def test_a_response_format_does_not_apply_to_forced_calls(response_format: objec
     whole = msgspec.convert(fields | {"guided_regex": "a"}, CompletionRequest)
     with pytest.raises(ServingError, match="'guided_regex' cannot be combined with 'tool_choice'"):
         grammar_of(whole, Limits(), formats_of(whole), forced)
+
+
+def test_calls_may_take_the_place_of_text_but_not_of_a_whole_answer() -> None:
+    calls = GrammarCalls("<tool_call>")
+    for fields, expected in (
+        ({"response_format": {"type": "json_object"}}, calls),
+        ({"structured_outputs": {"json": {"type": "object"}}}, None),
+        ({"guided_regex": "a"}, None),
+    ):
+        request = msgspec.convert({"prompt": "x"} | fields, CompletionRequest)
+        found = grammar_of(request, Limits(), formats_of(request), calls=calls)
+        assert found is not None
+        assert found.calls == expected
 
 
 def test_a_schema_that_is_too_long_is_refused_before_it_is_walked() -> None:
