@@ -75,11 +75,12 @@ class PackedTable:
 
 
 @dataclass(slots=True)
-class PackedAdapter(PackedTable):
+class PackedAdapter:
     digest: str
     """sha256 of the source: canonical config and every tensor's name, dtype, shape and bytes."""
+    table: PackedTable
     payload: np.ndarray
-    """uint8 [size_bytes], may be a read-only mapping of the packed file."""
+    """uint8 [size_bytes], may be a read-only mapping of the packed file, which stays open while this is referenced."""
 
     @property
     def size_bytes(self) -> int:

@@ -125,7 +125,7 @@ def new_packed_file(path: Path) -> Iterator[int]:
 def write_packed(packed: PackedAdapter, path: Path) -> None:
     """The file appears complete and synced, or not at all. Raises `OSError`."""
     with new_packed_file(path) as descriptor:
-        writer = PackedFileWriter(descriptor, packed, packed.size_bytes)
+        writer = PackedFileWriter(descriptor, packed.table, packed.size_bytes)
         writer.write(0, raw_bytes(packed.payload))
         writer.finish(packed.digest)
 
@@ -149,8 +149,7 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
         raise AdapterError("missing_file", f"{path.name} cannot be read: {error.strerror}", file=path.name) from None
     if verify and hashlib.sha256(raw_bytes(payload)).hexdigest() != header["payload_sha256"]:
         raise _damaged(path, "the payload does not match its sha256")
-    return PackedAdapter(
-        digest=header["digest"],
+    table = PackedTable(
         layout_fingerprint=header["layout_fingerprint"],
         dtype=header["dtype"],
         max_lora_rank=header["max_lora_rank"],
@@ -163,8 +162,8 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
         invocation_token_ids=tuple(header.get("invocation_token_ids", ())),
         head=PackedHead(*header["head"]) if "head" in header else None,
         trained_tokens=tuple(PackedTokens(member, tuple(ids)) for member, ids in header.get("trained_tokens", ())),
-        payload=payload,
     )
+    return PackedAdapter(header["digest"], table, payload)
 
 
 def _header_bytes(table: PackedTable, digest: str, size_bytes: int, payload_sha256: str) -> bytes:

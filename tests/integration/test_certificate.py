@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from loraserve_adapters.packed import PackedTable
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed, write_packed
 from loraserve_adapters.trained_tokens import ROWS
 from peft import LoraConfig
@@ -214,9 +215,10 @@ def test_a_classifier_agrees_with_peft(architecture: str, dtype: str, num_labels
     assert certificate.status is CertificateStatus.AGREES, certificate
     assert certificate.num_positions == 4
     packed = read_packed(published.packed)
-    assert packed.head is not None
-    start = packed.head.offset * torch.empty(0, dtype=getattr(torch, dtype)).itemsize
-    end = start + 4 * num_labels * packed.head.hidden_size
+    head = packed.table.head
+    assert head is not None
+    start = head.offset * torch.empty(0, dtype=getattr(torch, dtype)).itemsize
+    end = start + 4 * num_labels * head.hidden_size
     for name, changed in {"head": slice(start, end), "lora": slice(0, start)}.items():
         payload = np.array(packed.payload)
         of_dtype = np.float32 if name == "head" or dtype == "float32" else np.uint16
@@ -280,15 +282,15 @@ def test_a_wrong_packed_file_differs(of: str, request: pytest.FixtureRequest, tm
     payload *= 1.05
     wrong = tmp_path / "wrong.packed"
     with new_packed_file(wrong) as descriptor:
-        writer = PackedFileWriter(descriptor, packed, packed.size_bytes)
+        writer = PackedFileWriter(descriptor, packed.table, packed.size_bytes)
         writer.write(0, payload.view(np.uint8).data)
         writer.finish(packed.digest)
     assert measure(published.job(packed_path=str(wrong))).status is CertificateStatus.DIFFERS
 
 
 def without_magnitudes(place: Callable[..., None]) -> Callable[..., None]:
-    def place_plain(rows: AdapterRows, slot: int, start: int, *offsets: np.ndarray) -> None:
-        place(rows, slot, start, *offsets[:-1], np.full_like(offsets[-1], -1))
+    def place_plain(rows: AdapterRows, slot: int, start: int, packed: PackedTable) -> None:
+        place(rows, slot, start, replace(packed, offset_magnitude=np.full_like(packed.offset_magnitude, -1)))
 
     return place_plain
 

@@ -408,7 +408,7 @@ def test_a_blob_is_packed_again_for_another_base(tmp_path: Path) -> None:
         path = await bench.ingest.pack(digest, folder)
         assert path == bench.ingest.packed_path(digest)
         packed = read_packed(path, layout_fingerprint=bench.layout.fingerprint)
-        assert (packed.digest, packed.dtype) == (digest, "bfloat16")
+        assert (packed.digest, packed.table.dtype) == (digest, "bfloat16")
         with pytest.raises(IngestError, match="damaged"):
             await bench.ingest.pack("0" * 64, folder)
         bench.layout = wide_layout(64)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedTokens
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedTable, PackedTokens
 from loraserve_adapters.packed_file import write_packed
 
 from loraserve.engine.adapters.memory import AdapterMemory, FinishAdapter
@@ -41,23 +41,19 @@ class TinyAdapter:
         path = folder / f"{self.digest}.packed"
         offset_magnitude = self.num_units * UNIT - 2 if self.is_dora else -1
         payload = np.full(self.size_bytes // 4, self.value, np.float32)
-        write_packed(
-            PackedAdapter(
-                digest=self.digest,
-                layout_fingerprint=layout_fingerprint,
-                dtype="float32",
-                max_lora_rank=self.num_units,
-                offset_a=np.array([0], np.int64),
-                offset_b=np.array([32], np.int64),
-                offset_bias=np.array([-1], np.int64),
-                offset_magnitude=np.array([offset_magnitude], np.int64),
-                lora_rank=np.array([self.num_units], np.int32),
-                scaling=np.array([self.value / 2], np.float32),
-                payload=payload.view(np.uint8),
-                trained_tokens=(PackedTokens(0, (1,)),) if self.has_tokens else (),
-            ),
-            path,
+        table = PackedTable(
+            layout_fingerprint=layout_fingerprint,
+            dtype="float32",
+            max_lora_rank=self.num_units,
+            offset_a=np.array([0], np.int64),
+            offset_b=np.array([32], np.int64),
+            offset_bias=np.array([-1], np.int64),
+            offset_magnitude=np.array([offset_magnitude], np.int64),
+            lora_rank=np.array([self.num_units], np.int32),
+            scaling=np.array([self.value / 2], np.float32),
+            trained_tokens=(PackedTokens(0, (1,)),) if self.has_tokens else (),
         )
+        write_packed(PackedAdapter(self.digest, table, payload.view(np.uint8)), path)
         return path
 
 

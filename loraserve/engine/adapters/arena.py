@@ -4,7 +4,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
 from loraserve_adapters.packed import PackedTable
 from torch import Tensor
 
@@ -17,22 +16,18 @@ MAX_COPIED = 1 << 24
 
 @dataclass(slots=True)
 class Resident:
+    table: PackedTable
     adapter_slot: int
     start: int
     """First element in the arena."""
     size: int
     """Elements."""
-    offset_a: np.ndarray
-    """Relative to `start`, -1 = absent."""
-    offset_b: np.ndarray
-    offset_bias: np.ndarray
-    offset_magnitude: np.ndarray
     num_references: int = 0
     was_acquired: bool = False
 
     @property
     def has_bias(self) -> bool:
-        return bool((self.offset_bias >= 0).any())
+        return bool((self.table.offset_bias >= 0).any())
 
 
 class AdapterArena:
@@ -63,10 +58,9 @@ class AdapterArena:
 
     def enter(self, digest: str, table: PackedTable, start: int, size: int) -> Resident:
         """Write its row of the table. The caller fills the extent."""
-        offsets = table.offset_a, table.offset_b, table.offset_bias, table.offset_magnitude
-        resident = Resident(self.free_slots.pop(), start, size, *offsets)
+        resident = Resident(table, self.free_slots.pop(), start, size)
         self._rows.write(resident.adapter_slot, table)
-        self._place(resident)
+        self._rows.place(resident.adapter_slot, start, table)
         self.residents[digest] = resident
         self.table.num_biased += resident.has_bias
         return resident
@@ -91,7 +85,7 @@ class AdapterArena:
                 if resident.start != place:
                     self._copy_down(resident.start, place, resident.size)
                     resident.start = place
-                    self._place(resident)
+                    self._rows.place(resident.adapter_slot, place, resident.table)
                 place += resident.size
         self.extents.join(start, end)
 
@@ -101,16 +95,6 @@ class AdapterArena:
         assert used + self.extents.num_free == self.extents.size, "arena space was lost"
         spans = sorted((r.start, r.start + r.size) for r in self.residents.values())
         assert all(a[1] <= b[0] for a, b in pairwise(spans)), "adapters overlap in the arena"
-
-    def _place(self, resident: Resident) -> None:
-        self._rows.place(
-            resident.adapter_slot,
-            resident.start,
-            resident.offset_a,
-            resident.offset_b,
-            resident.offset_bias,
-            resident.offset_magnitude,
-        )
 
     def _copy_down(self, source: int, destination: int, size: int) -> None:
         """Copy within the arena; if source and destination overlap, in pieces, so that only one piece needs temporary

@@ -71,7 +71,7 @@ class AdapterMemory:
         )
         """Contains only residents. Until they arrive they are not evictable and, while loading, not referenced."""
         self._finish = finish
-        self._unfinished: dict[str, PackedTable] = {}
+        self._unfinished: set[str] = set()
         """Residents on their way to a GPU that are still as they were packed and must be finished there."""
         self._num_postponed = 0
         self.num_in_use = 0
@@ -129,12 +129,12 @@ class AdapterMemory:
                 f"adapter {digest[:12]} takes {packed.size_bytes} bytes, but the adapter memory has {self.size_bytes}: "
                 "raise --adapter-memory-bytes",
             )
-        if packed.max_lora_rank > MAX_LORA_RANK:
+        if packed.table.max_lora_rank > MAX_LORA_RANK:
             raise AdapterError(
                 "rank_too_large",
-                f"adapter {digest[:12]} has rank {packed.max_lora_rank}; at most {MAX_LORA_RANK} is accepted",
+                f"adapter {digest[:12]} has rank {packed.table.max_lora_rank}; at most {MAX_LORA_RANK} is accepted",
             )
-        known = AdapterFile(path, packed.size_bytes, packed.invocation_token_ids, packed.head)
+        known = AdapterFile(path, packed.size_bytes, packed.table.invocation_token_ids, packed.table.head)
         self._files.add(digest, known)
         if self._transit is not None:
             self._transit.prefill(digest, packed, file, lambda: self._files.payload(digest, known))
@@ -301,7 +301,7 @@ class AdapterMemory:
         start = self._try_make_room(packed.size_bytes // self._element_bytes)
         if start is None:
             return None
-        resident = self._enter(digest, packed, packed.size_bytes, start)
+        resident = self._enter(digest, packed.table, packed.size_bytes, start)
         self._arena.extent(resident).copy_(_as_tensor(packed.payload).view(self.table.arena.dtype))
         self._ensure_finished(digest, resident)
         self._arena.evictable[digest] = None
@@ -328,16 +328,15 @@ class AdapterMemory:
             del self._evicted[digest]
             self.num_reloads += 1
         if table.is_finished_by_base:
-            self._unfinished[digest] = table
+            self._unfinished.add(digest)
         return self._arena.enter(digest, table, start, size_bytes // self._element_bytes)
 
     def _ensure_finished(self, digest: str, resident: Resident) -> None:
         """Finish it for steps queued from now on. The adapter is there, or the main stream waits for all of it."""
-        table = self._unfinished.get(digest)
-        if table is not None:
+        if digest in self._unfinished:
             assert self._finish is not None, "an adapter must be finished, but there is no `finish`"
-            self._finish(table, self._arena.extent(resident))
-            del self._unfinished[digest]
+            self._finish(resident.table, self._arena.extent(resident))
+            self._unfinished.remove(digest)
 
     def _is_in_transit(self, digest: str) -> bool:
         return self._transit is not None and digest in self._transit
@@ -377,7 +376,7 @@ class AdapterMemory:
 
     def _evict(self, digest: str) -> None:
         self._arena.evict(digest)
-        self._unfinished.pop(digest, None)
+        self._unfinished.discard(digest)
         if self._transit is not None:
             self._transit.note_evicted(digest)
 

@@ -41,22 +41,14 @@ class AdapterRows:
         self._copy(self.table.lora_rank[adapter_slot], packed.lora_rank.astype(np.int32))
         self._copy(self.table.scaling[adapter_slot], packed.scaling.astype(np.float32))
 
-    def place(
-        self,
-        adapter_slot: int,
-        start: int,
-        offset_a: np.ndarray,
-        offset_b: np.ndarray,
-        offset_bias: np.ndarray,
-        offset_magnitude: np.ndarray,
-    ) -> None:
-        """start: of its extent, in elements; the offsets count from it, in elements too."""
-        self._copy(self.table.offset_a[adapter_slot], offset_a + start)
-        self._copy(self.table.offset_b[adapter_slot], offset_b + start)
+    def place(self, adapter_slot: int, start: int, packed: PackedTable) -> None:
+        """start: of its extent, in elements."""
+        self._copy(self.table.offset_a[adapter_slot], packed.offset_a + start)
+        self._copy(self.table.offset_b[adapter_slot], packed.offset_b + start)
         # Unlike for the other offsets, a negative offset marks what is absent.
         for row, offsets in (
-            (self.table.offset_bias[adapter_slot], offset_bias),
-            (self.table.offset_magnitude[adapter_slot], offset_magnitude),
+            (self.table.offset_bias[adapter_slot], packed.offset_bias),
+            (self.table.offset_magnitude[adapter_slot], packed.offset_magnitude),
         ):
             self._copy(row, np.where(offsets >= 0, offsets + start, -1))
 

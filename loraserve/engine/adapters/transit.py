@@ -98,7 +98,7 @@ class AdapterTransit:
             return
         if self._tier.find(digest, file) is not None:
             return
-        staged = self._tier.try_stage_free(digest, _table_of(packed), packed.size_bytes, file)
+        staged = self._tier.try_stage_free(digest, packed.table, packed.size_bytes, file)
         if staged is not None:
             staged.filling = self._uploader.fill(staged.payload, read)
 
@@ -121,7 +121,7 @@ class AdapterTransit:
         if staged is not None:
             return FoundAdapter(staged.table, len(staged.payload), file, staged)
         packed = read_header()
-        return FoundAdapter(_table_of(packed), packed.size_bytes, file, None)
+        return FoundAdapter(packed.table, packed.size_bytes, file, None)
 
     def start(self, digest: str, found: FoundAdapter, destination: Tensor, read: Read) -> None:
         """destination: uint8 [size_bytes]. read: of its file; called in a thread unless the host tier has the data."""
@@ -234,19 +234,3 @@ class AdapterTransit:
 
 def _has_arrived(arrival: Arrival) -> bool:
     return arrival.is_waited or arrival.last.query()
-
-
-def _table_of(packed: PackedAdapter) -> PackedTable:
-    """The table without the payload, whose mapping would keep the file open."""
-    return PackedTable(
-        packed.layout_fingerprint,
-        packed.dtype,
-        packed.max_lora_rank,
-        packed.offset_a,
-        packed.offset_b,
-        packed.offset_bias,
-        packed.offset_magnitude,
-        packed.lora_rank,
-        packed.scaling,
-        trained_tokens=packed.trained_tokens,
-    )

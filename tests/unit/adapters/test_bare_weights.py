@@ -401,11 +401,12 @@ def test_expert_linears_have_no_effect_if_every_b_is_zero(has_effect: bool, tmp_
 
 def a_and_b(packed: PackedAdapter, layout: BaseLayout, name: str) -> tuple[np.ndarray, np.ndarray]:
     """[num_experts, rank, in_features] and [num_experts, rank, out_features], in the layout's dtype."""
+    table = packed.table
     values = np.array(packed.payload).view(STORAGE[layout.dtype])
     ((index, module),) = [(i, module) for i, (module,) in enumerate(layout.groups) if module.name == name]
-    num_ranks = int(packed.lora_rank[index]) * (module.num_matrices or 1)
+    num_ranks = int(table.lora_rank[index]) * (module.num_matrices or 1)
     found = []
-    for start, features in ((packed.offset_a, module.in_features), (packed.offset_b, module.out_features)):
+    for start, features in ((table.offset_a, module.in_features), (table.offset_b, module.out_features)):
         matrix = values[int(start[index]) :][: num_ranks * features]
         found.append(matrix.reshape(module.num_matrices or 1, -1, features))
     return found[0], found[1]
@@ -421,7 +422,7 @@ def test_packs_each_expert_as_peft_splits_it(
     layout = experts_layout(dtype, num_layers=1)
     tensors = of_weights(3)
     packed = load_and_pack(write_folder(tmp_path / "adapter", {**BOTH, "r": 3}, tensors), layout, tmp_path)
-    assert packed.lora_rank.tolist() == [0, 0, 3, 3]
+    assert packed.table.lora_rank.tolist() == [0, 0, 3, 3]
     for name, owner in ((UP, INNER), (DOWN, OUTER)):
         a, b = a_and_b(packed, layout, name)
         peft_a = values_of(tensors[lora_key(owner, "A")]).reshape(NUM_EXPERTS, 3, -1)
@@ -472,7 +473,7 @@ def test_packs_the_linears_of_an_expert_together(
             expected_b[expert, first_rank : first_rank + len(part), first : first + part.shape[1]] = part
             first_rank += len(part)
     assert np.array_equal(b, convert(expected_b, "float32", dtype))
-    assert packed.scaling.max() == 2.0
+    assert packed.table.scaling.max() == 2.0
 
 
 def test_packs_a_router_as_a_linear(tmp_path: Path) -> None:

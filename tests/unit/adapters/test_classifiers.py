@@ -214,15 +214,16 @@ def test_a_task_without_its_head_and_a_head_without_its_task_are_refused(tmp_pat
 def test_the_head_is_packed_in_float32_whatever_the_dtype(dtype: str, saved: str, tmp_path: Path) -> None:
     layout, head = tiny_layout(dtype), head_of(5, saved)
     packed = load_and_pack(classifier(tmp_path / "adapter", head), layout, tmp_path)
-    assert packed.head is not None
-    assert (packed.head.num_labels, packed.head.hidden_size) == (5, HIDDEN)
-    start = packed.head.offset * STORAGE[dtype].itemsize
+    packed_head = packed.table.head
+    assert packed_head is not None
+    assert (packed_head.num_labels, packed_head.hidden_size) == (5, HIDDEN)
+    start = packed_head.offset * STORAGE[dtype].itemsize
     assert start % 256 == packed.size_bytes % 256 == 0
     values = np.array(packed.payload)[start : start + 4 * 5 * HIDDEN].view(np.float32).reshape(5, HIDDEN)
     assert np.array_equal(values, values_of(head))
     assert packed.size_bytes == start + 3 * 256  # 640 bytes, rounded up to a multiple of 256
     plain = write_folder(tmp_path / "plain", config_of(), lora_tensors(tiny_layout(), ["q_proj"]))
-    assert load_and_pack(plain, layout, tmp_path).head is None
+    assert load_and_pack(plain, layout, tmp_path).table.head is None
 
 
 def test_large_heads_are_packed_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +238,7 @@ def test_large_heads_are_packed_block_by_block(tmp_path: Path, monkeypatch: pyte
 def test_releases_without_heads_refuse_a_packed_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = tiny_layout()
     pack(read_adapter(classifier(tmp_path / "adapter"), layout), layout, path := tmp_path / "file.packed")
-    assert read_packed(path).head is not None
+    assert read_packed(path).table.head is not None
     monkeypatch.setattr("loraserve_adapters.packed_file.NEWEST_VERSION", 3)
     with pytest.raises(AdapterError, match="not a packed adapter of version"):
         read_packed(path)

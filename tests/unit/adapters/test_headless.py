@@ -80,8 +80,8 @@ def test_is_packed_like_the_same_adapter_of_the_whole_model(fields: dict[str, An
     folder = write_folder(tmp_path / "headless", config_of(**fields), headless(WHOLE))
     packed = load_and_pack(folder, LAYOUT, tmp_path)
     assert bytes(packed.payload) == bytes(of_whole.payload)
-    assert packed.offset_a.tolist() == of_whole.offset_a.tolist()
-    assert packed.layout_fingerprint == LAYOUT.fingerprint
+    assert packed.table.offset_a.tolist() == of_whole.table.offset_a.tolist()
+    assert packed.table.layout_fingerprint == LAYOUT.fingerprint
     assert packed.digest != of_whole.digest  # computed from the source's own names
     source = read_adapter(folder, LAYOUT)
     assert source.judged.is_headless
@@ -93,7 +93,7 @@ def test_magnitudes_may_have_headless_names_too(tmp_path: Path) -> None:
     of_whole = load_and_pack(write_folder(tmp_path / "whole", config, tensors), LAYOUT, tmp_path)
     packed = load_and_pack(write_folder(tmp_path / "headless", config, headless(tensors)), LAYOUT, tmp_path)
     assert bytes(packed.payload) == bytes(of_whole.payload)
-    assert packed.offset_magnitude.tolist() == of_whole.offset_magnitude.tolist()
+    assert packed.table.offset_magnitude.tolist() == of_whole.table.offset_magnitude.tolist()
     error = refusal(tmp_path, headless(tensors), use_dora=True, task_type="CAUSAL_LM")
     assert (error.code, error.key) == ("unknown_module", magnitude_key("layers.0.self_attn.q_proj"))
     assert "Set task_type to FEATURE_EXTRACTION" in (error.remedy or "")

@@ -35,21 +35,22 @@ def test_lays_out_mixed_ranks_as_documented(dtype: str, tmp_path: Path) -> None:
         rank_pattern={"v_proj": 5},
     )
     packed = load_and_pack(write_folder(tmp_path / "adapter", config, tensors), layout, tmp_path)
-    assert packed.lora_rank.tolist() == [3, 0, 5, *[0] * 11, 3]
-    assert packed.scaling[[0, 2, 14]].tolist() == pytest.approx([2.0, 1.2, 2.0])
-    assert packed.scaling[1] == 0
-    assert packed.max_lora_rank == 5
-    assert (packed.offset_a >= 0).nonzero()[0].tolist() == [0, 8]
-    assert (packed.offset_b >= 0).nonzero()[0].tolist() == [0, 2, 14]
+    table = packed.table
+    assert table.lora_rank.tolist() == [3, 0, 5, *[0] * 11, 3]
+    assert table.scaling[[0, 2, 14]].tolist() == pytest.approx([2.0, 1.2, 2.0])
+    assert table.scaling[1] == 0
+    assert table.max_lora_rank == 5
+    assert (table.offset_a >= 0).nonzero()[0].tolist() == [0, 8]
+    assert (table.offset_b >= 0).nonzero()[0].tolist() == [0, 2, 14]
     values = np.array(packed.payload).view(STORAGE[dtype])
     item_bytes = values.itemsize
-    present = [offset for offset in [*packed.offset_a.tolist(), *packed.offset_b.tolist()] if offset >= 0]
+    present = [offset for offset in [*table.offset_a.tolist(), *table.offset_b.tolist()] if offset >= 0]
     assert all(offset * item_bytes % ALIGNMENT_BYTES == 0 for offset in present)
     q, v = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"
     both_a = np.concatenate([values_of(tensors[lora_key(name, "A")]) for name in (q, v)])
-    start = int(packed.offset_a[0])
+    start = int(table.offset_a[0])
     assert np.array_equal(values[start : start + 8 * 32].reshape(8, 32), convert(both_a, "float32", dtype))
-    start = int(packed.offset_b[2])
+    start = int(table.offset_b[2])
     b_of_v = convert(values_of(tensors[lora_key(v, "B")]), "float32", dtype)
     assert np.array_equal(values[start : start + 5 * 16].reshape(5, 16), b_of_v.T)
     assert packed.size_bytes % ALIGNMENT_BYTES == 0
@@ -156,10 +157,11 @@ def test_biases_are_packed_aligned_in_the_base_dtype(tmp_path: Path) -> None:
             tensors[name.replace("weight", "bias")] = raw_tensor(bias)
     config = config_of(target_modules=["k_proj", "v_proj"], lora_bias=True)
     packed = load_and_pack(write_folder(tmp_path / "adapter", config, tensors), layout, tmp_path)
-    assert (packed.offset_bias >= 0).nonzero()[0].tolist() == [1, 2, 8, 9]
-    assert all(offset * 2 % ALIGNMENT_BYTES == 0 for offset in packed.offset_bias if offset >= 0)
+    table = packed.table
+    assert (table.offset_bias >= 0).nonzero()[0].tolist() == [1, 2, 8, 9]
+    assert all(offset * 2 % ALIGNMENT_BYTES == 0 for offset in table.offset_bias if offset >= 0)
     values = np.array(packed.payload).view(np.uint16)
-    for start in packed.offset_bias[packed.offset_bias >= 0].tolist():
+    for start in table.offset_bias[table.offset_bias >= 0].tolist():
         assert np.array_equal(values[start : start + 16], convert(bias, "float32", "bfloat16"))
 
 
@@ -170,19 +172,20 @@ def test_magnitudes_in_float32_and_as_many_zeros_follow_their_b(dtype: str, tmp_
     tensors = with_magnitudes(plain, "bfloat16" if dtype == "float16" else "float32")
     config = config_of(target_modules=["k_proj", "v_proj"], use_dora=True)
     packed = load_and_pack(write_folder(tmp_path / "adapter", config, tensors), layout, tmp_path)
-    assert (packed.offset_magnitude >= 0).nonzero()[0].tolist() == [1, 2, 8, 9]
-    assert not (packed.offset_bias >= 0).any()
+    table = packed.table
+    assert (table.offset_magnitude >= 0).nonzero()[0].tolist() == [1, 2, 8, 9]
+    assert not (table.offset_bias >= 0).any()
     payload, item_bytes = np.array(packed.payload), STORAGE[dtype].itemsize
     members = [member for group in layout.groups for member in group]
     for index in (1, 2, 8, 9):
-        start = int(packed.offset_magnitude[index]) * item_bytes
+        start = int(table.offset_magnitude[index]) * item_bytes
         assert start % ALIGNMENT_BYTES == 0
-        assert start - int(packed.offset_b[index]) * item_bytes == 256  # a B of 4 * 16, aligned
+        assert start - int(table.offset_b[index]) * item_bytes == 256  # a B of 4 * 16, aligned
         found, zeros = payload[start : start + 128].view(np.float32).reshape(2, 16)
         assert np.array_equal(found, values_of(tensors[magnitude_key(members[index].name)]))
         assert not zeros.any()
     without = load_and_pack(write_folder(tmp_path / "plain", {**config, "use_dora": False}, plain), layout, tmp_path)
-    assert not (without.offset_magnitude >= 0).any()
+    assert not (without.table.offset_magnitude >= 0).any()
     assert packed.size_bytes == without.size_bytes + 4 * 256
 
 
@@ -192,7 +195,7 @@ def test_magnitudes_need_not_fit_the_base_dtype(dtype: str, value: float, tmp_pa
     tensors = with_magnitudes(lora_tensors(layout, ["q_proj"]))
     tensors[magnitude_key("model.layers.1.self_attn.q_proj")] = raw_tensor(np.full(HIDDEN, value, np.float32))
     packed = load_and_pack(write_folder(tmp_path / "adapter", config_of(use_dora=True), tensors), layout, tmp_path)
-    start = int(packed.offset_magnitude[7]) * 2
+    start = int(packed.table.offset_magnitude[7]) * 2
     assert np.array_equal(np.array(packed.payload)[start : start + 128].view(np.float32), np.full(HIDDEN, value, "f4"))
 
 
@@ -201,7 +204,7 @@ def test_the_packed_file_of_an_activated_adapter_has_its_invocation(tmp_path: Pa
     for invocation in (None, [5, 9, 5]):
         config = config_of(alora_invocation_tokens=invocation)
         folder = write_folder(tmp_path / str(invocation), config, lora_tensors(layout, ["q_proj"]))
-        assert load_and_pack(folder, layout, tmp_path).invocation_token_ids == tuple(invocation or ())
+        assert load_and_pack(folder, layout, tmp_path).table.invocation_token_ids == tuple(invocation or ())
 
 
 def test_keeps_one_file_per_layout(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from loraserve_adapters import packed_file, sync_file
 from loraserve_adapters.base_layout import BaseModule
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.pack import pack
-from loraserve_adapters.packed import PackedAdapter
+from loraserve_adapters.packed import PackedAdapter, PackedTable
 from loraserve_adapters.packed_file import PAGE_BYTES, layout_fingerprint, read_packed, write_packed
 from loraserve_adapters.source import read_adapter
 
@@ -44,9 +44,12 @@ def test_reads_back_what_was_written_as_a_read_only_mapping(
 ) -> None:
     packed, path = request.getfixturevalue(kind), tmp_path / "a.packed"
     write_packed(packed, path)
-    read = read_packed(path, layout_fingerprint=packed.layout_fingerprint)
-    for field in dataclasses.fields(PackedAdapter):
-        expected, found = getattr(packed, field.name), getattr(read, field.name)
+    read = read_packed(path, layout_fingerprint=packed.table.layout_fingerprint)
+    assert read.digest == packed.digest
+    assert read.payload.dtype == packed.payload.dtype
+    assert np.array_equal(read.payload, packed.payload)
+    for field in dataclasses.fields(PackedTable):
+        expected, found = getattr(packed.table, field.name), getattr(read.table, field.name)
         if isinstance(expected, np.ndarray):
             assert found.dtype == expected.dtype
             assert np.array_equal(found, expected)
@@ -67,9 +70,9 @@ def test_only_files_with_magnitudes_have_a_newer_version(
         data = (tmp_path / "a.packed").read_bytes()
         _, version, length, _ = packed_file._PREFIX.unpack_from(data)
         header = json.loads(data[packed_file._PREFIX.size :][:length])
-        found.append((version, header.get("offset_magnitude"), (adapter.offset_magnitude >= 0).sum()))
-    assert found == [(2, None, 0), (3, packed_dora.offset_magnitude.tolist(), 3)]
-    assert packed.offset_magnitude.tolist() == [-1] * len(packed.offset_b)
+        found.append((version, header.get("offset_magnitude"), (adapter.table.offset_magnitude >= 0).sum()))
+    assert found == [(2, None, 0), (3, packed_dora.table.offset_magnitude.tolist(), 3)]
+    assert packed.table.offset_magnitude.tolist() == [-1] * len(packed.table.offset_b)
 
 
 def test_refuses_files_with_damaged_or_missing_bytes(packed: PackedAdapter, tmp_path: Path) -> None:

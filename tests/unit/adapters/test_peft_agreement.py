@@ -36,19 +36,20 @@ PREFIX = "base_model.model."
 
 def unpacked(packed: PackedAdapter, layout: BaseLayout) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:
     """name → (A [rank, in], B [out, rank], scaling), read by the layout documented in packed.py."""
-    values = torch.from_numpy(np.array(packed.payload)).view(getattr(torch, packed.dtype))
+    table = packed.table
+    values = torch.from_numpy(np.array(packed.payload)).view(getattr(torch, table.dtype))
     result = {}
     member_index = 0
     for group_index, group in enumerate(layout.groups):
-        position = int(packed.offset_a[group_index])
+        position = int(table.offset_a[group_index])
         for module in group:
-            rank = int(packed.lora_rank[member_index])
-            start_b = int(packed.offset_b[member_index])
+            rank = int(table.lora_rank[member_index])
+            start_b = int(table.offset_b[member_index])
             if rank:
                 a = values[position : position + rank * module.in_features].view(rank, module.in_features)
                 position += rank * module.in_features
                 b = values[start_b : start_b + rank * module.out_features].view(rank, module.out_features)
-                result[module.name] = (a, b.T, float(packed.scaling[member_index]))
+                result[module.name] = (a, b.T, float(table.scaling[member_index]))
             else:
                 assert start_b == -1
             member_index += 1
@@ -58,11 +59,11 @@ def unpacked(packed: PackedAdapter, layout: BaseLayout) -> dict[str, tuple[torch
 def unpacked_magnitudes(packed: PackedAdapter, layout: BaseLayout) -> dict[str, torch.Tensor]:
     """name → float32 [2, out] for modules with magnitudes, read by the same layout."""
     payload = torch.from_numpy(np.array(packed.payload))
-    item_bytes = STORAGE[packed.dtype].itemsize
+    item_bytes = STORAGE[packed.table.dtype].itemsize
     members = [module for group in layout.groups for module in group]
     return {
         module.name: payload[offset * item_bytes :][: 2 * module.out_features * 4].view(torch.float32).view(2, -1)
-        for module, offset in zip(members, packed.offset_magnitude.tolist(), strict=True)
+        for module, offset in zip(members, packed.table.offset_magnitude.tolist(), strict=True)
         if offset >= 0
     }
 

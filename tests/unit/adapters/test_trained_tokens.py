@@ -72,14 +72,15 @@ def refusal(folder: Path, layout: BaseLayout = LAYOUT) -> AdapterError:
 
 def own_rows(packed: PackedAdapter, layout: BaseLayout) -> dict[str, tuple[tuple[int, ...], Tensor]]:
     """Table → (token ids from its one-hot matrix, rows [num_tokens, hidden_size]), by the layout in packed.py."""
-    values = torch.from_numpy(np.array(packed.payload)).view(getattr(torch, packed.dtype))
+    table = packed.table
+    values = torch.from_numpy(np.array(packed.payload)).view(getattr(torch, table.dtype))
     groups = [index for index, group in enumerate(layout.groups) for _ in group]
     members = [module for group in layout.groups for module in group]
     found = {}
-    for tokens in packed.trained_tokens:
+    for tokens in table.trained_tokens:
         module, num_tokens = members[tokens.member], len(tokens.token_ids)
-        assert (packed.lora_rank[tokens.member], packed.scaling[tokens.member]) == (num_tokens, 1)
-        a, b = int(packed.offset_a[groups[tokens.member]]), int(packed.offset_b[tokens.member])
+        assert (table.lora_rank[tokens.member], table.scaling[tokens.member]) == (num_tokens, 1)
+        a, b = int(table.offset_a[groups[tokens.member]]), int(table.offset_b[tokens.member])
         selector_start, start = (a, b) if module.is_embedding else (b, a)
         selector = values[selector_start:][: num_tokens * VOCABULARY].view(num_tokens, VOCABULARY).float()
         assert torch.equal(selector.sum(1), torch.ones(num_tokens))
@@ -137,7 +138,7 @@ def test_tables_that_peft_saves_with_added_tokens_are_copies_of_the_served_ones(
     assert f"{rows_key().removesuffix('.trainable_tokens_delta')}.base_layer.weight" in saved
     assert (rows_key("lm_head") in saved) == tied
     packed = load_and_pack(folder, layout, tmp_path / "cache")
-    assert [len(table.token_ids) for table in packed.trained_tokens] == [2] * (1 + tied)
+    assert [len(table.token_ids) for table in packed.table.trained_tokens] == [2] * (1 + tied)
     assert refusal(folder, layout_of(make_llama(tied))).found == str(VOCABULARY + 3)
 
 
@@ -163,7 +164,7 @@ def test_a_classifier_has_trained_rows_in_the_embedding_alone(tmp_path: Path) ->
     config = config_of(task_type="SEQ_CLS", modules_to_save=["score"], **{FIELD: [9, 4]})
     packed = load_and_pack(write_folder(tmp_path / "adapter", config, tensors | head), LAYOUT, tmp_path / "cache")
     assert [*own_rows(packed, LAYOUT)] == ["model.embed_tokens"]
-    assert packed.head is not None
+    assert packed.table.head is not None
 
 
 def test_the_digest_includes_token_ids_and_rows(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_the_clean_config_has_the_same_tokens_for_peft_and_for_us(tokens: Tokens
 
 def test_releases_without_trained_rows_refuse_the_packed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(read_adapter(adapter(tmp_path / "adapter"), LAYOUT), LAYOUT, path := tmp_path / "file.packed")
-    assert len(read_packed(path).trained_tokens) == 2
+    assert len(read_packed(path).table.trained_tokens) == 2
     monkeypatch.setattr("loraserve_adapters.packed_file.NEWEST_VERSION", 4)
     with pytest.raises(AdapterError, match="not a packed adapter of version"):
         read_packed(path)
