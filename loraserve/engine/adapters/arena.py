@@ -24,6 +24,8 @@ class Resident:
     """Elements."""
     num_references: int = 0
     was_acquired: bool = False
+    has_arrived: bool = False
+    """Whether its copies have ended; until then it must stay where it is."""
 
     @property
     def has_bias(self) -> bool:
@@ -31,34 +33,44 @@ class Resident:
 
 
 class AdapterArena:
-    """By digest; sizes in elements. Adapters are evicted and moved only on request."""
+    """By digest; sizes in elements. Adapters are evicted and moved only on request.
+
+    One is evictable while it is not referenced and has arrived.
+    """
 
     def __init__(self, rows: AdapterRows, num_slots: int) -> None:
         self._rows = rows
         self.table = rows.table
         self.extents = Extents(len(self.table.arena))
         self.residents: dict[str, Resident] = {}
-        self.evictable: OrderedDict[str, None] = OrderedDict()
+        self.num_in_use = 0
+        """Adapters that are referenced."""
+        self._evictable: OrderedDict[str, None] = OrderedDict()
         """Least recently used first."""
-        self.free_slots = list(range(num_slots - 1, -1, -1))
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def by_last_use(self) -> list[str]:
+        """All adapters, least recently used first; those that cannot be evicted now are last."""
+        return [*self._evictable, *(digest for digest in self.residents if digest not in self._evictable)]
 
     def can_make_room(self, size: int) -> bool:
         """Whether there is room after evicting all that can be evicted and compacting the rest."""
-        num_evictable = sum(self.residents[digest].size for digest in self.evictable)
-        return size <= self.extents.num_free + num_evictable and bool(self.free_slots or self.evictable)
+        num_evictable = sum(self.residents[digest].size for digest in self._evictable)
+        return size <= self.extents.num_free + num_evictable and bool(self._free_slots or self._evictable)
 
     def next_victim(self, size: int) -> str | None:
         """The adapter to evict next to make room; None once there is room, even scattered. Requires `can_make_room`."""
-        has_room = self.extents.num_free >= size and self.free_slots
-        return None if has_room else next(iter(self.evictable))
+        has_room = self.extents.num_free >= size and self._free_slots
+        return None if has_room else next(iter(self._evictable))
 
     def try_allocate(self, size: int) -> int | None:
         """Start of an extent to `enter`; None if no free one is large enough, or no slot is free."""
-        return self.extents.try_allocate(size) if self.free_slots else None
+        return self.extents.try_allocate(size) if self._free_slots else None
 
     def enter(self, digest: str, table: PackedTable, start: int, size: int) -> Resident:
-        """Write its row of the table. The caller fills the extent."""
-        resident = Resident(table, self.free_slots.pop(), start, size)
+        """Write its row of the table. The caller fills the extent and says so with `note_arrived`."""
+        resident = Resident(table, self._free_slots.pop(), start, size)
         self._rows.write(resident.adapter_slot, table)
         self._rows.place(resident.adapter_slot, start, table)
         self.residents[digest] = resident
@@ -68,13 +80,41 @@ class AdapterArena:
     def extent(self, resident: Resident) -> Tensor:
         return self.table.arena[resident.start : resident.start + resident.size]
 
+    def note_arrived(self, digest: str) -> None:
+        """Its copies have ended. If it is not referenced, it becomes the most recently used."""
+        resident = self.residents[digest]
+        resident.has_arrived = True
+        if resident.num_references == 0:
+            self._evictable[digest] = None
+
+    def acquire(self, digest: str) -> int:
+        """Take a reference; returns the adapter slot."""
+        resident = self.residents[digest]
+        self.num_in_use += resident.num_references == 0
+        resident.num_references += 1
+        resident.was_acquired = True
+        self._evictable.pop(digest, None)
+        return resident.adapter_slot
+
+    def release(self, digest: str) -> bool:
+        """Drop a reference; returns whether it was the last one, so that the adapter is now the most recently used."""
+        resident = self.residents[digest]
+        assert resident.num_references > 0, f"adapter {digest[:12]} released without a reference"
+        resident.num_references -= 1
+        if resident.num_references > 0:
+            return False
+        self.num_in_use -= 1
+        if resident.has_arrived:
+            self._evictable[digest] = None
+        return True
+
     def evict(self, digest: str) -> None:
         resident = self.residents.pop(digest)
         assert resident.num_references == 0, f"adapter {digest[:12]} is in use"
-        self.evictable.pop(digest, None)
+        self._evictable.pop(digest, None)
         self.table.num_biased -= resident.has_bias
         self.extents.free(resident.start, resident.size)
-        self.free_slots.append(resident.adapter_slot)
+        self._free_slots.append(resident.adapter_slot)
 
     def compact(self, size: int) -> None:
         """Move adapters together until `size` is free in one piece, moving as little as possible."""
@@ -95,6 +135,10 @@ class AdapterArena:
         assert used + self.extents.num_free == self.extents.size, "arena space was lost"
         spans = sorted((r.start, r.start + r.size) for r in self.residents.values())
         assert all(a[1] <= b[0] for a, b in pairwise(spans)), "adapters overlap in the arena"
+        num_held = sum(resident.num_references > 0 for resident in self.residents.values())
+        assert self.num_in_use == num_held, f"num_in_use is {self.num_in_use}, but {num_held} adapters are in use"
+        evictable = {digest for digest, r in self.residents.items() if r.num_references == 0 and r.has_arrived}
+        assert self._evictable.keys() == evictable, "an evictable adapter is referenced or on its way"
 
     def _copy_down(self, source: int, destination: int, size: int) -> None:
         """Copy within the arena; if source and destination overlap, in pieces, so that only one piece needs temporary

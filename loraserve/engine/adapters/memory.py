@@ -74,8 +74,6 @@ class AdapterMemory:
         self._unfinished: set[str] = set()
         """Residents on their way to a GPU that are still as they were packed and must be finished there."""
         self._num_postponed = 0
-        self.num_in_use = 0
-        """Adapters that are referenced."""
         self.num_loads = 0
         self.num_evictions = 0
         self.num_reloads = 0
@@ -106,10 +104,15 @@ class AdapterMemory:
         return (extents.size - extents.num_free) * self._element_bytes
 
     @property
+    def num_in_use(self) -> int:
+        """Adapters that are referenced."""
+        return self._arena.num_in_use
+
+    @property
     def resident(self) -> dict[str, tuple[int, int]]:
         """(offset, size) in bytes by digest. Least recently used first; those that cannot be evicted now are last."""
-        evictable, residents, size = self._arena.evictable, self._arena.residents, self._element_bytes
-        ordered = [*evictable, *(digest for digest in residents if digest not in evictable)]
+        residents, size = self._arena.residents, self._element_bytes
+        ordered = self._arena.by_last_use
         return {digest: (residents[digest].start * size, residents[digest].size * size) for digest in ordered}
 
     def knows(self, digest: str) -> bool:
@@ -209,8 +212,7 @@ class AdapterMemory:
         for digest in self._transit.finish_loading():
             self._evict(digest)
         for digest in self._transit.take_arrived():
-            if self._arena.residents[digest].num_references == 0:
-                self._arena.evictable[digest] = None
+            self._arena.note_arrived(digest)
 
     def has_news(self) -> bool:
         """Whether an adapter has progressed since `settle_uploads`, so that more can be acquired now than then."""
@@ -254,40 +256,26 @@ class AdapterMemory:
         if needs_all and self._is_being_copied(digest):
             return None
         self._ensure_finished(digest, resident)
-        self.num_in_use += resident.num_references == 0
-        resident.num_references += 1
-        resident.was_acquired = True
-        self._arena.evictable.pop(digest, None)
-        return resident.adapter_slot
+        return self._arena.acquire(digest)
 
     def release(self, digest: str) -> None:
-        resident = self._arena.residents[digest]
-        assert resident.num_references > 0, f"adapter {digest[:12]} released without a reference"
-        resident.num_references -= 1
-        if resident.num_references > 0:
-            return
-        self.num_in_use -= 1
-        if self._transit is not None:
+        was_last = self._arena.release(digest)
+        if was_last and self._transit is not None:
             self._transit.note_released(digest)
-        if not self._is_in_transit(digest):
-            self._arena.evictable[digest] = None
 
     def check_invariants(self, references: dict[str, int]) -> None:
         """`references`: running sequences by digest. Raises AssertionError naming what does not hold."""
         held = {digest: r.num_references for digest, r in self._arena.residents.items() if r.num_references}
         assert held == references, f"adapter references {held} differ from the running sequences' {references}"
-        assert self.num_in_use == len(held), f"num_in_use is {self.num_in_use}, but {len(held)} adapters are in use"
+        on_their_way: Set[str] = frozenset()
         if self._transit is not None:
             self._transit.check_invariants()
             loading = self._transit.loading
             assert not held.keys() & loading, "an adapter is referenced before its copies are queued"
-            assert loading | self._transit.arriving.keys() <= self._arena.residents.keys(), (
-                "an arriving adapter has no extent"
-            )
-        evictable = {
-            digest for digest in self._arena.residents if digest not in held and not self._is_in_transit(digest)
-        }
-        assert set(self._arena.evictable) == evictable, "an evictable adapter is referenced or on its way"
+            on_their_way = loading | self._transit.arriving.keys()
+            assert on_their_way <= self._arena.residents.keys(), "an arriving adapter has no extent"
+        not_arrived = {digest for digest, r in self._arena.residents.items() if not r.has_arrived}
+        assert not_arrived == on_their_way, "an adapter has arrived but is on its way, or has not and is not"
         self._arena.check_invariants()
 
     def _try_load(self, digest: str) -> Resident | None:
@@ -304,7 +292,7 @@ class AdapterMemory:
         resident = self._enter(digest, packed.table, packed.size_bytes, start)
         self._arena.extent(resident).copy_(_as_tensor(packed.payload).view(self.table.arena.dtype))
         self._ensure_finished(digest, resident)
-        self._arena.evictable[digest] = None
+        self._arena.note_arrived(digest)
         return resident
 
     def _find(self, transit: AdapterTransit, digest: str) -> FoundAdapter:
@@ -337,9 +325,6 @@ class AdapterMemory:
             assert self._finish is not None, "an adapter must be finished, but there is no `finish`"
             self._finish(resident.table, self._arena.extent(resident))
             self._unfinished.remove(digest)
-
-    def _is_in_transit(self, digest: str) -> bool:
-        return self._transit is not None and digest in self._transit
 
     def _is_loading(self, digest: str) -> bool:
         return self._transit is not None and self._transit.is_loading(digest)

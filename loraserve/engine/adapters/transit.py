@@ -60,9 +60,6 @@ class AdapterTransit:
         """Not reported yet."""
         self.arriving: dict[str, Arrival] = {}
 
-    def __contains__(self, digest: str) -> bool:
-        return digest in self._loading or digest in self.arriving
-
     @property
     def loading(self) -> set[str]:
         return set(self._loading)

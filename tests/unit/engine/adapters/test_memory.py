@@ -368,7 +368,7 @@ def test_ten_thousand_loads_leak_no_memory_and_no_slots(
         memory.remove(adapter.digest)
     assert memory.used_bytes == 0
     assert memory.resident == {}
-    assert sorted(memory._arena.free_slots) == list(range(8))
+    assert sorted(memory._arena._free_slots) == list(range(8))
     assert memory._arena.extents.try_allocate(memory._arena.extents.size) == 0
 
 
