@@ -1,6 +1,6 @@
 """Turns an `EngineConfig` into a model ready to run: load, size memory, prove, swap."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from loraserve_kernels.backend import Backend, KernelTooLargeError
 from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.quantization import Quantization
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig
 
 from loraserve.engine import malloc
 from loraserve.engine.adapters.host_tier import choose_host_tier_bytes, locked_bytes
@@ -31,13 +31,14 @@ from loraserve.engine.memory_plan import (
     plan_memory,
 )
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.pooling_defaults import pooling_defaults
+from loraserve.engine.pooling_defaults import PoolingDefaults, pooling_defaults
 from loraserve.engine.scheduling.drafter import FreeRows
 from loraserve.engine.steps.batch_builder import BatchBuilder
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.steps.graphs import NO_GRAPHS, CaptureError, GraphSizes, StepGraphs
 from loraserve.engine.steps.model_runner import ModelRunner
 from loraserve.engine.steps.work_lists import WorkLists
+from loraserve.engine.vocabulary import Vocabulary, read_vocabulary
 from loraserve.engine.weight_formats import (
     check_memory,
     checkpoint_notes,
@@ -85,6 +86,16 @@ class EngineParts:
     """Columns of the logits, at least vocab_size."""
 
 
+@dataclass(frozen=True, slots=True)
+class _ModelFiles:
+    """What the model's files say, weights aside."""
+
+    config: PreTrainedConfig
+    vocabulary: Vocabulary
+    default_sampling: dict[str, float | int]
+    pooling: PoolingDefaults
+
+
 def start(config: EngineConfig, progress: Progress) -> EngineParts:
     """Raises `EngineStartError`."""
     try:
@@ -105,103 +116,128 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     accelerator = accelerator_of(device)
     quantization = choose_quantization(config, accelerator)
     chosen_kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, accelerator)
-    model_config = loader.load_config(config.model, config.revision)
-    tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
-    generation_config = loader.load_generation_config(config.model, config.revision)
-    default_pooling, pooling_notes = pooling_defaults(config.model, config.revision)
-    tokenizer_json = loader.tokenizer_json(tokenizer)
-    token_ids = set(tokenizer.get_vocab().values())
-    num_ids = max(token_ids) + 1  # some of these ids may have no token
-    eos_token_ids = _eos_token_ids(tokenizer, model_config, generation_config, num_ids)
-    turn_end_ids = _turn_end_ids(tokenizer, config.turn_end_tokens)
+    files = _read_files(config)
+    vocabulary = files.vocabulary
     # Reads the tokenizer in a thread while weights are loaded.
-    grammars = Grammars(loader.without_gaps(tokenizer_json, token_ids), [*eos_token_ids, *turn_end_ids.values()])
+    grammars = Grammars(loader.without_gaps(vocabulary.tokenizer_json, vocabulary.token_ids), vocabulary.ending_ids)
     backend, backend_note = _backend(config, device)
-    dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
+    dtype = loader.choose_dtype(config.dtype, files.config, device, backend)
     stored: StoredWeights = {}
     if keeps_stored(config, device, dtype, backend, quantization):
-        stored = loader.stored_weights(config.model, config.revision, model_config, dtype)
-    form = majority_format(model_config, dtype, stored) or quantization  # determines the cost of drafts
-    num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, form)
+        stored = loader.stored_weights(config.model, config.revision, files.config, dtype)
+    form = majority_format(files.config, dtype, stored) or quantization  # determines the cost of drafts
+    num_draft_tokens = _num_speculative_tokens(config, files.config, backend, dtype, form)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.return_large_blocks()
-    hf_model, is_headless = _load_weights(config, model_config, device, dtype, progress, stored)
-    model = CausalModel(hf_model, backend, quantization, stored, available_memory_bytes() if stored else None)
+    loaded = _load_weights(config, files.config, device, dtype, progress, stored)
+    model = CausalModel(loaded.model, backend, quantization, stored, available_memory_bytes() if stored else None)
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
     # Weights mapped from their file take memory only once they are packed, so what is available now is an overestimate.
     host_bytes = max(available_bytes - model.weight_bytes, 0)
-    plan = _plan(config, model, kv_dtype, model_config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
-    vocab_size = min(num_ids, model.logits_size)
-    _check_in_vocabulary(turn_end_ids, vocab_size)
+    plan = _plan(config, model, kv_dtype, files.config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
+    vocab_size = vocabulary.size_for(model.logits_size)
     model.prepare(plan.max_model_len, vocab_size, lambda done, total: progress("prepacking weights", done, total))
     malloc.keep_large_blocks()
     if accelerator is not None and gpu_memory is not None:
         num_bytes = _activation_bytes(config, model, kv_dtype, accelerator, progress)
         compile_sampling(backend, model, vocab_size)
-        plan = _plan(config, model, kv_dtype, model_config, gpu_memory.left_bytes(num_bytes))
+        plan = _plan(config, model, kv_dtype, files.config, gpu_memory.left_bytes(num_bytes))
     adapters = None
     if config.enable_lora:
         adapters = _adapter_memory(model, plan.arena_size_bytes, accelerator, host_tier_bytes)
     table = None if adapters is None else adapters.table
     runner = ModelRunner(model, plan.num_blocks, config.block_size, table, device, kv_dtype)
     builder = _builder(config, plan, model, backend, accelerator, runner, progress)
-    description = ModelDescription(
+    notes = _notes(config, files, loaded, model, quantization, backend, backend_note, plan, adapters)
+    description = _describe(
+        config, files, loaded, model, device, backend, kv_dtype, plan, vocab_size, num_draft_tokens, adapters, notes
+    )
+    free_rows = _free_rows(model, backend, files.config, form)
+    return EngineParts(
+        description, backend, accelerator, builder, runner, adapters, grammars, free_rows, model.logits_size
+    )
+
+
+def _read_files(config: EngineConfig) -> _ModelFiles:
+    model_config = loader.load_config(config.model, config.revision)
+    tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
+    generation_config = loader.load_generation_config(config.model, config.revision)
+    pooling = pooling_defaults(config.model, config.revision)
+    vocabulary = read_vocabulary(tokenizer, model_config, generation_config, config.turn_end_tokens)
+    default_sampling = {} if config.generation_config == "vllm" else _default_sampling(generation_config)
+    return _ModelFiles(model_config, vocabulary, default_sampling, pooling)
+
+
+def _describe(
+    config: EngineConfig,
+    files: _ModelFiles,
+    loaded: loader.LoadedModel,
+    model: CausalModel,
+    device: torch.device,
+    backend: Backend,
+    kv_dtype: torch.dtype,
+    plan: MemoryPlan,
+    vocab_size: int,
+    num_draft_tokens: int,
+    adapters: AdapterMemory | None,
+    notes: list[str],
+) -> ModelDescription:
+    return ModelDescription(
         name=config.model,
-        architecture=type(hf_model).__name__,
+        architecture=type(loaded.model).__name__,
         dtype=dtype_name(model.dtype),
         kv_cache_dtype=dtype_name(kv_dtype),
         device=str(device),
         backend=backend.name,
         max_model_len=plan.max_model_len,
         vocab_size=vocab_size,
-        hidden_size=model.layout.hidden_size or model_config.get_text_config().hidden_size,
-        eos_token_ids=eos_token_ids,
-        tokenizer_json=tokenizer_json,
-        turn_end_ids=turn_end_ids,
-        chat_template=_chat_template(tokenizer),
-        special_tokens={
-            name: str(value)
-            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-            if (value := getattr(tokenizer, name, None)) is not None
-        },
-        default_sampling={} if config.generation_config == "vllm" else _default_sampling(generation_config),
-        is_headless=is_headless,
-        default_pooling=default_pooling,
+        hidden_size=model.layout.hidden_size or files.config.get_text_config().hidden_size,
+        eos_token_ids=files.vocabulary.eos_token_ids,
+        tokenizer_json=files.vocabulary.tokenizer_json,
+        turn_end_ids=files.vocabulary.turn_end_ids,
+        chat_template=files.vocabulary.chat_template,
+        special_tokens=files.vocabulary.special_tokens,
+        default_sampling=files.default_sampling,
+        is_headless=loaded.is_headless,
+        default_pooling=files.pooling.pooling,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        num_speculative_tokens=num_speculative_tokens,
+        num_speculative_tokens=num_draft_tokens,
         quantization=config.quantization,
         keeps_stored=bool(model.stored),
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
         arena_size_bytes=0 if adapters is None else adapters.size_bytes,
-        host_tier_bytes=0 if adapters is None else host_tier_bytes,
+        host_tier_bytes=0 if adapters is None else adapters.host_tier_bytes,
         layout=replace(model.layout, vocab_size=vocab_size),
-        notes=[
-            *([HEADLESS_NOTE] if is_headless else []),
-            *pooling_notes,
-            *([backend_note] if backend_note else []),
-            *checkpoint_notes(config, model_config, model),
-            *quantization_notes(quantization, model, backend),
-            *plan.notes,
-            *model.notes,
-            *_host_tier_notes(adapters, host_tier_bytes),
-        ],
+        notes=notes,
     )
-    return EngineParts(
-        description,
-        backend,
-        accelerator,
-        builder,
-        runner,
-        adapters,
-        grammars,
-        _free_rows(model, backend, model_config, form),
-        model.logits_size,
-    )
+
+
+def _notes(
+    config: EngineConfig,
+    files: _ModelFiles,
+    loaded: loader.LoadedModel,
+    model: CausalModel,
+    quantization: Quantization | None,
+    backend: Backend,
+    backend_note: str,
+    plan: MemoryPlan,
+    adapters: AdapterMemory | None,
+) -> list[str]:
+    return [
+        *([HEADLESS_NOTE] if loaded.is_headless else []),
+        *files.pooling.notes,
+        *([backend_note] if backend_note else []),
+        *checkpoint_notes(config, files.config, model),
+        *quantization_notes(quantization, model, backend),
+        *plan.notes,
+        *model.notes,
+        *_host_tier_notes(0 if adapters is None else adapters.host_tier_bytes),
+    ]
 
 
 def _num_threads(model: CausalModel) -> int:
@@ -373,49 +409,11 @@ def _free_rows(
     return FreeRows(num_free_rows, model.num_weights / num_products / 2)
 
 
-def _host_tier_notes(adapters: AdapterMemory | None, host_tier_bytes: int) -> list[str]:
-    if adapters is None or host_tier_bytes == 0:
+def _host_tier_notes(host_tier_bytes: int) -> list[str]:
+    if host_tier_bytes == 0:
         return []
     locked = locked_bytes(host_tier_bytes)
     return [f"{locked} bytes of host memory are page-locked for adapters (--adapter-host-memory-bytes)"]
-
-
-def _eos_token_ids(
-    tokenizer: PreTrainedTokenizerBase,
-    config: PreTrainedConfig,
-    generation_config: GenerationConfig | None,
-    num_ids: int,
-) -> list[int]:
-    """The union of what tokenizer, config and generation_config name, without ids that the tokenizer lacks."""
-    ids: set[int] = set()
-    for source in (tokenizer, config, config.get_text_config(), generation_config):
-        value = getattr(source, "eos_token_id", None)
-        ids.update([value] if isinstance(value, int) else value or [])
-    return sorted(token_id for token_id in ids if token_id < num_ids)
-
-
-def _turn_end_ids(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> dict[str, int]:
-    """Only special tokens: a token that may also occur within a text would cut it off."""
-    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    for token in tokens:
-        if token not in special:
-            reason = f"stop token {token!r} is not a special token of the model's tokenizer"
-            raise EngineStartError(f"--adapter-chat-templates: {reason}")
-    return {token: special[token] for token in tokens}
-
-
-def _check_in_vocabulary(turn_end_ids: Mapping[str, int], vocab_size: int) -> None:
-    """A tokenizer may have more tokens than the model."""
-    for token, token_id in turn_end_ids.items():
-        if token_id >= vocab_size:
-            reason = f"stop token {token!r} has id {token_id}, but the model's token ids are 0 to {vocab_size - 1}"
-            raise EngineStartError(f"--adapter-chat-templates: {reason}")
-
-
-def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """If there are several named templates, the default one."""
-    template = tokenizer.chat_template
-    return template.get("default") if isinstance(template, dict) else template
 
 
 def _default_sampling(generation_config: GenerationConfig | None) -> dict[str, float | int]:

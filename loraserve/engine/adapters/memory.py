@@ -63,6 +63,7 @@ class AdapterMemory:
         host_tier_bytes: page-locked memory for adapters, in addition to the arena; with an accelerator only.
         finish: called with each adapter that `is_finished_by_base` once it is in the arena; None = there are none.
         """
+        self.host_tier_bytes = host_tier_bytes
         self._element_bytes = dtype.itemsize
         num_elements = size_bytes // ALIGNMENT_BYTES * (ALIGNMENT_BYTES // self._element_bytes)
         self._files = AdapterFiles(layout_fingerprint)
