@@ -183,13 +183,15 @@ def _reader(request: EngineRequest) -> tuple[str, str | None]:
 
 
 class _RecordingBuilder:
+    sampling = None
+
     def __init__(self, inner: BatchBuilder, runner: HashRunner) -> None:
         self._inner = inner
         self._runner = runner
 
-    def build(self, scheduled: Sequence[ScheduledSequence]) -> StepBatch:
+    def build(self, scheduled: Sequence[ScheduledSequence], sampled: Sequence[SamplingRow] = ()) -> StepBatch:
         self._runner.scheduled = list(scheduled)
-        return self._inner.build(scheduled)
+        return self._inner.build(scheduled, sampled)
 
     def build_again(self, scheduled: Sequence[ScheduledSequence]) -> StepBatch:
         self._runner.num_again += 1

@@ -8,6 +8,8 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 
 from loraserve.engine.device.accelerator import Accelerator, upload_ids
 from loraserve.engine.device.step_buffers import Buffer, BufferSpec, StepBuffers
+from loraserve.engine.sampling.columns import DeviceSampling
+from loraserve.engine.sampling.row import SamplingRow
 from loraserve.engine.scheduling.plan import ScheduledSequence
 from loraserve.engine.scheduling.sequence import Sequence
 
@@ -30,6 +32,9 @@ class BatchBuilder:
     operations cost more in a step than their number suggests, because the model's weights have evicted all code from
     the caches.
     """
+
+    sampling: DeviceSampling | None = None
+    """For the last batch, copied with it to a device that samples; None if it was built without `sampled`."""
 
     def __init__(
         self,
@@ -64,8 +69,9 @@ class BatchBuilder:
         """Per row of the block table: `Sequence.admitted` of the sequence whose blocks it holds, and the last of these
         blocks."""
 
-    def build(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
-        """`scheduled` must be ordered by adapter slot."""
+    def build(self, scheduled: Seq[ScheduledSequence], sampled: Seq[SamplingRow] = ()) -> StepBatch:
+        """`scheduled` must be ordered by adapter slot. sampled: the rows to sample, if they are known before the step;
+        only a device needs them."""
         self._fill(scheduled)
         return self._filled(scheduled)
 

@@ -8,7 +8,7 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 
 from loraserve.engine.device.accelerator import Accelerator
 from loraserve.engine.device.step_buffers import BufferSpec
-from loraserve.engine.sampling.columns import DeviceSampling, SamplingColumns
+from loraserve.engine.sampling.columns import SamplingColumns
 from loraserve.engine.sampling.device_sampler import QueuedTokens
 from loraserve.engine.sampling.row import SamplingRow
 from loraserve.engine.scheduling.plan import ScheduledSequence
@@ -58,11 +58,8 @@ class GpuBatchBuilder(BatchBuilder):
         """Steps since the attention lists were made."""
         self._listed: list[int] = []
         """`Sequence.admitted` of the sequences that the lists were made for."""
-        self.sampling: DeviceSampling | None = None
-        """For the last batch, copied with it; None if it was built without `sampled`."""
 
     def build(self, scheduled: Seq[ScheduledSequence], sampled: Seq[SamplingRow] = ()) -> StepBatch:
-        """As `BatchBuilder.build`. sampled: the rows to sample, if they are known before the step."""
         self._buffers.wait()
         self.sampling = self._columns.fill(sampled) if sampled else None
         return super().build(scheduled)

@@ -53,6 +53,8 @@ class StepQueue:
         self._scheduler = scheduler
         self._adapters = adapters
         self._builder = builder
+        self._ahead = builder if isinstance(builder, GpuBatchBuilder) else None
+        """The builder, if it can build a batch while the step before is choosing its tokens."""
         self._runner = runner
         self._sampler = sampler
         self._eos = eos_token_ids
@@ -73,7 +75,7 @@ class StepQueue:
             self._last = step = self._queue_again(plan, self._last)
             return step
         step = self._queue(plan, before)
-        is_known = not isinstance(self._builder, GpuBatchBuilder) and not step.is_awaited
+        is_known = self._ahead is None and not step.is_awaited
         self._last = step if is_known else None
         return step
 
@@ -117,8 +119,7 @@ class StepQueue:
         if masks:
             mask_logits(logits, masks, self._sampler.vocab_size)
             best = None
-        sampling = self._builder.sampling if isinstance(self._builder, GpuBatchBuilder) else None
-        queued = self._sampler.try_queue(logits, sampling_rows, sampling)
+        queued = self._sampler.try_queue(logits, sampling_rows, self._builder.sampling)
         drawn = output.drawn if batch.draws else None
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
         is_single = best is not None and len(rows) == len(sequences) and not pooled
@@ -151,16 +152,16 @@ class StepQueue:
 
     def _queue_again_ahead(self, plan: StepPlan, before: StepInFlight) -> StepInFlight:
         """`queue` for a plan that `_continues` from a step that is still choosing its tokens."""
-        assert isinstance(self._builder, GpuBatchBuilder)
+        assert self._ahead is not None
         assert isinstance(before.sampled, QueuedTokens)
         assert not plan.block_copies, _NO_COPIES
         sequences = before.sequences
         rows = self._rows_after(sequences)
-        batch = self._builder.build_again_ahead(plan.scheduled, before.sampled, rows)
+        batch = self._ahead.build_again_ahead(plan.scheduled, before.sampled, rows)
         output = self._runner.forward(batch, self._arrivals(plan))
         for sequence in sequences:
             sequence.num_computed_tokens += 1
-        queued = self._sampler.try_queue(output.logits, rows, self._builder.sampling)
+        queued = self._sampler.try_queue(output.logits, rows, self._ahead.sampling)
         assert queued is not None
         return StepInFlight(plan.scheduled, sequences, plan.scheduled, queued, [])
 
@@ -174,16 +175,14 @@ class StepQueue:
         self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None, sampled: Seq[SamplingRow]
     ) -> StepBatch:
         """sampled: the rows to sample, as far as known; a device gets them with the batch."""
-        if not isinstance(self._builder, GpuBatchBuilder):
-            assert before is None, "tokens were chosen on a device, but batches are built for the host"
-            return self._builder.build(scheduled)
         if before is None:
             return self._builder.build(scheduled, sampled)
+        assert self._ahead is not None, "tokens were chosen on a device, but batches are built for the host"
         assert isinstance(before.sampled, QueuedTokens)
         row_of = {sequence: row for row, sequence in enumerate(before.sequences)}
         sequences = [item.sequence for item in scheduled]
         chosen_rows = [None if each.num_uncomputed_tokens > 0 else row_of[each] for each in sequences]
-        return self._builder.build_ahead(scheduled, before.sampled, chosen_rows, sampled)
+        return self._ahead.build_ahead(scheduled, before.sampled, chosen_rows, sampled)
 
     def _rows_known_before(self, scheduled: Seq[ScheduledSequence]) -> list[tuple[int, SamplingRow]]:
         """The rows to sample, each with its row of the logits. Empty if the step's sequences are not known before it: a
