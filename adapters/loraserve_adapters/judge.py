@@ -8,15 +8,25 @@ from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.base_names import is_base_name
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.config import AdapterConfig, check_config
-from loraserve_adapters.config_values import CONFIG_NAME, HEAD, SEQ_CLS
+from loraserve_adapters.config_values import CONFIG_NAME, SEQ_CLS
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
-from loraserve_adapters.headless import body_name, is_headless, with_full_name, without_head, without_lm_head
+from loraserve_adapters.headless import is_headless, with_full_name, without_head, without_lm_head
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
-from loraserve_adapters.source_module import KEY_PREFIX, BaseCopy, SourceModule, SourcePart
-from loraserve_adapters.targets import Selection, Target, close_names, resolve_targets, unused_entries
+from loraserve_adapters.source_module import (
+    BIAS,
+    HEAD_WEIGHT,
+    KEY_PREFIX,
+    MAGNITUDE,
+    OF_EMBEDDINGS,
+    OF_LINEARS,
+    BaseCopy,
+    SourceModule,
+    SourcePart,
+)
+from loraserve_adapters.targets import Selection, Target, resolve_targets, unused_entries
 from loraserve_adapters.tensor_checks import (
     check_base_copy,
     check_dtype,
@@ -27,17 +37,10 @@ from loraserve_adapters.tensor_checks import (
     shown_labels,
 )
 from loraserve_adapters.trained_tokens import FIELD, ROWS, TrainedRows, TrainedTokens
+from loraserve_adapters.unexpected_tensors import name_in_base, unexpected_tensor
 
 T = TypeVar("T", Target, TrainedTokens)
 
-_OF_LINEARS = ("lora_A.weight", "lora_B.weight")
-_OF_EMBEDDINGS = ("lora_embedding_A", "lora_embedding_B")
-_BIAS, _MAGNITUDE = "lora_B.bias", "lora_magnitude_vector"
-HEAD_WEIGHT = f"{KEY_PREFIX}{HEAD}.weight"
-"""The tensor of a classifier's head."""
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Parts of names that torch.compile, FSDP and activation checkpointing add, each before the module that it wraps."""
-_AS_PEFT_NAMES = "Save the adapter with PEFT's save_pretrained, or rename its tensors"
 _MAX_HINTS = 5
 """Comparing a wrong name with all of the base's takes milliseconds; only the first few get a suggestion."""
 
@@ -177,8 +180,8 @@ def _match(
     """Gives every targeted module its tensors. Those of modules that text never reaches are left out; the rest may only
     be copies of the base's tensors that we can check."""
     checks.passed("weights.header", f"the tensors cover {WEIGHTS_NAME} without gaps or overlaps")
-    has_third = {_BIAS: config.lora_bias, _MAGNITUDE: config.use_dora}
-    of_linears = (*_OF_LINEARS, *(kind for kind, has in has_third.items() if has))
+    has_third = {BIAS: config.lora_bias, MAGNITUDE: config.use_dora}
+    of_linears = (*OF_LINEARS, *(kind for kind, has in has_third.items() if has))
     unused = {f"{KEY_PREFIX}{module}.{kind}" for module in selection.unreached for kind in of_linears} & tensors.keys()
     if unused:
         checks.warn("weights.unused", _unused(min(unused), len(unused)))
@@ -187,13 +190,13 @@ def _match(
     modules: list[SourceModule] = []
     missing: list[str] = []
     for target in with_owners_by_shape(selection.targets, tensors):
-        kinds = _OF_EMBEDDINGS if target.module.is_embedding else of_linears
+        kinds = OF_EMBEDDINGS if target.module.is_embedding else of_linears
         names = {kind: f"{KEY_PREFIX}{target.owner}.{kind}" for kind in kinds}
         found = {kind: rest.pop(name, None) for kind, name in names.items()}
         missing += [names[kind] for kind, entry in found.items() if entry is None]
         a, b = (found[kind] for kind in kinds[:2])
         if a is not None and b is not None and None not in found.values():
-            third = found.get(_BIAS), found.get(_MAGNITUDE)
+            third = found.get(BIAS), found.get(MAGNITUDE)
             part = SourcePart(a, b, *third, target.lora_rank, target.module.out_features)
             modules.append(SourceModule(target, (part,)))
     head = rest.pop(HEAD_WEIGHT, None) if config.is_classifier else None
@@ -215,7 +218,19 @@ def _match(
     if not modules and not checks.has_failed:
         reason = f"{CONFIG_NAME}: target_modules: no module of {layout.shown_as} is targeted"
         checks.fail("config.targets", AdapterError("unknown_module", reason, file=CONFIG_NAME, key="target_modules"))
-    for module in modules:
+    judged = JudgedAdapter(config, tuple(modules), tuple(base_copies), head, trained_rows)
+    _check_tensors(judged, layout, checks, limits)
+    if checks.has_failed:
+        return None
+    position = {module.name: index for index, module in enumerate(m for group in layout.groups for m in group)}
+    modules.sort(key=lambda module: position[module.target.module.name])
+    return replace(judged, modules=tuple(modules))
+
+
+def _check_tensors(judged: JudgedAdapter, layout: BaseLayout, checks: Checks, limits: Limits) -> None:
+    """Their shapes and dtypes."""
+    config, head = judged.config, judged.head
+    for module in judged.modules:
         for part in module.parts:
             check_part(part, module.target, checks)
     if head is not None:
@@ -223,19 +238,15 @@ def _match(
         if num_labels is not None:
             checks.passed("weights.labels", shown_labels(config, num_labels))
         checks.attempt("weights.dtypes", lambda: check_dtype(head))
-    for rows in trained_rows:
+    for rows in judged.trained_rows:
         check_rows(rows, checks)
-    for copy in base_copies:
+    for copy in judged.base_copies:
         check_base_copy(copy, checks)
     if not checks.failed("weights.shapes"):
         checks.passed("weights.shapes", "all shapes fit the base model and the ranks of adapter_config.json")
-    position = {module.name: index for index, module in enumerate(m for group in layout.groups for m in group)}
-    modules.sort(key=lambda module: position[module.target.module.name])
-    judged = JudgedAdapter(config, tuple(modules), tuple(base_copies), head, trained_rows)
     if not checks.failed("weights.dtypes"):
         dtypes = sorted({FROM_SAFETENSORS[entry.dtype] for entry in judged.entries})
         checks.passed("weights.dtypes", f"all tensors are {' or '.join(dtypes)}", found=", ".join(dtypes))
-    return None if checks.has_failed else judged
 
 
 def _take_trained_rows(
@@ -317,15 +328,17 @@ def _base_copies(
     served = _served_tensors(members)
     holders = {module.name.rpartition(".")[0] for module in members if module.num_matrices is not None}
     known = dict.fromkeys([*layout.unreached_linears, *holders, *(f"{h}.base_layer" for h in holders)], of_linears)
-    known |= {module.name: _OF_EMBEDDINGS if module.is_embedding else of_linears for module in members}
+    known |= {module.name: OF_EMBEDDINGS if module.is_embedding else of_linears for module in members}
     copies: list[BaseCopy] = []
     num_hints = 0
     for name, entry in rest.items():
-        tensor = served.get(_name_in_base(name) or "")
+        tensor = served.get(name_in_base(name) or "")
         if tensor is not None:
             copies.append(BaseCopy(entry, *tensor))
             continue
-        checks.fail("weights.tensors", _unexpected(entry, known, of_linears, layout, with_hint=num_hints < _MAX_HINTS))
+        checks.fail(
+            "weights.tensors", unexpected_tensor(entry, known, of_linears, layout, with_hint=num_hints < _MAX_HINTS)
+        )
         num_hints += 1
     return copies
 
@@ -339,110 +352,6 @@ def _served_tensors(members: Iterable[BaseModule]) -> dict[str, tuple[tuple[int,
         if module.bias_sha256:
             tensors[f"{module.name}.bias"] = ((module.out_features,), module.bias_sha256)
     return tensors
-
-
-def _name_in_base(tensor_name: str) -> str | None:
-    """PEFT saves the weight of a targeted `lm_head` or embedding as `….base_layer.weight`, that of one with trained
-    tokens as `….token_adapter.base_layer.weight`, that of others as `….weight`; a bias likewise."""
-    if not tensor_name.startswith(KEY_PREFIX):
-        return None
-    owner, _, kind = tensor_name.removeprefix(KEY_PREFIX).rpartition(".")
-    return f"{owner.removesuffix('.base_layer').removesuffix('.token_adapter')}.{kind}"
-
-
-def _unexpected(
-    entry: TensorEntry,
-    known: Mapping[str, tuple[str, ...]],
-    of_linears: tuple[str, ...],
-    layout: BaseLayout,
-    *,
-    with_hint: bool,
-) -> AdapterError:
-    """known: by module, the tensor names that PEFT gives it. of_linears: those of linears under this config."""
-    name = entry.name
-    if not name.startswith(KEY_PREFIX):
-        reason, remedy = f"expected a name that starts with {KEY_PREFIX}", f"{_AS_PEFT_NAMES} as that names them."
-        return refused("unexpected_tensor", name, reason, remedy=remedy)
-    module, _, kind = name.removeprefix(KEY_PREFIX).partition(".lora_")
-    kind = f"lora_{kind}" if kind else ""
-    if kind.startswith("lora_embedding_") and module in layout.embedding_modules:
-        return refused("unsupported_module", name, f"LoRA on this embedding is not supported: {shown(module)}")
-    if kind == _BIAS and module in known and kind not in of_linears:
-        return refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
-    if kind.startswith(_MAGNITUDE) and _MAGNITUDE not in of_linears:
-        return refused("unexpected_tensor", name, "belongs to DoRA, though adapter_config.json does not set use_dora")
-    if name.endswith(f".{ROWS}"):
-        reason = f"holds rows of tokens, but {FIELD} of adapter_config.json does not cover this module"
-        return refused("unexpected_tensor", name, reason)
-    if name == HEAD_WEIGHT:
-        reason = f"is the head of a classifier, though task_type of adapter_config.json is not {SEQ_CLS}"
-        return refused("unexpected_tensor", name, reason)
-    if not kind:
-        if _name_in_base(name) in {f"{embedding}.weight" for embedding in layout.embedding_modules}:
-            reason = "this embedding cannot be replaced; save with save_embedding_layers=False if it is unchanged"
-            return refused("unexpected_tensor", name, reason)
-        return refused("unexpected_tensor", name, "is neither a LoRA tensor nor a base weight that can be checked")
-    if kind not in (*of_linears, *_OF_EMBEDDINGS):
-        expected = " and ".join(known.get(module, of_linears))
-        hint = f"PEFT's save_pretrained writes {expected} without an adapter name"
-        remedy = f"{_AS_PEFT_NAMES} without it." if _has_adapter_name(kind, (*of_linears, *_OF_EMBEDDINGS)) else None
-        return refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}", remedy=remedy)
-    if module in known and kind not in known[module]:
-        return refused("unexpected_tensor", name, f"found {kind}, expected {' or '.join(known[module])}")
-    if module in known:
-        return refused("unexpected_tensor", name, "its module is not targeted by adapter_config.json")
-    if f"{body_name(layout)}.{module}" in known:
-        return _without_body(name, layout)
-    wrappers = [part for part in _WRAPPERS if part in module.split(".")]
-    if wrappers and ".".join(part for part in module.split(".") if part not in _WRAPPERS) in known:
-        listed = " and ".join(wrappers)
-        reason = f"{listed} names what training wrapped the model in (torch.compile, FSDP), not a part of the model"
-        return refused("unknown_module", name, reason, remedy=f"{_AS_PEFT_NAMES} without {listed}.")
-    own_name = _name_in_served_class(module, kind, entry, layout) if with_hint else None
-    if own_name is not None:
-        return _other_class(name, module, own_name)
-    hint = close_names(module, layout) if with_hint else ""
-    what = "embedding" if kind in _OF_EMBEDDINGS else "linear"
-    return refused("unknown_module", name, f"{layout.shown_as} has no such {what}{hint}")
-
-
-def _has_adapter_name(kind: str, expected: Collection[str]) -> bool:
-    """Whether it is an expected one with an adapter's name in it, such as `lora_A.default.weight`."""
-    parts = kind.split(".")
-    return any(".".join(parts[:index] + parts[index + 1 :]) in expected for index in range(1, len(parts)))
-
-
-def _name_in_served_class(module: str, kind: str, entry: TensorEntry, layout: BaseLayout) -> str | None:
-    """The base's name for the linear of the same layer, name and size, if that is below another prefix."""
-    _, layers, tail = module.rpartition("layers.")
-    linears = (known for group in layout.groups for known in group)
-    found = [known for known in linears if known.name.endswith(f".{layers}{tail}")]
-    if not layers or len(found) != 1 or len(entry.shape) != (1 if kind in (_BIAS, _MAGNITUDE) else 2):
-        return None
-    is_a = kind == "lora_A.weight"
-    is_of_its_size = entry.shape[is_a] == (found[0].in_features if is_a else found[0].out_features)
-    return found[0].name if is_of_its_size else None
-
-
-def _other_class(tensor: str, module: str, own_name: str) -> AdapterError:
-    tail = "layers." + module.rpartition("layers.")[2]
-    prefix, own_prefix = (f"{KEY_PREFIX}{name.removesuffix(tail)}" for name in (module, own_name))
-    reason = (
-        f"the base model has no such linear; its own is called {own_name}, as happens if the adapter was trained on "
-        "another class of the model, such as the text-only one"
-    )
-    remedy = f"Train the class that is served, or change {shown_name(prefix)} to {own_prefix} in the tensors' names."
-    return refused("unknown_module", tensor, reason, remedy=remedy)
-
-
-def _without_body(tensor: str, layout: BaseLayout) -> AdapterError:
-    body = f"{KEY_PREFIX}{body_name(layout)}."
-    reason = (
-        f"names without {body_name(layout)}. are those of the model without its head (AutoModel): then all tensors "
-        "must have such names, and task_type must be FEATURE_EXTRACTION or null"
-    )
-    remedy = f"Set task_type to FEATURE_EXTRACTION if all names are like this one; else change {KEY_PREFIX} to {body}"
-    return refused("unknown_module", tensor, reason, remedy=f"{remedy} in them.")
 
 
 def _unreached(modules: tuple[str, ...]) -> AdapterError:

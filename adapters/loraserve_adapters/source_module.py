@@ -2,11 +2,18 @@
 
 from dataclasses import dataclass
 
+from loraserve_adapters.config_values import HEAD
 from loraserve_adapters.safetensors_file import TensorEntry
 from loraserve_adapters.targets import Target
 
 KEY_PREFIX = "base_model.model."
 """Prefix of all their names, as PEFT writes them."""
+OF_LINEARS = ("lora_A.weight", "lora_B.weight")
+OF_EMBEDDINGS = ("lora_embedding_A", "lora_embedding_B")
+BIAS, MAGNITUDE = "lora_B.bias", "lora_magnitude_vector"
+"""What follows the module in the names of its tensors."""
+HEAD_WEIGHT = f"{KEY_PREFIX}{HEAD}.weight"
+"""The tensor of a classifier's head."""
 
 
 @dataclass(frozen=True, slots=True)

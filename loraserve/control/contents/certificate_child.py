@@ -287,7 +287,7 @@ def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool
 
 def _head(job: CertificateJob) -> "Tensor":
     """[num_labels, hidden_size], float32."""
-    from loraserve_adapters.judge import HEAD_WEIGHT
+    from loraserve_adapters.source_module import HEAD_WEIGHT
     from safetensors.torch import load_file
 
     return load_file(Path(job.blob) / WEIGHTS_FILE)[HEAD_WEIGHT].float()
