@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvloop
 
-from loraserve.live.admission_records import AdmitCall, Admitted, FinishCall
+from loraserve.live.admission_records import AdmitCall, FinishCall, LiveAdmitted
 from loraserve.live.leases import Lease
 from loraserve.live.live_store import LiveStore
 from loraserve.live.private_server import PrivateServer
@@ -66,7 +66,7 @@ async def measure_store(store: LiveStore, num_calls: int, num_callers: int) -> d
             lease=lease, tenant_rev=1, key_rev=1, tenant_limits=LIMITS, key_limits=LIMITS, reserve_tokens=300
         )
         reply = await store.admission.admit(call)
-        assert isinstance(reply, Admitted), reply
+        assert isinstance(reply, LiveAdmitted), reply
 
     async def finish(lease: Lease) -> None:
         request = EndedRequest(request_id=lease.request_id, tenant="acme", state=EndState.COMPLETED, at=0.0)

@@ -5,7 +5,7 @@ import random
 import time
 from pathlib import Path
 
-from loraserve.store.usage_log import Outcome, UsageLine, UsageLog
+from loraserve.store.usage_log import BilledOutcome, UsageLine, UsageLog
 
 HOURS = 7 * 24
 HOUR_S = 3600
@@ -48,7 +48,7 @@ def _line(
         prompt_tokens=prompt,
         cached_tokens=chance.choice([0, prompt // 2]),
         output_tokens=chance.randint(20, 400),
-        outcome=Outcome.ERROR if chance.random() < 0.01 else Outcome.STOP,
+        outcome=BilledOutcome.ERROR if chance.random() < 0.01 else BilledOutcome.STOP,
         ttft_ms=chance.lognormvariate(4, 0.5),
         duration_ms=900.0,
     )

@@ -67,13 +67,10 @@ STALE_FORM_S = 24 * 3600.0
 class ControlPlane:
     """Called on the event loop. Build it with `build_control`; `start` it before the first request."""
 
-    process: str
-    """Id of this process, unique to each start."""
     live: LiveStore
     catalog: Catalog
     authenticator: Authenticator
     resolver: Resolver
-    running: RunningRequests
     admission: Admission
     ingest: Ingest
     residency: Residency
@@ -188,12 +185,10 @@ def build_control(
     upload_store = UploadStore(settings.data_dir)
     login_attempts = LoginAttempts()
     return ControlPlane(
-        process=process,
         live=declared.live,
         catalog=catalog,
         authenticator=declared.authenticator,
         resolver=resolver,
-        running=running,
         admission=admission,
         ingest=ingest,
         residency=residency,

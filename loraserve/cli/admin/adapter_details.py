@@ -34,10 +34,12 @@ def print_adapter(found: Json) -> None:
     has_activated = any(version["invocation"] for version in found["versions"])
     has_classifier = any(version["classifier"] for version in found["versions"])
     has_template = any(version["chat_template"] for version in found["versions"])
+    has_trained = any(version["trained_token_ids"] for version in found["versions"])
     more = (
         *has_activated * ("activated by",),
         *has_classifier * ("labels",),
         *has_template * ("chat template",),
+        *has_trained * ("trained tokens",),
     )
     print_table(
         ("version", "digest", "size", "rank", "base", "tier", "by", "created", *more),
@@ -53,7 +55,8 @@ def print_adapter(found: Json) -> None:
                 time_text(version["created_at"]),
                 *has_activated * (_invocation(version["invocation"]),),
                 *has_classifier * (_labels(version["classifier"]),),
-                *has_template * (version["chat_template"],),
+                *has_template * (_template(version),),
+                *has_trained * (len(version["trained_token_ids"]) or None,),
             )
             for version in found["versions"]
         ],
@@ -62,6 +65,11 @@ def print_adapter(found: Json) -> None:
 
 def _invocation(invocation: Json | None) -> str | None:
     return None if invocation is None else repr(invocation["text"] or invocation["token_ids"])
+
+
+def _template(version: Json) -> str | None:
+    name = version["chat_template"]
+    return f"{name} (missing here)" if version["chat_template_missing"] else name
 
 
 def _labels(classifier: Json | None) -> str | None:
