@@ -1,6 +1,7 @@
 """Compiles the grammars that constrain outputs, in a thread that runs in parallel with the engine's steps."""
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict, deque
@@ -40,6 +41,8 @@ STEP_MAX_ITEMS = 20_000
 MAX_ROW_ITEMS = 500
 """How many rules of a grammar the output so far may be in the middle of. With ambiguous grammars, the time per token
 grows with the square of this: 600 ms at 2,000, which is llguidance's limit."""
+INLINED_START = re.compile(r"(?m)^\s*\?start\s*:")
+"""Lark's syntax, as in many grammars for the Lark library. llguidance recognizes it only by a rule `start`."""
 WAIT_S = 0.005
 
 
@@ -151,8 +154,9 @@ def _for_llguidance(grammar: Grammar) -> str:
     if grammar.calls is not None:
         assert grammar.kind is GrammarKind.JSON_SCHEMA
         return _answer_or_calls(grammar.text, grammar.calls)
+    is_lark = grammar.kind is GrammarKind.GRAMMAR and INLINED_START.search(grammar.text) is not None
     try:
-        return grammar_from(grammar.kind.value, grammar.text)
+        return grammar_from("lark" if is_lark else grammar.kind.value, grammar.text)
     except ValueError as error:
         raise grammar_refused(str(error)) from error
 

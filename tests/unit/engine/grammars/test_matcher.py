@@ -43,6 +43,7 @@ def test_the_mask_allows_exactly_the_tokens_that_can_follow() -> None:
         (GrammarKind.REGEX, "[ab]{2}0", "a", "ab"),
         (GrammarKind.REGEX, "a/b", "a", None),  # the alphabet has no "/"
         (GrammarKind.GRAMMAR, 'start: "ab" | "ac" tail\ntail: "d"+', "ac", "d"),
+        (GrammarKind.GRAMMAR, '?start: "ab" | tail\n?tail: "c"+', "c", "c"),
         (GrammarKind.GRAMMAR, 'root ::= ("a" | "b") "c"', "", "ab"),
         (GrammarKind.JSON_SCHEMA, '{"type": "integer"}', "1", "0123"),
     ],
