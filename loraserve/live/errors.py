@@ -13,6 +13,7 @@ class LiveUnavailableError(LiveError):
 
     def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
         super().__init__(f"{reason} (next attempt in {retry_after_s:g} s)")
+        self.reason = reason
         self.retry_after_s = retry_after_s
 
 

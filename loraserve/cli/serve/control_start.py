@@ -7,7 +7,7 @@ from shlex import quote
 from loraserve.cli.serve.settings import ServeSettings
 from loraserve.cli.serve.start_error import StartError
 from loraserve.control.declared import ControlSettings, Declared, open_declared
-from loraserve.live.errors import LiveError
+from loraserve.live.errors import LiveError, LiveUnavailableError
 from loraserve.live.private_server import PrivateServer
 from loraserve.store.errors import StoreError
 
@@ -39,6 +39,9 @@ def start_errors(settings: ServeSettings) -> Generator[None]:
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else error
         raise StartError(f"--data-dir {settings.data_path} cannot be used: {reason}") from error
+    except LiveUnavailableError as error:
+        redis = "the private Valkey" if settings.redis_url is None else "the Redis of --redis-url"
+        raise StartError(f"{redis} cannot be used: {error.reason.removeprefix('Redis: ')}") from error
     except (LiveError, StoreError) as error:
         raise StartError(str(error)) from error
 

@@ -3,6 +3,7 @@ import contextlib
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -706,6 +707,24 @@ def test_adapters_may_be_for_the_models_own_name_too_by_which_no_request_asks(
             assert declared.settings.base_names == ["sql-prod", "org/Llama"]
 
     asyncio.run(run())
+
+
+def test_a_start_without_its_redis_names_the_option(started: Started, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    invoke("--data-dir", str(tmp_path), "--redis-url", f"redis://:hidden@127.0.0.1:{port}")
+
+    async def run() -> None:
+        with start_errors(started.settings):
+            async with opened_declared(started.settings):
+                pass
+
+    with pytest.raises(
+        StartError, match=r"^the Redis of --redis-url cannot be used: Error .* connecting to 127"
+    ) as failed:
+        asyncio.run(run())
+    assert "next attempt" not in str(failed.value)
+    assert "hidden" not in str(failed.value)
 
 
 def test_file_errors_name_the_data_directory_only_during_startup(
