@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 DEFAULT_PREFIX = "ls"
 PREFIX_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+PREFIX_RULE = "must be 1 to 32 characters from A-Z a-z 0-9 _ . -"
 PART_PATTERN = re.compile(r"[^\s:{},\x00-\x1f\x7f]{1,512}")
 """A part between the colons of a key; excludes characters that could turn it into another key."""
 
@@ -18,7 +19,7 @@ class KeyNames:
 
     def __post_init__(self) -> None:
         if not PREFIX_PATTERN.fullmatch(self.prefix):
-            raise ValueError(f"--redis-prefix {self.prefix!r} must be 1 to 32 characters from A-Z a-z 0-9 _ . -")
+            raise ValueError(f"--redis-prefix {self.prefix!r} {PREFIX_RULE}")
 
     def meta(self) -> str:
         """Hash: schema, epoch."""

@@ -14,14 +14,14 @@ from loraserve_kernels.quantization import ROUNDINGS
 from loraserve.cli.number_range import NumberRange
 from loraserve.cli.serve.config_file import load_config_file
 from loraserve.cli.serve.option_types import (
+    HOST_NAME,
+    ORIGIN,
+    REDIS_PREFIX,
     ChatTemplateType,
     CollectorUrlType,
     DeviceType,
-    HostNameType,
     HumanInt,
     LoraModuleType,
-    OriginType,
-    RedisPrefixType,
     RedisUrlType,
 )
 from loraserve.cli.serve.setting_values import with_setting_values
@@ -240,14 +240,14 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option(
     "--allowed-hosts",
     panel="Server",
-    type=HostNameType(),
+    type=HOST_NAME,
     multiple=True,
     help="Further Host names to accept on a server without keys. [localhost, 127.0.0.1, [::1]]",
 )
 @_option(
     "--allowed-origins",
     panel="Server",
-    type=OriginType(),
+    type=ORIGIN,
     multiple=True,
     help="Origins of web pages that may call the server (CORS), such as https://example.com.",
 )
@@ -282,7 +282,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option(
     "--redis-prefix",
     panel="Server",
-    type=RedisPrefixType(),
+    type=REDIS_PREFIX,
     default=DEFAULT_PREFIX,
     help="Prefix of every key in Redis.",
 )
@@ -436,7 +436,7 @@ def _check_variables(ctx: click.Context) -> None:
 def _check_sizes(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if isinstance(value, int) and abs(value) > MAX_INT:
-            raise click.UsageError(f"--{name.replace('_', '-')}: {value} is too large")
+            raise click.UsageError(f"--{name.replace('_', '-')}: {value} is out of range; the limit is {MAX_INT}")
 
 
 def _check(settings: ServeSettings) -> None:

@@ -11,12 +11,10 @@ from loraserve_adapters.config_values import TEMPLATE_NAME_RULE, is_template_nam
 
 from loraserve.cli.adapter_place import find_adapter, is_hugging_face_name, not_found
 from loraserve.cli.serve.trace_settings import collector_url
-from loraserve.live.key_names import PREFIX_PATTERN
+from loraserve.live.key_names import PREFIX_PATTERN, PREFIX_RULE
 from loraserve.serving.text.named_template import NamedChatTemplate
 
 _HUMAN_INT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<suffix>[kKmMgGtT])?(i?B)?")
-_HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]+\]|[^\s/:*\[\]]+")
-_ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\sA-Z/?#@*:\[\]]+)(:\d+)?")
 _EXPONENTS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -63,37 +61,34 @@ class RedisUrlType(click.ParamType):
         return str(value)
 
 
-class RedisPrefixType(click.ParamType):
-    name = "text"
+class PatternType(click.ParamType):
+    """Text of one form."""
+
+    def __init__(self, name: str, pattern: re.Pattern[str], rule: str) -> None:
+        """name: in the help. rule: what a refused value is told, after the value."""
+        self.name = name
+        self._pattern = pattern
+        self._rule = rule
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not PREFIX_PATTERN.fullmatch(str(value)):
-            self.fail(f"{value!r} must be 1 to 32 characters from A-Z a-z 0-9 _ . -", param, ctx)
+        if not self._pattern.fullmatch(str(value)):
+            self.fail(f"{value!r} {self._rule}", param, ctx)
         return str(value)
 
 
-class HostNameType(click.ParamType):
-    """A host as it is compared with Host headers, whose port does not count."""
-
-    name = "host"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not _HOST_NAME.fullmatch(str(value)):
-            self.fail(f"{value!r} is not a host name or address without port, such as example.com or [::1]", param, ctx)
-        return str(value)
-
-
-class OriginType(click.ParamType):
-    """An origin as browsers send it: anything else would never be equal to theirs."""
-
-    name = "origin"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not _ORIGIN.fullmatch(str(value)):
-            self.fail(
-                f"{value!r} is not an origin, such as https://example.com: no path, no final / and no *", param, ctx
-            )
-        return str(value)
+REDIS_PREFIX = PatternType("text", PREFIX_PATTERN, PREFIX_RULE)
+HOST_NAME = PatternType(
+    "host",
+    re.compile(r"\[[0-9A-Fa-f:.]+\]|[^\s/:*\[\]]+"),
+    "is not a host name or address without port, such as example.com or [::1]",
+)
+"""As it is compared with Host headers, whose port does not count."""
+ORIGIN = PatternType(
+    "origin",
+    re.compile(r"null|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\sA-Z/?#@*:\[\]]+)(:\d+)?"),
+    "is not an origin, such as https://example.com: no path, no final / and no *",
+)
+"""As browsers send it: anything else would never be equal to theirs."""
 
 
 class DeviceType(click.ParamType):
