@@ -20,7 +20,7 @@ def live_unavailable() -> ServingError:
 
 @contextmanager
 def redis_required() -> Iterator[None]:
-    """Translates the error of a call that cannot do without Redis."""
+    """Translates the error of a call that cannot do without Redis into a `ServingError` (503)."""
     try:
         yield
     except LiveUnavailableError as error:

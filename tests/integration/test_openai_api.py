@@ -515,7 +515,7 @@ class TestRefusals:
             ("reasoning_effort", "high"),
             ("include_reasoning", False),
             ("web_search_options", {}),
-            ("guided_decoding_backend", "other"),
+            ("guided_decoding_backend", "xgrammar"),
             ("use_beam_search", True),
             ("best_of", 3),
             ("chat_template", "{{ 1 }}"),

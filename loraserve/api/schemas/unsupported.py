@@ -22,7 +22,7 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "echo": (b"false",),
     "function_call": (b'"none"', b'"auto"'),
     "functions": (b"[]",),
-    "guided_decoding_backend": (b'"auto"', b'"guidance"', b'"lm-format-enforcer"', b'"outlines"', b'"xgrammar"'),
+    "guided_decoding_backend": (b'"auto"', b'"guidance"'),
     "bad_words": (b"[]",),
     "kv_transfer_params": (b"{}",),
     "length_penalty": (b"1", b"1.0"),

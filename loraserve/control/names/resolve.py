@@ -73,7 +73,7 @@ class Resolver:
     """Called on the event loop."""
 
     def __init__(self, catalog: Catalog, base: BaseRecord, served_names: Sequence[str]) -> None:
-        """served_names: all names of the served base."""
+        """served_names: those by which requests ask for the base."""
         self._catalog = catalog
         self._base = base
         self._served_names = served_names

@@ -28,6 +28,8 @@ class _Bucket:
 
 
 class LocalLimits:
+    """Called on the event loop. Requests and tokens per minute refill continuously."""
+
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[tuple[DocumentRef, Measure], _Bucket] = {}
