@@ -49,7 +49,8 @@ class VersionService:
         keep_versions: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """base: the one that uploads are checked against; served_names: those by which requests ask for it, which no adapter may have.
+        """base: the one that uploads are checked against. served_names: those by which requests ask for it, which no
+        adapter may have.
 
         keep_versions: per adapter, see `keep_newest`; None = all.
         """
