@@ -97,10 +97,10 @@ def text_format(param: str, schema: dict[str, Any]) -> RequestedFormat:
 
 def _distinct(requested: Sequence[RequestedFormat]) -> list[RequestedFormat]:
     """Without repetitions: clients of both older and newer vLLM, such as guidance, send a grammar under both names."""
-    distinct: dict[tuple[GrammarKind, bytes], RequestedFormat] = {}
+    distinct: dict[tuple[GrammarKind, bool, bytes], RequestedFormat] = {}
     for asked in requested:
         # As JSON, because Python's 1 equals its True.
-        distinct.setdefault((asked.kind, msgspec.json.encode(asked.value)), asked)
+        distinct.setdefault((asked.kind, asked.is_for_text, msgspec.json.encode(asked.value)), asked)
     return list(distinct.values())
 
 

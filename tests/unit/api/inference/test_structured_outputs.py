@@ -96,6 +96,8 @@ def test_a_format_may_be_repeated_under_its_older_name() -> None:
     assert found == Grammar(GrammarKind.GRAMMAR, 'start: "a"')
     with pytest.raises(ServingError, match="cannot be combined"):
         grammar(guided_json={"const": 1}, structured_outputs={"json": {"const": True}})
+    with pytest.raises(ServingError, match="cannot be combined"):  # one lets the model call tools, the other does not
+        grammar(guided_json={"type": "object"}, response_format={"type": "json_object"})
 
 
 @pytest.mark.parametrize(
