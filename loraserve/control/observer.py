@@ -96,7 +96,7 @@ def build_observer(
 ) -> Observer:
     live, catalog, data_dir = declared.live, declared.catalog, declared.settings.data_dir
     slot = EngineSlot(data_dir)
-    snapshots = Snapshots(live, runtime, running, residency, process=process, engine=slot.engine)
+    snapshots = Snapshots(live, runtime, running, residency, admission.unsettled, process=process, engine=slot.engine)
     shipping = UsageShipping(data_dir, live)
     metrics = ServerMetrics(data_dir, declared.outage, usage)
     runtime.metrics.add(metrics)

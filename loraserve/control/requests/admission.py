@@ -34,6 +34,7 @@ from loraserve.live.admission_records import (
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.leases import Lease
 from loraserve.live.live_store import LiveStore
+from loraserve.live.requests import EndedRequest
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import DocumentKind, Limits
 
@@ -146,6 +147,10 @@ class Admission:
             if not await self._live.leases.drop(admitted.request_id):
                 reserved_tokens = 0
         await self._settlements.settle(ended(admitted, outcome, now, duration_ms, reserved_tokens))
+
+    def unsettled(self) -> list[EndedRequest]:
+        """Requests that have ended here, though Redis may not know it yet."""
+        return self._settlements.unsettled()
 
     async def settle_again(self) -> None:
         """Settle what ended while Redis was gone. Call periodically."""

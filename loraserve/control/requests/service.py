@@ -72,7 +72,10 @@ class RequestService:
                     and _matches(principal, record, query)
                 ]
             if len(found) <= query.limit and query.state is not RequestState.RUNNING:
-                found += await self._ended(principal, query, tenants, place.ended, query.limit + 1 - len(found))
+                # Another server's request may have ended since it was reported as running.
+                listed = {record.id for _, record in found}
+                ended = await self._ended(principal, query, tenants, place.ended, query.limit + 1)
+                found += [(cursor, record) for cursor, record in ended if record.id not in listed]
         page = found[: query.limit]
         next_cursor = encode_cursor(page[-1][0]) if len(found) > query.limit else None
         return Page([record for _, record in page], next_cursor)

@@ -5,6 +5,7 @@ import logging
 from loraserve.live.admission import LiveAdmission
 from loraserve.live.admission_records import FinishCall
 from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.requests import EndedRequest
 
 MAX_UNSETTLED = 10_000
 """About 10 MB. Above it, the oldest count as lost once this process has ended, though they were billed."""
@@ -18,16 +19,20 @@ class Settlements:
     def __init__(self, live: LiveAdmission) -> None:
         self._live = live
         self._unsettled: dict[str, FinishCall] = {}
-        """By request id, oldest first."""
+        """By request id, oldest first: those being reported, and those that Redis missed."""
+
+    def unsettled(self) -> list[EndedRequest]:
+        """Ended requests that Redis may not know of yet."""
+        return [call.request for call in self._unsettled.values()]
 
     async def settle(self, call: FinishCall) -> bool:
         """False: Redis is gone; `retry` will report it. Reporting it twice does no harm."""
         request_id = call.lease.request_id
+        self._unsettled[request_id] = call
         try:
             await self._live.finish(call)
         except LiveUnavailableError as error:
             logger.info("request %s could not be settled in Redis yet: %s", request_id, error)
-            self._unsettled[request_id] = call
             if len(self._unsettled) > MAX_UNSETTLED:
                 del self._unsettled[next(iter(self._unsettled))]
             return False

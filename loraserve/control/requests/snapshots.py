@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from loraserve.control.contents.residency import Residency
-from loraserve.control.requests.records import record_of_running
+from loraserve.control.requests.records import record_of_ended, record_of_running
 from loraserve.control.requests.running import RunningRequests
 from loraserve.control.requests.snapshot_records import (
     EngineSnapshot,
@@ -23,6 +23,7 @@ from loraserve.control.requests.snapshot_records import (
 from loraserve.control.timed_cache import TimedCache
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
+from loraserve.live.requests import EndedRequest
 from loraserve.live.snapshots import Snapshot, SnapshotKind
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.runtime import Runtime
@@ -44,16 +45,19 @@ class Snapshots:
         runtime: Runtime,
         running: RunningRequests,
         residency: Residency,
+        unsettled: Callable[[], list[EndedRequest]],
         *,
         process: str,
         engine: str,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
+        """unsettled: requests that have ended here, though Redis may not know it yet."""
         self._live = live
         self._runtime = runtime
         self._running = running
         self._residency = residency
+        self._unsettled = unsettled
         self._process = process
         self._engine = engine
         self._clock = clock
@@ -149,11 +153,16 @@ class Snapshots:
         return engines if self._engine in engines else {**engines, self._engine: self.own_engine()}
 
     def own_requests(self) -> list[RequestRecord]:
+        """Those that run, then those of which Redis may not know yet how they ended: each is always in one place."""
         now_s = self._steady()
-        return [record_of_running(running, now_s) for running in self._running]
+        ended = [record_of_ended(request) for request in self._unsettled()]
+        return [
+            *(record_of_running(running, now_s) for running in self._running),
+            *(record for record in ended if record),
+        ]
 
     async def requests(self) -> dict[str, list[RequestRecord]]:
-        """Running requests, by process. Raises `LiveUnavailableError`."""
+        """Of each process, as `own_requests`; of others, up to a second old. Raises `LiveUnavailableError`."""
         alive = {snapshot.owner for snapshot in await self._live.snapshots.all(SnapshotKind.PROCESS)}
         found = {
             snapshot.owner: self._running_decoder.decode(snapshot.body).requests

@@ -231,9 +231,6 @@ async def build_node(
     runtime = build_runtime(
         engine, ServingSettings(served_model_names=[base_name], data_dir=data_dir), CatalogNames(catalog)
     )
-    snapshots = Snapshots(
-        live, runtime, running, residency, process=process, engine=f"engine-of-{process}", clock=clock, steady=steady
-    )
     authenticator = Authenticator(catalog, flag_keys, clock=clock)
     base = served_base(base_name, engine.model.layout)
     resolver = Resolver(catalog, base, [base_name])
@@ -249,6 +246,17 @@ async def build_node(
         QueueLimits(catalog, running, engine, max_queued=max_queued, max_queued_per_tenant=max_queued_per_tenant),
         LocalAdmission(outage, authenticator, running, LocalLimits(clock=steady)),
         process=process,
+        clock=clock,
+        steady=steady,
+    )
+    snapshots = Snapshots(
+        live,
+        runtime,
+        running,
+        residency,
+        admission.unsettled,
+        process=process,
+        engine=f"engine-of-{process}",
         clock=clock,
         steady=steady,
     )

@@ -18,7 +18,8 @@ GLOBEX_VIEWER = Principal("k", Role.VIEWER, "globex", "globex", "k")
 
 
 def snapshots_of(node: Node, process: str = "p", engine: str = "engine-0") -> Snapshots:
-    return Snapshots(node.live, node.runtime, node.running, node.residency, process=process, engine=engine)
+    unsettled = node.admission.unsettled
+    return Snapshots(node.live, node.runtime, node.running, node.residency, unsettled, process=process, engine=engine)
 
 
 async def busy_node(node: Node) -> list[str]:

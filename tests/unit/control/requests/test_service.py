@@ -1,3 +1,4 @@
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,14 @@ from loraserve.control.requests.service import RequestQuery, RequestService
 from loraserve.control.requests.snapshot_records import RequestRecord, RequestState
 from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.usage.outcome import Outcome
+from loraserve.live.admission import LiveAdmission
+from loraserve.live.admission_records import FinishCall, FinishReply
 from loraserve.live.requests import EndState
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Role
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.monitoring.test_live_views import snapshots_of
-from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -23,6 +26,11 @@ FOREIGN = Principal("k", Role.OPERATOR, "globex", "globex", "k")
 
 def service(node: Node) -> RequestService:
     return RequestService(node.catalog, node.live, snapshots_of(node))
+
+
+def service_on(node: Node) -> RequestService:
+    """As the node's own, which reports its own requests to other nodes."""
+    return RequestService(node.catalog, node.live, node.snapshots)
 
 
 async def ended(node: Node, principal: Principal, model: str = "tiny", outcome: Outcome = DONE) -> str:
@@ -162,6 +170,64 @@ def test_an_operator_can_abort_a_request_but_a_viewer_cannot(valkey: Valkey, tmp
             assert admitted.running.ended_with is not None
             await node.admission.finish(admitted, Outcome(EndState.ABORTED, "abort", 1, 0, 1))
             await requests.abort(OPERATOR, admitted.request_id)
+
+    run(scenario)
+
+
+def test_a_request_is_known_on_every_server_while_its_end_is_reported_to_redis(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        reporting, may_report = asyncio.Event(), asyncio.Event()
+        finish = LiveAdmission.finish
+
+        async def finish_slowly(live: LiveAdmission, call: FinishCall) -> FinishReply:
+            reporting.set()
+            await may_report.wait()
+            return await finish(live, call)
+
+        monkeypatch.setattr(LiveAdmission, "finish", finish_slowly)
+        async with two_nodes(tmp_path / "data", valkey.url) as (node, other):
+            admitted = await node.admit(ACME)
+            await node.snapshots.publish()
+            is_running = RequestQuery(state=RequestState.RUNNING)
+            for server in (node, other):
+                assert len((await service_on(server).list(OPERATOR, is_running)).items) == 1
+            finishing = asyncio.create_task(node.admission.finish(admitted, DONE))
+            await reporting.wait()
+            await node.snapshots.publish()
+            for server in (node, other):
+                requests = service_on(server)
+                assert (await requests.get(OPERATOR, admitted.request_id)).state is RequestState.STOP
+                assert [record.state for record in await all_pages(requests, OPERATOR, 1)] == [RequestState.STOP]
+                assert (await requests.list(OPERATOR, is_running)).items == []
+            may_report.set()
+            await finishing
+            assert node.admission.unsettled() == []
+            for server in (node, other):
+                requests = service_on(server)
+                assert (await requests.get(OPERATOR, admitted.request_id)).state is RequestState.STOP
+                page = await requests.list(OPERATOR, RequestQuery())
+                assert [record.id for record in page.items] == [admitted.request_id]
+
+    run(scenario)
+
+
+def test_pages_skip_none_if_another_servers_requests_have_ended_since_it_reported_them(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url) as (node, other):
+            over = [await ended(node, ACME) for _ in range(3)]
+            admitted = [await node.admit(ACME) for _ in range(2)]
+            await node.snapshots.publish()
+            for each in admitted:
+                await node.admission.finish(each, DONE)
+            page = await service_on(other).list(OPERATOR, RequestQuery(limit=3))
+            assert {record.id for record in page.items} == {over[-1], *(each.request_id for each in admitted)}
+            assert page.next_cursor is not None
+            last = await service_on(other).list(OPERATOR, RequestQuery(limit=3, cursor=page.next_cursor))
+            assert [record.id for record in last.items] == [over[1], over[0]]
 
     run(scenario)
 
