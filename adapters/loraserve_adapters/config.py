@@ -353,7 +353,8 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
         (None, CAUSAL_LM, FEATURE_EXTRACTION, SEQ_CLS),
         f"the only supported adapters with a head of their own are classifiers of whole texts ({SEQ_CLS})",
     ),
-    "bias": (("none",), "adapters that train biases are not supported"),
+    # Trained biases are tensors of the file, which are refused by name: without any, it is plain LoRA.
+    "bias": (("none", "all", "lora_only"), "PEFT knows no other value"),
     "fan_in_fan_out": ((False, None), "transposed weights (Conv1D, as in GPT-2) are not supported"),
     "use_qalora": ((False, None), "QA-LoRA is not supported"),
     "use_bdlora": ((None, False), "block-diagonal LoRA is not supported"),

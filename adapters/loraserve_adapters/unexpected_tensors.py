@@ -48,6 +48,9 @@ def unexpected_tensor(
         if name_in_base(name) in {f"{embedding}.weight" for embedding in layout.embedding_modules}:
             reason = "this embedding cannot be replaced; save with save_embedding_layers=False if it is unchanged"
             return refused("unexpected_tensor", name, reason)
+        if name.endswith(".bias"):
+            reason = "is a bias of the base model; adapters that train biases are not supported"
+            return refused("unexpected_tensor", name, reason, remedy='Train the adapter with "bias": "none".')
         return refused("unexpected_tensor", name, "is neither a LoRA tensor nor a base weight that can be checked")
     if kind not in (*of_linears, *OF_EMBEDDINGS):
         expected = " and ".join(known.get(module, of_linears))

@@ -28,6 +28,8 @@ Q0 = "model.layers.0.self_attn.q_proj"
 A0, B0 = lora_key(Q0, "A"), lora_key(Q0, "B")
 HEADLESS_A0 = A0.replace("model.model.", "model.")
 BIAS0 = B0.replace("weight", "bias")
+BASE_BIAS0 = f"base_model.model.{Q0}.base_layer.bias"
+NORM_BIAS = "base_model.model.model.norm.bias"
 MAGNITUDE0 = f"base_model.model.{Q0}.lora_magnitude_vector"
 ZEROS = np.zeros((4, HIDDEN), np.float32)
 
@@ -138,8 +140,7 @@ GOOD = safetensors_bytes(good_tensors(), {"format": "pt"})
 
 CONFIG_LIES = [
     bad_field("modules_to_save", ["lm_head"]),
-    bad_field("bias", "all"),
-    bad_field("bias", "lora_only"),
+    bad_field("bias", "some"),
     bad_field("fan_in_fan_out", True),
     bad_field("use_qalora", True),
     bad_field("use_bdlora", {"nblocks": 2}),
@@ -354,6 +355,10 @@ WRONG_TENSORS = [
         "dora_in_float64", put(MAGNITUDE0, ("F64", [HIDDEN], bytes(256))), "bad_dtype", MAGNITUDE0, use_dora=True
     ),
     bad_tensors("dora_nan", with_nan_magnitudes, "not_finite", MAGNITUDE0, use_dora=True),
+    *(
+        bad_tensors(f"{bias} {name}", put(name, ("F32", [32], bytes(128))), "unexpected_tensor", name, bias=bias)
+        for bias, name in (("all", NORM_BIAS), ("all", BASE_BIAS0), ("lora_only", BASE_BIAS0))
+    ),
     bad_tensors("bias_hidden", put(BIAS0, ("F32", [32], bytes(128))), "unexpected_tensor", "bias"),
     bad_tensors(
         "bias_of_another_size",

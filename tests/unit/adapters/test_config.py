@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from loraserve_adapters import config as config_module
 from loraserve_adapters.checks import Checks, CheckStatus
 from loraserve_adapters.config import AdapterConfig, check_config, parse_config, read_config
+from loraserve_adapters.digest import canonical_config
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 
@@ -65,6 +66,11 @@ def test_accepts_inits_that_leave_the_base_alone(value: object) -> None:
     parse(init_lora_weights=value, eva_config={"rho": 2.0})
 
 
+@pytest.mark.parametrize("value", ["none", "all", "lora_only"])
+def test_accepts_a_choice_of_trained_biases_because_those_are_refused_as_tensors(value: str) -> None:
+    assert canonical_config(parse(bias=value)) == canonical_config(parse())
+
+
 @pytest.mark.parametrize("value", ["pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "PiSSA"])
 def test_refuses_inits_that_change_the_base(value: str) -> None:
     error = refusal(init_lora_weights=value)
@@ -77,8 +83,7 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("bias", "all"),
-        ("bias", "lora_only"),
+        ("bias", "some"),
         ("bias", None),
         ("fan_in_fan_out", True),
         ("modules_to_save", ["lm_head"]),

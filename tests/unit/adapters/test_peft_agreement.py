@@ -265,7 +265,6 @@ def test_accepts_lora_on_the_embedding_with_the_table_that_peft_saves_beside_it(
         ({"init_lora_weights": "pissa"}, "unsupported_option"),
         ({"init_lora_weights": "olora"}, "unsupported_option"),
         ({"modules_to_save": ["lm_head"]}, "unsupported_option"),
-        ({"bias": "all"}, "unsupported_option"),
     ],
 )
 def test_refuses_unsupported_variants_as_peft_saves_them(
@@ -276,6 +275,20 @@ def test_refuses_unsupported_variants_as_peft_saves_them(
     with pytest.raises(AdapterError) as refused:
         read_adapter(save_adapter(model, r=4, target_modules=["q_proj"], **fields), layout)
     assert (refused.value.code, refused.value.key) == (code, next(iter(fields)))
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_refuses_biases_as_peft_saves_them(bias: str, has_biases: bool, save_adapter: SaveAdapter) -> None:
+    model = make_phi() if has_biases else make_llama()
+    layout = layout_of(model)
+    folder = save_adapter(model, r=4, target_modules=["q_proj"], bias=bias)
+    if not has_biases:
+        assert read_adapter(folder, layout).modules
+        return
+    with pytest.raises(AdapterError, match="adapters that train biases are not supported") as refused:
+        read_adapter(folder, layout)
+    assert refused.value.code == "unexpected_tensor"
 
 
 def test_refuses_dora_on_the_embedding_although_peft_saves_it(save_adapter: SaveAdapter) -> None:
