@@ -16,7 +16,7 @@ from loraserve.control.ingest.report import AdapterRejectedError
 from loraserve.control.unavailable import live_unavailable
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.store.errors import UnreadFileError
+from loraserve.store.errors import DamagedFileError, UnreadFileError
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +144,11 @@ def serving_error_of(request: Request, error: Exception) -> ServingError:
         logger.error("%s %s failed: %s", request.method, path, error)
         message = "The server cannot read that from its disk now; its log says why. The request was not carried out."
         return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message)
+    if isinstance(error, DamagedFileError):
+        # NOTE: its message names files of the server and what to do with them; clients read only that there is one.
+        logger.error("%s %s failed: %s", request.method, path, error)
+        message = "A file in the server's data directory is damaged; its log names it. The request was not carried out."
+        return ServingError(ErrorCode.INTERNAL_ERROR, message)
     logger.error("%s %s failed", request.method, path, exc_info=error)
     return internal_error()
 

@@ -66,5 +66,18 @@ def test_a_file_that_the_server_may_not_access_is_reported_as_service_unavailabl
         refusal = serving_error_of(request, error)
         assert refusal.code is ErrorCode.SERVICE_UNAVAILABLE
         assert "/var/lib" not in refusal.message
-    damaged = DamagedFileError(path, "cannot be read")
-    assert serving_error_of(request, damaged).code is ErrorCode.INTERNAL_ERROR
+
+
+def test_a_damaged_file_is_named_in_one_line_of_the_log_and_not_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(errors.logger, "error", lambda text, *args: lines.append(text % args))
+    request = RequestFactory().delete("/v1/keys/abcdefgh")
+    path = "/var/lib/loraserve/docs/key/4b/00000002.json"
+    refusal = serving_error_of(request, DamagedFileError(path, "cannot be read: Input data was truncated"))
+    assert refusal.code is ErrorCode.INTERNAL_ERROR
+    assert "damaged" in refusal.message
+    assert "not carried out" in refusal.message
+    assert "/var/lib" not in refusal.message
+    (line,) = lines
+    for part in ("DELETE '/v1/keys/abcdefgh'", path, "restore it from a backup or move it away"):
+        assert part in line
