@@ -252,6 +252,41 @@ def test_an_upload_whose_process_dies_fails_and_can_be_committed_again(
     assert len(again.contents()) == 1
 
 
+FILLS_THE_DISK = """
+import errno, os
+from loraserve.control.ingest import child
+from loraserve_adapters import packed_file
+
+def is_full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+{patch}
+child.main()
+"""
+
+
+@pytest.mark.parametrize("patch", ["packed_file.os.pwrite = is_full", "child._write_synced = is_full"])
+def test_a_full_disk_is_named_and_what_was_written_is_removed(patch: str, tmp_path: Path) -> None:
+    bench = bench_with(tmp_path, FILLS_THE_DISK.format(patch=patch))
+
+    async def send() -> None:
+        session = await bench.send(files())
+        assert session.state is UploadState.FAILED
+        assert session.error == "The data directory cannot be written (No space left on device). Commit again."
+        remains = {os.path.basename(path) for path in bench.remains()}
+        assert remains == {f"{CONFIG}.part", f"{WEIGHTS}.part", CONFIG, WEIGHTS}
+
+    asyncio.run(send())
+    again = UploadBench(tmp_path)
+    (session,) = again.store.sessions()
+
+    async def commit() -> UploadState:
+        await again.service.commit(ALICE, "request", session.id)
+        return (await again.service.get(ALICE, session.id, wait_s=60)).state
+
+    assert asyncio.run(commit()) is UploadState.READY
+
+
 def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"

@@ -7,6 +7,7 @@ more, and its CPU time, memory (not on macOS) and file sizes are bounded. It may
 counts before the parent moves it.
 """
 
+import errno
 import hashlib
 import os
 import resource
@@ -42,7 +43,16 @@ from loraserve_adapters.source import summarise
 from loraserve_adapters.sync_file import sync_file
 
 from loraserve.control.ingest.fork_server import serve
-from loraserve.control.ingest.job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
+from loraserve.control.ingest.job import (
+    NEW_CONFIG_NAME,
+    NEW_WEIGHTS_NAME,
+    PACKED_NAME,
+    IngestJob,
+    Job,
+    JobAnswer,
+    JudgeJob,
+    ResourceLimits,
+)
 from loraserve.control.ingest.manifest import Manifest, ModuleRecord, TensorRecord
 from loraserve.control.ingest.report import Report
 from loraserve.serving.process.parent_death import die_with_parent
@@ -52,6 +62,7 @@ from loraserve.store.durable import write_all
 NICENESS = 10
 CPU_GRACE_S = 5
 """Between the signal that turns pattern matching into a refusal and the one that ends the process."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 OF_THE_FILES = frozenset({"files.sha256", "config.options", "config.class", "config.base_model", "weights.unused"})
 """Checks that may differ between equal contents: they depend on how the files were written, on what the author called
 the base model and its class, and on what else the files contain."""
@@ -61,7 +72,12 @@ def main() -> int:
     die_with_parent()
     os.nice(NICENESS)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    answer = _judge(job) if isinstance(job, JudgeJob) else _ingest(job)
+    try:
+        answer = _judge(job) if isinstance(job, JudgeJob) else _ingest(job)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        answer = JobAnswer(report=Report(checks=[]), disk_full=error.errno)
     sys.stdout.buffer.write(msgspec.json.encode(answer))
     sys.stdout.buffer.flush()
     return 0
@@ -115,8 +131,8 @@ def _ingest(job: IngestJob) -> JobAnswer:
                 config=stack.enter_context(open_regular(folder, CONFIG_NAME, job.limits)),
                 weights=stack.enter_context(open_weights_descriptor(folder, job.limits)),
                 packed=_create(output / PACKED_NAME),
-                clean_config=_create(output / f"{CONFIG_NAME}.new") if job.write_content else None,
-                clean_weights=_create(output / f"{WEIGHTS_NAME}.new") if job.write_content else None,
+                clean_config=_create(output / NEW_CONFIG_NAME) if job.write_content else None,
+                clean_weights=_create(output / NEW_WEIGHTS_NAME) if job.write_content else None,
                 manifest=_create(output / MANIFEST_FILE) if job.write_content else None,
             )
         except AdapterError as error:
@@ -126,11 +142,11 @@ def _ingest(job: IngestJob) -> JobAnswer:
         manifest = _verify_and_write(job, files, checks)
     # Only now, so that the uploaded files linked into the folder stay intact until everything else is written.
     if manifest is not None and job.write_content:
-        os.replace(output / f"{CONFIG_NAME}.new", output / CONFIG_NAME)
-        if os.path.getsize(output / f"{WEIGHTS_NAME}.new"):
-            os.replace(output / f"{WEIGHTS_NAME}.new", output / WEIGHTS_NAME)
+        os.replace(output / NEW_CONFIG_NAME, output / CONFIG_NAME)
+        if os.path.getsize(output / NEW_WEIGHTS_NAME):
+            os.replace(output / NEW_WEIGHTS_NAME, output / WEIGHTS_NAME)
         else:
-            os.unlink(output / f"{WEIGHTS_NAME}.new")
+            os.unlink(output / NEW_WEIGHTS_NAME)
     return JobAnswer(report=Report(checks=checks.listed()), manifest=manifest)
 
 

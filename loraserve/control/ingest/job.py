@@ -2,13 +2,19 @@
 
 import msgspec
 from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.config import CONFIG_NAME
 from loraserve_adapters.limits import Limits
+from loraserve_adapters.safetensors_file import WEIGHTS_NAME
 
 from loraserve.control.ingest.manifest import Manifest
 from loraserve.control.ingest.report import Report
+from loraserve.store.blobs import MANIFEST_FILE
 
 PACKED_NAME = "packed"
 """File name of the packed form in a job's output folder."""
+NEW_CONFIG_NAME, NEW_WEIGHTS_NAME = f"{CONFIG_NAME}.new", f"{WEIGHTS_NAME}.new"
+"""Likewise, of the content's files until everything is written."""
+OUTPUT_NAMES = (PACKED_NAME, MANIFEST_FILE, NEW_CONFIG_NAME, NEW_WEIGHTS_NAME)
 
 
 class ResourceLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,3 +67,5 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     report: Report
     manifest: Manifest | None = None
     """Only for an accepted ingest."""
+    disk_full: int | None = None
+    """Error number of a write for which the disk, or the user's quota on it, has no room: nothing was decided."""

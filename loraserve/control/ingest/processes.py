@@ -21,7 +21,15 @@ from loraserve_adapters.packed_file import packed_file_name
 from loraserve_adapters.sync_file import sync_folder
 
 from loraserve.control.ingest.forked_jobs import ForkedJobs, ForkServerError
-from loraserve.control.ingest.job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
+from loraserve.control.ingest.job import (
+    OUTPUT_NAMES,
+    PACKED_NAME,
+    IngestJob,
+    Job,
+    JobAnswer,
+    JudgeJob,
+    ResourceLimits,
+)
 from loraserve.control.ingest.manifest import Manifest
 from loraserve.control.ingest.report import Report
 from loraserve.engine.cpu_budget import available_cpus
@@ -106,7 +114,12 @@ class Ingest:
 
         sha256: announced hashes in hex, by file name. Raises `IngestError`.
         """
-        return await self._run(self._ingest_job(folder, folder, sha256, write_content=True))
+        try:
+            return await self._run(self._ingest_job(folder, folder, sha256, write_content=True))
+        except IngestError:
+            # NOTE: on a full disk there is otherwise no room for the upload's outcome.
+            await asyncio.to_thread(_remove_outputs, folder)
+            raise
 
     def keep_packed(self, folder: Path, manifest: Manifest) -> Path:
         """Moves the packed form out of an ingested folder to where the engine maps it from; blocks on the disk."""
@@ -189,9 +202,14 @@ class Ingest:
             _logger.error("the process that reads adapters failed (%s): %s", ended.returncode, errors)
             raise IngestError(f"the process that reads the adapter {_ending(ended.returncode)}")
         try:
-            return msgspec.json.decode(ended.answer, type=JobAnswer)
+            answer = msgspec.json.decode(ended.answer, type=JobAnswer)
         except msgspec.DecodeError as error:
             raise IngestError(f"the process that reads the adapter gave no answer: {error}") from None
+        if answer.disk_full is not None:
+            reason = f"the data directory cannot be written ({os.strerror(answer.disk_full)})"
+            _logger.error("an adapter could not be read: %s", reason)
+            raise IngestError(reason)
+        return answer
 
 
 def _resources(weights_size: int, layout: BaseLayout, limits: Limits) -> ResourceLimits:
@@ -217,6 +235,11 @@ def _ending(returncode: int) -> str:
         reason = " (it used more CPU time than allowed)" if name == "SIGXCPU" else ""
         return f"was ended by {name}{reason}"
     return f"ended with exit code {returncode}; the server's log says more"
+
+
+def _remove_outputs(folder: Path) -> None:
+    for name in OUTPUT_NAMES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _remove_output_folder(folder: Path) -> None:
