@@ -129,7 +129,7 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One immutable content of an adapter.
 
     NOTE: fields at their defaults are not written, so that releases without activated LoRA, classifiers, chat
-    template names or trained tokens can read adapters that use none of these.
+    template names, trained tokens or the record of DoRA and rsLoRA can read adapters that use none of these.
     """
 
     n: int
@@ -155,6 +155,9 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The server's name for the template that renders its chats; None = the base model's template."""
     trained_token_ids: list[int] = []
     """Tokens with rows of its own in the embedding or `lm_head`, ascending."""
+    use_dora: bool = False
+    use_rslora: bool = False
+    """As in its config. False also if that was not recorded."""
     deleted_at: float | None = None
 
 

@@ -39,6 +39,7 @@ from tests.unit.adapters.folders import (
     safetensors_bytes,
     tiny_layout,
     with_embedding,
+    with_magnitudes,
 )
 from tests.zoo.artifacts import CONFIG, WEIGHTS, as_headless, files, good_tensors
 
@@ -480,6 +481,21 @@ def test_a_version_lists_the_trained_tokens_of_all_tables(tmp_path: Path) -> Non
         assert session.result is not None, session.report
         (doc,) = bench.publisher.documents.values()
         assert [version.trained_token_ids for version in doc.versions] == [[4, 7, 9]]
+
+    asyncio.run(run())
+
+
+def test_a_version_says_whether_it_has_dora_or_rslora(tmp_path: Path) -> None:
+    bench = UploadBench(tmp_path)
+
+    async def run() -> None:
+        for use_dora, use_rslora in itertools.product((False, True), repeat=2):
+            tensors = with_magnitudes(good_tensors()) if use_dora else good_tensors()
+            config = json.dumps(config_of(use_dora=use_dora, use_rslora=use_rslora)).encode()
+            session = await bench.send(files(config, safetensors_bytes(tensors, {"format": "pt"})))
+            assert session.result is not None, session.report
+            (doc,) = bench.publisher.documents.values()
+            assert (doc.versions[-1].use_dora, doc.versions[-1].use_rslora) == (use_dora, use_rslora)
 
     asyncio.run(run())
 

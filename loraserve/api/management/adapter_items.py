@@ -89,6 +89,8 @@ class AdapterItems:
             chat_template=version.chat_template,
             chat_template_missing=version.chat_template not in {None, *self.chat_templates},
             trained_token_ids=version.trained_token_ids,
+            use_dora=version.use_dora,
+            use_rslora=version.use_rslora,
             bases=[base.name for base in version.bases],
             fits=fits,
             aliases=sorted(name for name, alias in adapter.aliases.items() if alias.version == version.n),

@@ -58,6 +58,10 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     """True: this server has no template of that name, and refuses chats with this version (409)."""
     trained_token_ids: list[int]
     """Tokens with rows of its own in the embedding or `lm_head`, ascending; empty if there are none."""
+    use_dora: bool
+    """Whether its linear layers have DoRA's magnitudes."""
+    use_rslora: bool
+    """Whether alpha is divided by the square root of the rank (rsLoRA) instead of the rank."""
     bases: list[str]
     """Names of the base models that it was checked against; empty if that was not recorded."""
     fits: bool

@@ -31,11 +31,13 @@ def print_adapter(found: Json) -> None:
             for alias in found["aliases"]
         ],
     )
+    has_variant = any(_variant(version) for version in found["versions"])
     has_activated = any(version["invocation"] for version in found["versions"])
     has_classifier = any(version["classifier"] for version in found["versions"])
     has_template = any(version["chat_template"] for version in found["versions"])
     has_trained = any(version["trained_token_ids"] for version in found["versions"])
     more = (
+        *has_variant * ("variant",),
         *has_activated * ("activated by",),
         *has_classifier * ("labels",),
         *has_template * ("chat template",),
@@ -53,6 +55,7 @@ def print_adapter(found: Json) -> None:
                 version["tier"],
                 version["by"],
                 time_text(version["created_at"]),
+                *has_variant * (_variant(version),),
                 *has_activated * (_invocation(version["invocation"]),),
                 *has_classifier * (_labels(version["classifier"]),),
                 *has_template * (_template(version),),
@@ -61,6 +64,11 @@ def print_adapter(found: Json) -> None:
             for version in found["versions"]
         ],
     )
+
+
+def _variant(version: Json) -> str | None:
+    names = {"DoRA": version["use_dora"], "rsLoRA": version["use_rslora"]}
+    return ", ".join(name for name, is_used in names.items() if is_used) or None
 
 
 def _invocation(invocation: Json | None) -> str | None:

@@ -33,6 +33,8 @@ class Content(msgspec.Struct, frozen=True):
     """Likewise."""
     trained_token_ids: list[int] = []
     """Likewise."""
+    use_dora: bool = False
+    use_rslora: bool = False
 
 
 class CanaryShare(msgspec.Struct, frozen=True):
@@ -121,6 +123,8 @@ def add_version(
             classifier=content.classifier,
             chat_template=content.chat_template,
             trained_token_ids=content.trained_token_ids,
+            use_dora=content.use_dora,
+            use_rslora=content.use_rslora,
         )
         # Otherwise the document, and each of its revisions, would grow with every version ever published.
         kept = [version for version in doc.versions if now < kept_until(doc, version)]

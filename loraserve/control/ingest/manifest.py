@@ -31,6 +31,7 @@ class _CanonicalConfig(msgspec.Struct, frozen=True):
     score_template: str | None = None
     chat_template: str | None = None
     trained_tokens: list[tuple[str, list[int]]] = []
+    use_dora: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +77,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Of all tables, ascending."""
         tables = msgspec.json.decode(self.config, type=_CanonicalConfig).trained_tokens
         return sorted({token_id for _, token_ids in tables for token_id in token_ids})
+
+    @property
+    def use_dora(self) -> bool:
+        return msgspec.json.decode(self.config, type=_CanonicalConfig).use_dora
 
     @property
     def classifier(self) -> ClassifierRecord | None:

@@ -164,6 +164,8 @@ class UploadCommits:
             classifier=manifest.classifier,
             chat_template=manifest.chat_template,
             trained_token_ids=manifest.trained_token_ids,
+            use_dora=manifest.use_dora,
+            use_rslora=manifest.use_rslora,
         )
         async with self._smoke(content):
             published = await self._publisher.publish(

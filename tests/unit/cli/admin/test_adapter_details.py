@@ -23,9 +23,17 @@ def shown(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
 
 def test_particulars_of_versions_are_listed_only_if_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     plain = shown(capsys)
-    for heading in ("activated by", "labels", "chat template", "trained tokens"):
+    for heading in ("variant", "activated by", "labels", "chat template", "trained tokens"):
         assert heading not in plain
     assert "trained tokens" in shown(capsys, trained_token_ids=[3, 5, 8])
+
+
+def test_a_version_with_dora_or_rslora_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for variant, name in (({"use_dora": True}, "DoRA"), ({"use_rslora": True}, "rsLoRA")):
+        found = shown(capsys, **variant)
+        assert "variant" in found
+        assert name in found
+    assert "DoRA, rsLoRA" in shown(capsys, use_dora=True, use_rslora=True)
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
