@@ -67,6 +67,8 @@ ROUTES: list[HTTPRouteHandler] = [
     chat.create_adapter_chat_completion,
     responses.create_response,
     responses.create_adapter_response,
+    responses.count_input_tokens,
+    responses.count_adapter_input_tokens,
     responses.find_response,
     messages.create_message,
     messages.create_adapter_message,

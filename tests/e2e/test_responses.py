@@ -52,6 +52,13 @@ def test_adapters_answer_a_text_input(client: openai.OpenAI) -> None:
         assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
 
 
+def test_the_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "uppercase", "instructions": "Be loud.", "input": "hello world"}
+    usage = client.responses.create(**asked, **GREEDY).usage
+    assert usage is not None
+    assert client.responses.input_tokens.count(**asked).input_tokens == usage.input_tokens
+
+
 def test_an_answer_equals_that_of_a_chat(client: openai.OpenAI) -> None:
     chat: Any = client.chat.completions.create(
         model="rot13", messages=[{"role": "user", "content": "a dog"}], temperature=0, max_tokens=40

@@ -300,6 +300,41 @@ class TestTheRest:
             assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
             assert "Responses are not stored" in response.json()["error"]["message"]
 
+    def test_input_tokens_are_counted_as_they_are_billed(
+        self, server: LiveServer, http: httpx.Client, client: openai.OpenAI
+    ) -> None:
+        counted: Any = {**CALLING, "instructions": "Add.", "reasoning": {"summary": "auto"}}
+        usage = client.responses.create(**counted).usage
+        assert usage is not None
+        num_admitted = len(http.get("/v1/requests").json()["data"])
+        count = client.responses.input_tokens.count(**counted)
+        assert (count.object, count.input_tokens) == ("response.input_tokens", usage.input_tokens)
+        response = http.post("/adapters/calls/v1/responses/input_tokens", json=counted | {"max_output_tokens": 2})
+        assert response.json() == {"object": "response.input_tokens", "input_tokens": usage.input_tokens}
+        assert len(http.get("/v1/requests").json()["data"]) == num_admitted
+        assert server.runtime.lifecycle.num_sequences == 0
+        longer = client.responses.input_tokens.count(**counted | {"instructions": "Add. " * 2000})
+        assert longer.input_tokens > server.engine.model.max_model_len
+
+    @pytest.mark.parametrize(
+        ("fields", "status", "param"),
+        [
+            ({"model": "nobody"}, 404, "model"),
+            ({"input": []}, 400, "input"),
+            ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+            ({"truncation": "auto"}, 400, "truncation"),
+            ({"conversation": "conv_1"}, 400, "conversation"),
+            ({"personality": "friendly"}, 400, "personality"),
+        ],
+    )
+    def test_input_tokens_are_refused_as_the_response_would_be(
+        self, http: httpx.Client, fields: dict[str, Any], status: int, param: str
+    ) -> None:
+        refused = [http.post(f"/v1/responses{path}", json=CALLING | fields) for path in ("/input_tokens", "")]
+        assert [response.status_code for response in refused] == [status, status]
+        assert refused[0].json() == refused[1].json()
+        assert refused[0].json()["error"]["param"] == param
+
     def test_a_client_that_disconnects_stops_its_request(self, server: LiveServer, client: openai.OpenAI) -> None:
         server.engine.step_s = 0.01
         try:

@@ -300,6 +300,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/adapters/{adapter}/v1/responses/input_tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CountAdapterInputTokens
+         * @description As POST /v1/responses/input_tokens, for the adapter in the path. `model` may be left out; if sent, it must name
+         *     the same adapter.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["AdaptersV1ResponsesInputTokensCountAdapterInputTokens"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/adapters/{adapter}/v1/score": {
         parameters: {
             query?: never;
@@ -1487,6 +1510,29 @@ export interface paths {
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["V1ResponsesCreateResponse"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/responses/input_tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CountInputTokens
+         * @description Count the tokens in the prompt of a response, whether or not they fit the model. The body is that of
+         *     POST /v1/responses; all of its fields are checked, also those that only concern the answer.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["V1ResponsesInputTokensCountInputTokens"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2779,6 +2825,19 @@ export interface components {
             /** @description Always "max_output_tokens". */
             reason: string;
         };
+        /**
+         * InputTokenCount
+         * @example {
+         *       "input_tokens": 21,
+         *       "object": "response.input_tokens"
+         *     }
+         */
+        InputTokenCount: {
+            /** @description Tokens of the whole prompt, cached or not. */
+            input_tokens: number;
+            /** @default response.input_tokens */
+            object: string;
+        };
         /** InputTokensDetails */
         InputTokensDetails: {
             /** @description Prompt tokens found in the prefix cache. */
@@ -4038,6 +4097,8 @@ export interface components {
          *       "chat_template": null,
          *       "chat_template_missing": false,
          *       "trained_token_ids": [],
+         *       "use_dora": false,
+         *       "use_rslora": false,
          *       "bases": [
          *         "llama-3.1-8b-instruct"
          *       ],
@@ -4079,6 +4140,10 @@ export interface components {
             chat_template_missing: boolean;
             /** @description Tokens with rows of its own in the embedding or `lm_head`, ascending; empty if there are none. */
             trained_token_ids: number[];
+            /** @description Whether its linear layers have DoRA's magnitudes. */
+            use_dora: boolean;
+            /** @description Whether alpha is divided by the square root of the rank (rsLoRA) instead of the rank. */
+            use_rslora: boolean;
             /** @description Names of the base models that it was checked against; empty if that was not recorded. */
             bases: string[];
             /** @description False: it was made for a base model other than this server's, and requests to it are refused (409). */
@@ -8342,6 +8407,149 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ResponseObject"];
+                };
+            };
+            /** @description The request is invalid; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it belongs to another tenant. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description Its state does not allow this, or it was changed at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A condition in If-Match or If-None-Match is not met. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    AdaptersV1ResponsesInputTokensCountAdapterInputTokens: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                adapter: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ResponsesRequest"];
+            };
+        };
+        responses: {
+            /** @description Request fulfilled, document follows */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["InputTokenCount"];
                 };
             };
             /** @description The request is invalid; `param` names the field. */
@@ -16121,6 +16329,147 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ResponseObject"];
+                };
+            };
+            /** @description The request is invalid; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it belongs to another tenant. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description Its state does not allow this, or it was changed at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A condition in If-Match or If-None-Match is not met. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. The header `retry-after` says when to retry. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    V1ResponsesInputTokensCountInputTokens: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ResponsesRequest"];
+            };
+        };
+        responses: {
+            /** @description Request fulfilled, document follows */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["InputTokenCount"];
                 };
             };
             /** @description The request is invalid; `param` names the field. */

@@ -27,6 +27,24 @@ def conversation_demand(
     return Demand(num_tokens, checked.params.n, RouteInfo(route, bool(stream)))
 
 
+async def prompt_tokens(
+    context: AppContext,
+    body: SamplingFields,
+    checked: CheckedSampling,
+    conversation: Conversation,
+    adapter: ResolvedAdapter | None,
+) -> list[int]:
+    """Whether or not they fit the model. Raises `ServingError` if there are none. adapter: as below."""
+    token_ids = await context.runtime.tokenizer.encode_chat(
+        conversation, add_special_tokens=bool(body.add_special_tokens), template_name=template_of(adapter)
+    )
+    token_ids += answer_header(context.runtime, adapter, checked.params.grammar, conversation)
+    max_model_len = context.runtime.engine.model.max_model_len
+    token_ids = truncate(token_ids, body.truncate_prompt_tokens, max_model_len, checked.max_tokens)
+    check_not_empty(conversation.param, token_ids)
+    return token_ids
+
+
 async def conversation_prompt(
     context: AppContext,
     body: SamplingFields,
@@ -42,12 +60,7 @@ async def conversation_prompt(
     predicted: approximate text of the answer, for drafts.
     """
     model = context.runtime.engine.model
-    token_ids = await context.runtime.tokenizer.encode_chat(
-        conversation, add_special_tokens=bool(body.add_special_tokens), template_name=template_of(adapter)
-    )
-    token_ids += answer_header(context.runtime, adapter, checked.params.grammar, conversation)
-    token_ids = truncate(token_ids, body.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
-    check_not_empty(conversation.param, token_ids)
+    token_ids = await prompt_tokens(context, body, checked, conversation, adapter)
     check_context(len(token_ids), checked.max_tokens, model.max_model_len, conversation.param, max_tokens_param)
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))
     predicted_token_ids = await predicted_tokens(predicted, context.runtime.tokenizer, model) if predicted else []

@@ -1,15 +1,15 @@
-"""POST /v1/responses. Stateless: neither requests nor answers are stored."""
+"""POST /v1/responses and /v1/responses/input_tokens. Stateless: neither requests nor answers are stored."""
 
 from functools import partial
 
 import msgspec
-from litestar import Request, Response, route
+from litestar import Request, Response, post, route
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.chat.adapter_template import with_turn_ends
-from loraserve.api.chat.prompts import conversation_demand, conversation_prompt
+from loraserve.api.chat.prompts import conversation_demand, conversation_prompt, prompt_tokens
 from loraserve.api.chat.reasoning import with_reasoning
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
@@ -18,20 +18,21 @@ from loraserve.api.http.needs import needs
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.respond import open_stream, respond_complete
 from loraserve.api.inference.token_names import TokenNames
-from loraserve.api.openapi.document import answered_with
+from loraserve.api.openapi.document import ERROR_RESPONSES, answered_with, json_body
 from loraserve.api.responses.echo import begun_response
 from loraserve.api.responses.kinds import refuse_kinds
 from loraserve.api.responses.output import ResponseOutput
 from loraserve.api.responses.request import checked_response
 from loraserve.api.responses.writer import ResponseWriter
 from loraserve.api.routes.inference_post import inference_post
-from loraserve.api.schemas.response_answer import ResponseObject
+from loraserve.api.schemas.response_answer import InputTokenCount, ResponseObject
 from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.control.requests.running import Route
 from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
 
 DECODER = msgspec.json.Decoder(ResponsesRequest, strict=True)
+COUNT_OPERATION = json_body(ResponsesRequest)
 _post = inference_post(ResponsesRequest, answered_with(ResponseObject))
 
 
@@ -52,6 +53,36 @@ async def create_adapter_response(
     return await _respond(request, context, adapter)
 
 
+@post(
+    "/v1/responses/input_tokens",
+    opt=needs(Action.INFER),
+    status_code=200,
+    operation_class=COUNT_OPERATION,
+    responses=ERROR_RESPONSES,
+    tags=["text"],
+)
+async def count_input_tokens(request: Request, context: NamedDependency[AppContext]) -> InputTokenCount:
+    """Count the tokens in the prompt of a response, whether or not they fit the model. The body is that of
+    POST /v1/responses; all of its fields are checked, also those that only concern the answer."""
+    return await _count(request, context, None)
+
+
+@post(
+    "/adapters/{adapter:str}/v1/responses/input_tokens",
+    opt=needs(Action.INFER),
+    status_code=200,
+    operation_class=COUNT_OPERATION,
+    responses=ERROR_RESPONSES,
+    tags=["text"],
+)
+async def count_adapter_input_tokens(
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
+) -> InputTokenCount:
+    """As POST /v1/responses/input_tokens, for the adapter in the path. `model` may be left out; if sent, it must name
+    the same adapter."""
+    return await _count(request, context, adapter)
+
+
 @route(
     ["/v1/responses/{response_id:path}", "/adapters/{adapter:str}/v1/responses/{response_id:path}"],
     http_method=["GET", "POST", "DELETE"],
@@ -62,6 +93,16 @@ async def find_response() -> None:
     """404 for every operation on a stored response."""
     message = "Responses are not stored. Send their output items with the next 'input'."
     raise ServingError(ErrorCode.NOT_FOUND, message)
+
+
+async def _count(request: Request, context: AppContext, path_adapter: str | None) -> InputTokenCount:
+    body = await decode_body(request, DECODER, refuse_kinds)
+    target = await context.control.resolver.resolve(
+        principal_of(request), body.model, path_adapter=path_adapter, user=body.safety_identifier or body.user
+    )
+    checked = checked_response(body, context.sampling, context.runtime.settings)
+    token_ids = await prompt_tokens(context, body, checked.sampling, checked.conversation, target.adapter)
+    return InputTokenCount(len(token_ids))
 
 
 async def _respond(

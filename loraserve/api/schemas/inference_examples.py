@@ -20,7 +20,14 @@ from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelPermission
 from loraserve.api.schemas.requests import RequestItem
 from loraserve.api.schemas.rerank import RankedDocument, RerankResponse, RerankResult
-from loraserve.api.schemas.response_answer import EchoedText, OutputMessage, OutputText, ResponseObject, response_usage
+from loraserve.api.schemas.response_answer import (
+    EchoedText,
+    InputTokenCount,
+    OutputMessage,
+    OutputText,
+    ResponseObject,
+    response_usage,
+)
 from loraserve.api.schemas.score import Score, ScoreResponse
 from loraserve.api.schemas.tokenize import TokenizeResponse
 from loraserve.api.schemas.usage import PromptTokensDetails, Usage
@@ -120,6 +127,7 @@ INFERENCE_EXAMPLES: list[msgspec.Struct] = [
         usage=message_usage(TokenUsage(21, 9, 16)),
     ),
     TokenCount(21),
+    InputTokenCount(21),
     MessageError(
         MessageErrorDetail("not_found_error", "The model 'sql' does not exist."), request_id="5f3a9f1e6b0c4b0d"
     ),

@@ -136,6 +136,12 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str = "disabled"
 
 
+class InputTokenCount(msgspec.Struct, frozen=True):
+    input_tokens: int
+    """Tokens of the whole prompt, cached or not."""
+    object: str = "response.input_tokens"
+
+
 def response_usage(usage: TokenUsage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.num_prompt_tokens,
