@@ -59,6 +59,7 @@ export const PAGES: Page[] = [
     title: "Settings",
     icon: "settings",
     needs: "admin",
+    ofServer: true,
     secondary: true,
     load: async () => (await import("./views/settings/settings")).Settings,
   },

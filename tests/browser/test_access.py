@@ -422,6 +422,35 @@ def test_the_request_count_of_another_tenants_key_links_to_its_usage(
     expect(page.get_by_test_id("usage-row")).to_contain_text(tenant.name)
 
 
+def test_a_keys_expiry_can_be_removed(root: Console, tenant: Tenant):
+    tenant.key("infer", name="brief", expires_in_s=86_400)
+    tenant.key("infer", name="endless")
+
+    def expiry() -> float | None:
+        listed = tenant.admin.get("/v1/keys", headers={"x-tenant": tenant.name}).json()["data"]
+        return next(key["expires_at"] for key in listed if key["name"] == "brief")
+
+    before = expiry()
+    open_keys(root, tenant)
+    row = key_row(root, "brief")
+    dialog = root.page.get_by_role("dialog")
+    row.get_by_role("button", name="Edit").click()
+    dialog.get_by_label("Name", exact=True).fill("brief")
+    dialog.get_by_role("button", name="Save").click()
+    root.toast("Updated brief.")
+    assert expiry() == before
+    row.get_by_role("button", name="Edit").click()
+    dialog.get_by_label("Expires in (days)").fill("3")
+    dialog.get_by_label("Never expires").check()
+    expect(dialog.get_by_label("Expires in (days)")).to_be_disabled()
+    dialog.get_by_role("button", name="Save").click()
+    expect(row).to_contain_text("never")
+    assert expiry() is None
+    key_row(root, "endless").get_by_role("button", name="Edit").click()
+    expect(dialog.get_by_label("Expires in (days)")).to_be_visible()
+    expect(dialog.get_by_label("Never expires")).to_have_count(0)
+
+
 def test_an_expired_key_is_marked_as_expired(root: Console, tenant: Tenant):
     secret = tenant.key("infer", name="brief", expires_in_s=1)
     root.page.clock.install()

@@ -293,7 +293,7 @@ def test_revoking_a_key_ends_its_sessions(new_console: NewConsole, admin: httpx.
         ("operator", ["Overview", "Adapters", "Upload", "Playground", "Live", "Requests"]),
         (
             "admin",
-            ["Overview", "Adapters", "Upload", "Playground", "Live", "Requests", "Tenants & keys", "Settings"],
+            ["Overview", "Adapters", "Upload", "Playground", "Live", "Requests", "Tenants & keys"],
         ),
     ],
 )
@@ -305,6 +305,18 @@ def test_the_navigation_shows_only_what_the_role_may_see(
     page = console.open("#/adapters")
     items = page.get_by_role("navigation", name="Main").get_by_role("link")
     expect(items).to_have_text([re.compile("loraserve"), *shown])
+
+
+def test_only_an_admin_of_all_tenants_sees_the_settings(new_console: NewConsole, tenant: Tenant, admin_secret: str):
+    console = new_console()
+    console.start_session(tenant.key("admin"))
+    page = console.open("#/settings")
+    expect(page.get_by_test_id("no-permission")).to_contain_text("Settings requires the admin role for all tenants")
+    console = new_console()
+    console.start_session(admin_secret)
+    page = console.open("#/settings")
+    expect(page.get_by_role("navigation", name="Main").get_by_role("link", name="Settings")).to_be_visible()
+    expect(page.get_by_test_id("setting").first).to_be_visible()
 
 
 def test_a_viewer_sees_an_adapter_without_controls_that_change_it(new_console: NewConsole, tenant: Tenant):

@@ -200,6 +200,23 @@ def test_the_trained_tokens_of_a_version_are_listed(console: Console, tenant: Te
     expect(page.get_by_role("definition").filter(has_text=listed)).to_have_text(f"{listed} and 2 more")
 
 
+def test_a_version_with_dora_or_rslora_says_so(console: Console, tenant: Tenant, tmp_path: Path):
+    def add_magnitudes(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("lora_B.weight")]:
+            rows = tensors[name].shape[0]
+            tensors[name.replace("lora_B.weight", "lora_magnitude_vector")] = torch.ones(rows)
+
+    folder = variant(tmp_path / "d", "reverse", lambda config: config.update(use_dora=True), add_magnitudes)
+    tenant.add("both", folder)
+    tenant.add("plain", variant(tmp_path / "p", "reverse", lambda config: config.update(use_rslora=False)))
+    page = console.open("#/adapters/both")
+    expect(page.get_by_text("Variant")).to_be_visible()
+    expect(page.get_by_role("definition").filter(has_text="rsLoRA")).to_have_text("DoRA, rsLoRA")
+    page = console.open("#/adapters/plain")
+    expect(page.get_by_text("Made for")).to_be_visible()
+    expect(page.get_by_text("Variant")).to_have_count(0)
+
+
 def test_a_missing_certificate_is_explained(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting")
     expect(page.get_by_test_id("certificate")).to_contain_text("Not measured: this server makes no certificates")

@@ -111,13 +111,15 @@ export function ListView<T>({ of, older, ...props }: Omit<ViewProps<T[]>, "of"> 
   );
 }
 
-/** Shown without asking the server if the role may not see the page. */
-export function NoPermission({ title, needs }: { title: string; needs: Role }) {
+/** Shown without asking the server if the role may not see the page. ofServer: it also needs a key for all tenants. */
+export function NoPermission({ title, needs, ofServer }: { title: string; needs: Role; ofServer?: boolean }) {
   return (
     <div class="state" data-testid="no-permission">
       <Icon name="lock" />
-      <h1>{title} requires the {needs} role</h1>
-      <p>Ask an admin for a key with that role.</p>
+      <h1>
+        {title} requires the {needs} role{ofServer && " for all tenants"}
+      </h1>
+      <p>Ask an admin{ofServer && " of the server"} for a key with that role.</p>
     </div>
   );
 }

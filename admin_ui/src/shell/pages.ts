@@ -9,6 +9,8 @@ export interface Page {
   title: string;
   icon: IconName;
   needs: Role;
+  /** About the whole server: needs a key for all tenants. */
+  ofServer?: boolean;
   /** Omitted from the bottom bar of small screens; its last button (“More”) lists every page. */
   secondary?: boolean;
   load: () => Promise<FunctionComponent>;

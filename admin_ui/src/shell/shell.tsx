@@ -7,7 +7,7 @@ import { shortcut } from "../parts/modifier-key";
 import { Failure, NoPermission } from "../parts/states";
 import { toast, Toasts } from "../parts/toasts";
 import { href, place } from "../router";
-import { linkToken, lostTenant, may, numLogins, session, shownTenant, startFailure, startSession } from "../state/session";
+import { linkToken, lostTenant, may, mayActForAll, numLogins, session, shownTenant, startFailure, startSession } from "../state/session";
 import { theme, toggleTheme } from "../state/theme";
 import { endSession } from "./end-session";
 import { Jump } from "./jump";
@@ -67,7 +67,7 @@ export function Shell({ pages }: { pages: Page[] }) {
   if (startFailure.value) return <Failure error={startFailure.value} retry={startSession} heading="h1" />;
   if (session.value === null) return null;
 
-  const shown = pages.filter((page) => may(page.needs));
+  const shown = pages.filter(maySee);
   return (
     <>
       {signedOut.value && <Login />}
@@ -137,9 +137,13 @@ export function Shell({ pages }: { pages: Page[] }) {
   );
 }
 
+function maySee(page: Page): boolean {
+  return may(page.needs) && (!page.ofServer || mayActForAll.value);
+}
+
 function CurrentView({ page }: { page: Page | null }) {
   if (page === null) return <NotFound />;
-  if (!may(page.needs)) return <NoPermission title={page.title} needs={page.needs} />;
+  if (!maySee(page)) return <NoPermission title={page.title} needs={page.needs} ofServer={page.ofServer} />;
   return <LazyView key={`${page.segment} ${actingTenant.value} ${numLogins.value}`} load={page.load} />;
 }
 

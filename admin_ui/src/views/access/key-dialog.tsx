@@ -6,6 +6,7 @@ import type { CreatedKey, KeyItem } from "../../api/types";
 import { Field } from "../../parts/basics";
 import { randomId } from "../../parts/clipboard";
 import { Dialog } from "../../parts/dialog";
+import { dateTime } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { toast } from "../../parts/toasts";
 import { mayActForAll, session, shownTenant } from "../../state/session";
@@ -34,6 +35,7 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
   const everyTenant = useSignal(isFirst || keyItem?.tenant === "*");
   const adapters = useSignal(keyItem?.adapters?.join(", ") ?? "");
   const days = useSignal("");
+  const endless = useSignal(false);
   const limits = useSignal<Limits>(keyItem?.limits ?? ({} as Limits));
 
   async function save(): Promise<void> {
@@ -42,7 +44,8 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
     const endsInS = days.value ? Math.round(Number(days.value) * DAY_S) : null;
     const body = { name: name.value, role: role.value, adapters: allowed.length > 0 ? allowed : null, limits: limits.value };
     if (keyItem) {
-      const ends = endsInS === null ? {} : { expires_at: Math.floor(Date.now() / 1000) + endsInS };
+      const expiresAt = endsInS === null ? undefined : Math.floor(Date.now() / 1000) + endsInS;
+      const ends = { expires_at: endless.value ? null : expiresAt };
       await call("PATCH", `/v1/keys/${keyItem.id}`, { headers: { "if-match": `"${keyItem.rev}"` }, body: { ...body, ...ends } });
       toast(`Updated ${name.value || keyItem.id}.`);
       onChanged();
@@ -106,8 +109,24 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
         <input class="input mono" value={adapters.value} onInput={(event) => (adapters.value = event.currentTarget.value)} />
       </Field>
       <Field label="Expires in (days)" hint={keyItem ? "Counted from now. Leave empty to keep the current expiry." : "Leave empty for a key that never expires."}>
-        <input class="input num" type="number" min={0.01} step="any" value={days.value} onInput={(event) => (days.value = event.currentTarget.value)} />
+        <input
+          class="input num"
+          type="number"
+          min={0.01}
+          step="any"
+          value={endless.value ? "" : days.value}
+          disabled={endless.value}
+          onInput={(event) => (days.value = event.currentTarget.value)}
+        />
       </Field>
+      {keyItem !== null && keyItem.expires_at !== null && (
+        <label class="role">
+          <input type="checkbox" checked={endless.value} onChange={(event) => (endless.value = event.currentTarget.checked)} />
+          <span>
+            Never expires <span class="muted small">{keyItem.is_expired ? "expired" : "now expires"} {dateTime(keyItem.expires_at)}</span>
+          </span>
+        </label>
+      )}
       <details open={keyItem !== null}>
         <summary>Limits</summary>
         <LimitFields limits={limits} />

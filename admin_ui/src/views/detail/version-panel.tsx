@@ -116,6 +116,12 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
       </dd>
       <dt>Rank</dt>
       <dd class="num">{version.max_rank}</dd>
+      {(version.use_dora || version.use_rslora) && (
+        <>
+          <dt>Variant</dt>
+          <dd>{[version.use_dora && "DoRA", version.use_rslora && "rsLoRA"].filter(Boolean).join(", ")}</dd>
+        </>
+      )}
       <dt>Targets</dt>
       <dd>{version.targets.join(", ")}</dd>
       {version.invocation !== null && (
