@@ -175,7 +175,7 @@ def build_control(
         chat_templates=settings.adapter_chat_templates,
         limits=adapter_limits,
     )
-    loader = ContentLoader(engine, declared.blobs, packed_dir=packed_dir, packer=ingest.pack, base_name=base.name)
+    loader = ContentLoader(engine, declared.blobs, ingest, base.name)
     residency = Residency(engine, loader, catalog)
     certifier = None if certified_engine is None else _certifier(declared, engine, ingest, certified_engine)
     draining = Draining(catalog, running, residency, OtherServers(declared.live, process))
@@ -268,8 +268,7 @@ def _admission(
 def _certifier(declared: Declared, engine: EngineClient, ingest: Ingest, certified_engine: EngineConfig) -> Certifier:
     return Certifier(
         declared.blobs,
-        packed_path=ingest.packed_path,
-        pack=ingest.pack,
+        ingest,
         base_fingerprint=lambda: engine.model.layout.fingerprint,
         # The actual device, not the requested one: `auto` may mean a GPU, whose adapters must not be measured on a CPU.
         engine=replace(certified_engine, device=engine.model.device),

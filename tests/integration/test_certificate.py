@@ -95,8 +95,7 @@ class Published:
     def certifier(self, command: Sequence[str] = MEASURE, timeout_s: float = TIMEOUT_S) -> Certifier:
         return Certifier(
             self.bench.blobs,
-            packed_path=lambda _: self.packed,
-            pack=self.bench.ingest.pack,
+            self.bench.ingest,
             base_fingerprint=lambda: self.bench.layout.fingerprint,
             engine=self.engine,
             timeout_s=timeout_s,
@@ -381,8 +380,7 @@ def test_is_skipped_if_a_gpu_serves_but_not_if_one_is_merely_present(published: 
 def test_the_certifier_replaces_auto_with_the_device_that_serves(device: str) -> None:
     serving = cast(EngineClient, SimpleNamespace(model=SimpleNamespace(device=device)))
     declared = cast(Declared, SimpleNamespace(blobs=None))
-    ingest = cast(Ingest, SimpleNamespace(packed_path=None, pack=None))
-    certifier = control_plane._certifier(declared, serving, ingest, EngineConfig(model="m", device="auto"))
+    certifier = control_plane._certifier(declared, serving, cast(Ingest, None), EngineConfig(model="m", device="auto"))
     assert certifier._engine.device == device
 
 

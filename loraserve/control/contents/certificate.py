@@ -9,13 +9,13 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
-from loraserve.control.ingest.processes import IngestError
+from loraserve.control.ingest.processes import Ingest, IngestError
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.process.our_modules import module_command, python_environment
 from loraserve.store.blobs import BlobStore
@@ -72,18 +72,16 @@ class Certifier:
     def __init__(
         self,
         blobs: BlobStore,
+        ingest: Ingest,
         *,
-        packed_path: Callable[[str], Path],
-        pack: Callable[[str, Path], Awaitable[Path]],
         base_fingerprint: Callable[[], str],
         engine: EngineConfig,
         timeout_s: float = TIMEOUT_S,
         command: Sequence[str] = module_command("loraserve.control.contents.certificate_child"),
     ) -> None:
-        """pack: see `Ingest.pack`. engine: the configuration of the serving engine."""
+        """engine: the configuration of the serving engine."""
         self._blobs = blobs
-        self._packed_path = packed_path
-        self._pack = pack
+        self._ingest = ingest
         self._base_fingerprint = base_fingerprint
         self._engine = engine
         self._timeout_s = timeout_s
@@ -127,7 +125,7 @@ class Certifier:
         blob = self._blobs.folder(digest)
         if blob is None:
             return None
-        packed_path = self._packed_path(digest)
+        packed_path = self._ingest.packed_path(digest)
         job = CertificateJob(
             digest=digest,
             blob=str(blob),
@@ -138,7 +136,7 @@ class Certifier:
         try:
             # It may be lost, or made for an earlier base: usually it is then made again at the adapter's next use.
             if not packed_path.exists():
-                await self._pack(digest, blob)
+                await self._ingest.pack(digest, blob)
             certificate = await self._measure(job)
         except IngestError as error:
             certificate = skipped(job, str(error))

@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from loraserve_adapters.packed_file import packed_file_name
-
-from loraserve.control.ingest.processes import DoesNotFitError, IngestError
+from loraserve.control.ingest.processes import DoesNotFitError, Ingest, IngestError
 from loraserve.control.names.served_base import does_not_fit
 from loraserve.serving.engine_client import AdapterLoadError, EngineClient, EngineDeadError
 from loraserve.serving.engine_errors import engine_dead
@@ -16,21 +13,15 @@ from loraserve.store.blobs import BlobStore
 
 logger = logging.getLogger(__name__)
 
-Packer = Callable[[str, Path], Awaitable[Path]]
-"""Makes the packed file of a digest from its blob's folder. See `Ingest.pack`."""
-
 
 class ContentLoader:
     """Called on the event loop, by at most one caller per digest at a time."""
 
-    def __init__(
-        self, engine: EngineClient, blobs: BlobStore, *, packed_dir: Path, packer: Packer, base_name: str
-    ) -> None:
+    def __init__(self, engine: EngineClient, blobs: BlobStore, ingest: Ingest, base_name: str) -> None:
         """base_name: name of the served base."""
         self._engine = engine
         self._blobs = blobs
-        self._packed_dir = packed_dir
-        self._packer = packer
+        self._ingest = ingest
         self._base_name = base_name
 
     async def load(self, digest: str, *, repack: bool = False) -> int:
@@ -39,7 +30,7 @@ class ContentLoader:
 
         repack: make the packed file again, even if it looks intact.
         """
-        path = self._packed_dir / packed_file_name(digest, self._engine.model.layout)
+        path = self._ingest.packed_path(digest)
         size_bytes = None if repack else await asyncio.to_thread(_size_of, path)
         if size_bytes is not None:
             try:
@@ -66,7 +57,7 @@ class ContentLoader:
         if folder is None:
             raise _unreadable(digest, "its files are gone")
         try:
-            await self._packer(digest, folder)
+            await self._ingest.pack(digest, folder)
         except DoesNotFitError as error:
             raise does_not_fit(self._base_name, error.reason) from error
         except (IngestError, OSError) as error:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import msgspec
 from loraserve_adapters.base_layout import BaseLayout
@@ -30,7 +31,7 @@ from loraserve.control.documents.adapter_edits import Content
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.declarations import Declarations
 from loraserve.control.documents.outage import Outage
-from loraserve.control.ingest.processes import IngestError, packed_folder
+from loraserve.control.ingest.processes import Ingest, IngestError, packed_folder
 from loraserve.control.names.adapter_access import AdapterAccess
 from loraserve.control.names.labels import CatalogNames
 from loraserve.control.names.resolve import Resolver
@@ -105,7 +106,7 @@ PACKED = bytes(7)
 
 
 class FakePacker:
-    """Like `Ingest.pack`, but writes a packed file that only a fake engine accepts."""
+    """Like `Ingest`, but writes a packed file that only a fake engine accepts."""
 
     def __init__(self, packed_dir: Path, layout: BaseLayout) -> None:
         self._packed_dir = packed_dir
@@ -113,12 +114,15 @@ class FakePacker:
         self.packed: list[str] = []
         self.error: IngestError | OSError | None = None
 
-    async def __call__(self, digest: str, blob: Path) -> Path:
+    def packed_path(self, digest: str) -> Path:
+        return self._packed_dir / packed_file_name(digest, self._layout)
+
+    async def pack(self, digest: str, blob: Path) -> Path:
         assert blob.name == digest
         if self.error is not None:
             raise self.error
         self.packed.append(digest)
-        path = self._packed_dir / packed_file_name(digest, self._layout)
+        path = self.packed_path(digest)
         path.write_bytes(PACKED)
         return path
 
@@ -225,7 +229,7 @@ async def build_node(
     quota = Quota(catalog, live, keep_versions=keep_versions, clock=clock)
     access = AdapterAccess(catalog, declarations)
     running = RunningRequests()
-    loader = ContentLoader(engine, blobs, packed_dir=packed_dir, packer=packer, base_name=base_name)
+    loader = ContentLoader(engine, blobs, cast(Ingest, packer), base_name)
     residency = Residency(engine, loader, catalog, max_loaded=max_loaded, clock=clock)
     others = OtherServers(live, process)
     runtime = build_runtime(
