@@ -1,6 +1,6 @@
 """Judges an adapter by its config and the header of its weights: everything but the tensors' values."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -12,8 +12,9 @@ from loraserve_adapters.config_values import CONFIG_NAME, SEQ_CLS
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.headless import is_headless, with_full_name, without_head, without_lm_head
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import Limits
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
+from loraserve_adapters.rules import AdapterRules
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
 from loraserve_adapters.source_module import (
     BIAS,
@@ -73,23 +74,12 @@ class JudgedAdapter:
         return [(rows.copy, rows.entry) for rows in self.trained_rows if rows.copy is not None]
 
 
-def judge_config(
-    data: bytes,
-    checks: Checks,
-    *,
-    limits: Limits = DEFAULT_LIMITS,
-    base_names: Iterable[str] = (),
-    chat_templates: Collection[str] | None = None,
-) -> AdapterConfig | None:
-    """Judges everything in the config but its targets; None if that is refused.
-
-    base_names: names of the served model; the first one is shown.
-    chat_templates: the names that adapters may choose from; None = any.
-    """
-    config = check_config(data, limits, checks)
+def judge_config(data: bytes, checks: Checks, rules: AdapterRules) -> AdapterConfig | None:
+    """Judges everything in the config but its targets; None if that is refused."""
+    config = check_config(data, rules.limits, checks)
     if config is not None:
-        _compare_base_names(config.base_model_name, base_names, checks)
-        checks.attempt("config.values", lambda: _check_chat_template(config.chat_template, chat_templates))
+        _compare_base_names(config.base_model_name, rules.base_names, checks)
+        checks.attempt("config.values", lambda: _check_chat_template(config.chat_template, rules.chat_templates))
     return config
 
 
@@ -99,22 +89,18 @@ def judge(
     weights_size: int,
     layout: BaseLayout,
     checks: Checks,
-    *,
-    limits: Limits = DEFAULT_LIMITS,
-    base_names: Iterable[str] = (),
-    chat_templates: Collection[str] | None = None,
+    rules: AdapterRules,
 ) -> JudgedAdapter | None:
     """None if something is refused, which `checks` then has; reads nothing else.
 
     first_bytes: of the weights file, at least up to the end of its header. weights_size: of the whole file, in bytes.
-    base_names, chat_templates: see `judge_config`.
     """
-    config = judge_config(config_data, checks, limits=limits, base_names=base_names, chat_templates=chat_templates)
-    entries = checks.attempt("weights.header", lambda: parse_header(first_bytes, weights_size, limits))
+    config = judge_config(config_data, checks, rules)
+    entries = checks.attempt("weights.header", lambda: parse_header(first_bytes, weights_size, rules.limits))
     if config is None:
         return None
     tensors = None if entries is None else {entry.name: entry for entry in entries}
-    return judge_tensors(config, tensors, layout, checks, limits=limits)
+    return judge_tensors(config, tensors, layout, checks, rules.limits)
 
 
 def judge_tensors(
@@ -122,8 +108,7 @@ def judge_tensors(
     tensors: Mapping[str, TensorEntry] | None,
     layout: BaseLayout,
     checks: Checks,
-    *,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: Limits,
 ) -> JudgedAdapter | None:
     """Judges what the config targets, and that tensors match it exactly. tensors: None if there is no valid header."""
     if config.is_classifier:
@@ -286,9 +271,8 @@ def _shown_targets(selection: Selection) -> str:
     return f"targets in the base model: {', '.join(found)}"
 
 
-def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
+def _compare_base_names(author_name: str | None, names: Sequence[str], checks: Checks) -> None:
     """Warns at most, because a model has many names: see `base_names`. Shows the first of ours only."""
-    names = list(base_names)
     if author_name is None or not names:
         return
     expected = names[0]

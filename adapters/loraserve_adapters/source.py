@@ -1,6 +1,5 @@
 """Reads a PEFT adapter folder completely: afterwards every tensor is accounted for, finite and of the right shape."""
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.judge import JudgedAdapter, judge_config, judge_tensors
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.rules import DEFAULT_RULES, AdapterRules
 from loraserve_adapters.safetensors_file import open_weights
 from loraserve_adapters.source_module import SourceModule
 
@@ -54,28 +54,24 @@ class SourceAdapter:
 def read_adapter(folder: Path, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> SourceAdapter:
     """Verifies the whole folder in one pass over the data, 4 MiB at a time. Raises only `AdapterError`."""
     checks = Checks()
-    source = check_adapter(folder, layout, checks, limits=limits)
+    source = check_adapter(folder, layout, checks, AdapterRules(limits))
     checks.raise_first()
     assert source is not None
     return source
 
 
 def check_adapter(
-    folder: Path,
-    layout: BaseLayout,
-    checks: Checks,
-    *,
-    limits: Limits = DEFAULT_LIMITS,
-    base_names: Iterable[str] = (),
+    folder: Path, layout: BaseLayout, checks: Checks, rules: AdapterRules = DEFAULT_RULES
 ) -> SourceAdapter | None:
     """Records every check; None if one failed. Values are only read if config and header are accepted."""
+    limits = rules.limits
     data = checks.attempt("config.json", lambda: read_config_bytes(folder, limits))
-    config = None if data is None else judge_config(data, checks, limits=limits, base_names=base_names)
+    config = None if data is None else judge_config(data, checks, rules)
     with ExitStack() as stack:
         weights = checks.attempt("weights.header", lambda: stack.enter_context(open_weights(folder, limits)))
         if config is None:
             return None
-        judged = judge_tensors(config, None if weights is None else weights.tensors, layout, checks, limits=limits)
+        judged = judge_tensors(config, None if weights is None else weights.tensors, layout, checks, limits)
         if judged is None or weights is None:
             return None
         hashed = checks.attempt("weights.header", lambda: read_content(judged, weights, layout, checks))

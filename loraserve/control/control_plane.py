@@ -6,8 +6,6 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
-
 from loraserve.control.adapters.aliases import AliasService
 from loraserve.control.adapters.pins import Pins
 from loraserve.control.adapters.service import AdapterService
@@ -143,12 +141,7 @@ def _remove_leftovers(data_dir: Path) -> None:
     remove_old_folders(data_dir / SPOOL, "*", STALE_FORM_S)
 
 
-def build_control(
-    declared: Declared,
-    runtime: Runtime,
-    adapter_limits: Limits = DEFAULT_LIMITS,
-    certified_engine: EngineConfig | None = None,
-) -> ControlPlane:
+def build_control(declared: Declared, runtime: Runtime, certified_engine: EngineConfig | None = None) -> ControlPlane:
     """certified_engine: the engine's configuration, if adapters are to get certificates; else None."""
     settings, catalog, engine = declared.settings, declared.catalog, runtime.engine
     process = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -168,13 +161,7 @@ def build_control(
     usage_log = UsageLog(settings.data_dir, process)
     usage_writer = UsageWriter(usage_log)
     admission = _admission(declared, engine, resolver, running, usage_writer, process)
-    ingest = Ingest(
-        packed_dir=packed_dir,
-        layout=lambda: engine.model.layout,
-        base_names=settings.base_names,
-        chat_templates=settings.adapter_chat_templates,
-        limits=adapter_limits,
-    )
+    ingest = Ingest(packed_dir=packed_dir, layout=lambda: engine.model.layout, rules=settings.adapter_rules)
     loader = ContentLoader(engine, declared.blobs, ingest, base.name)
     residency = Residency(engine, loader, catalog)
     certifier = None if certified_engine is None else _certifier(declared, engine, ingest, certified_engine)
@@ -210,7 +197,7 @@ def build_control(
             quota=declared.quota,
             smoke=SmokeTest(engine, residency),
             certify=_no_certificate if certifier is None else certifier.queue,
-            limits=adapter_limits,
+            limits=settings.adapter_rules.limits,
         ),
         contents=Contents(declared.blobs),
         background=Background(),

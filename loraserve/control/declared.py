@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from loraserve_adapters.rules import AdapterRules
 
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.declarations import Declarations
@@ -30,10 +31,7 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long requests are served without Redis; 0 = not at all."""
     served_names: list[str]
     """The names by which requests ask for the base model; the first one is shown."""
-    base_names: list[str]
-    """All names of the base model, of which adapters may say that it is theirs; the first one is shown."""
-    adapter_chat_templates: list[str] = []
-    """Names of chat templates that adapters may choose from."""
+    adapter_rules: AdapterRules
     flag_keys: list[str] = []
     """API keys without a document."""
     keep_versions: int | None = None

@@ -21,6 +21,7 @@ from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.limits import DEFAULT_LIMITS
 from loraserve_adapters.pack import plan_payload
 from loraserve_adapters.packed_file import layout_fingerprint, read_packed
+from loraserve_adapters.rules import DEFAULT_RULES
 from loraserve_adapters.source import read_adapter
 from safetensors.numpy import load_file
 
@@ -109,9 +110,7 @@ def job_for(folder: Path, layout: BaseLayout, size: int, **resources: int) -> In
         write_content=True,
         sha256={},
         layout=layout,
-        base_names=[],
-        chat_templates=[],
-        limits=DEFAULT_LIMITS,
+        rules=DEFAULT_RULES,
         resources=ResourceLimits(**limits),
     )
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import uvicorn
 from loraserve_adapters.packed_file import packed_file_name
+from loraserve_adapters.rules import AdapterRules
 
 from loraserve.api.app import create_app
 from loraserve.api.app_context import AppContext
@@ -128,7 +129,7 @@ def live_server(
             redis_url=valkey.url,
             redis_timeout_s=REDIS_TIMEOUT_S,
             served_names=settings.served_model_names,
-            base_names=settings.base_names,
+            adapter_rules=AdapterRules(base_names=tuple(settings.base_names), chat_templates=()),
             flag_keys=list(flag_keys),
             max_queued=settings.limits.max_queued,
             max_queued_per_tenant=max_queued_per_tenant,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.rules import AdapterRules
 
 from loraserve.control.adapters.versions import Published
 from loraserve.control.documents.adapter_edits import Content, add_version, find_published
@@ -143,7 +144,10 @@ class UploadBench:
         if self._ingest is None:
             options: dict[str, Any] = {} if self.command is None else {"command": self.command}
             self._ingest = Ingest(
-                packed_dir=self.packed_dir, layout=lambda: self.layout, base_names=["org/tiny"], **options
+                packed_dir=self.packed_dir,
+                layout=lambda: self.layout,
+                rules=AdapterRules(base_names=("org/tiny",), chat_templates=()),
+                **options,
             )
         return self._ingest
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from loraserve_adapters.checks import Check
+from loraserve_adapters.rules import AdapterRules
 
 from loraserve.control.ingest.processes import Ingest, packed_folder
 from loraserve.control.ingest.report import AdapterRejectedError, Report
@@ -27,7 +28,8 @@ def packed_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ingest(packed_dir: Path) -> Ingest:
-    return Ingest(packed_dir=packed_dir, layout=tiny_layout, base_names=["org/tiny"])
+    rules = AdapterRules(base_names=("org/tiny",), chat_templates=())
+    return Ingest(packed_dir=packed_dir, layout=tiny_layout, rules=rules)
 
 
 def test_the_zoo_has_at_least_80_artifacts_with_distinct_names() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.chat_template import other_chat_template
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import Limits
 from loraserve_adapters.source import read_adapter
 
 from loraserve.cli.serve.banner import shown_names
@@ -36,11 +35,12 @@ _logger = logging.getLogger(__name__)
 
 
 class ConfiguredAdapters:
-    def __init__(self, control: ControlPlane, layout: BaseLayout, limits: Limits) -> None:
+    def __init__(self, control: ControlPlane, layout: BaseLayout) -> None:
         self._control = control
         self._layout = layout
-        self._limits = limits
-        self._known = KnownSources(control.declared.settings.data_dir, f"{layout.fingerprint} {limits}")
+        settings = control.declared.settings
+        self._limits = settings.adapter_rules.limits
+        self._known = KnownSources(settings.data_dir, f"{layout.fingerprint} {self._limits}")
 
     async def publish(self, adapters: Sequence[LoraModule], on_progress: Callable[[int], None]) -> None:
         """Adapters that are already published are only read, and not even that if their files are unchanged.

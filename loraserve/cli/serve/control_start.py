@@ -2,7 +2,11 @@
 
 import contextlib
 from collections.abc import AsyncGenerator, Generator
+from dataclasses import replace
 from shlex import quote
+
+from loraserve_adapters.limits import DEFAULT_LIMITS
+from loraserve_adapters.rules import AdapterRules
 
 from loraserve.cli.serve.settings import ServeSettings
 from loraserve.cli.serve.start_error import StartError
@@ -53,12 +57,20 @@ def _control_settings(settings: ServeSettings, redis_url: str) -> ControlSetting
         redis_prefix=settings.redis_prefix,
         redis_grace_s=settings.redis_grace_s,
         served_names=list(settings.model_names),
-        base_names=settings.serving.base_names,
-        adapter_chat_templates=[template.name for template in settings.adapter_chat_templates],
+        adapter_rules=_adapter_rules(settings),
         flag_keys=list(settings.api_key),
         keep_versions=settings.keep_versions,
         max_queued=settings.max_queued,
         max_queued_per_tenant=settings.max_queued_per_tenant,
+    )
+
+
+def _adapter_rules(settings: ServeSettings) -> AdapterRules:
+    limits, max_lora_rank = DEFAULT_LIMITS, settings.max_lora_rank
+    return AdapterRules(
+        limits if max_lora_rank is None else replace(limits, max_lora_rank=max_lora_rank),
+        tuple(settings.serving.base_names),
+        tuple(template.name for template in settings.adapter_chat_templates),
     )
 
 

@@ -7,11 +7,10 @@ import contextlib
 import importlib
 import os
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loraserve_adapters.config import CONFIG_NAME
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from rich.console import Console
 
 from loraserve.cli.serve.settings import ServeSettings
@@ -100,19 +99,18 @@ async def _build(
     from loraserve.control.names.labels import CatalogNames
     from loraserve.serving.runtime import build_runtime
 
-    limits = _adapter_limits(settings.max_lora_rank)
     if settings.chat_template is not None:
         engine.use_chat_template(settings.chat_template.read_text(encoding="utf-8"))
     certified = settings.engine if settings.certificates else None
     runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
-    control = build_control(declared, runtime, limits, certified)
+    control = build_control(declared, runtime, certified)
     try:
         # Work that blocks the event loop must come before `start`: calls to Redis time out after a second.
         context = AppContext.of(runtime, control)
         http = HttpServer(create_app(context, on_inference_end))
         tune_garbage_collector()
         await control.start()
-        configured = ConfiguredAdapters(control, engine.model.layout, limits)
+        configured = ConfiguredAdapters(control, engine.model.layout)
         if settings.adapter_dir is not None and settings.scan_interval_s > 0:
             watch = await asyncio.to_thread(AdapterDirWatch, settings.adapter_dir, configured)
             control.background.every("scanning --adapter-dir", settings.scan_interval_s, watch.scan)
@@ -166,7 +164,3 @@ async def _abandon(starting: asyncio.Task[LocalEngine]) -> None:
     await asyncio.wait([starting])
     if not starting.cancelled() and starting.exception() is None:
         await starting.result().close(0)
-
-
-def _adapter_limits(max_lora_rank: int | None) -> Limits:
-    return DEFAULT_LIMITS if max_lora_rank is None else replace(DEFAULT_LIMITS, max_lora_rank=max_lora_rank)

@@ -84,27 +84,25 @@ def main() -> int:
 
 
 def _judge(job: JudgeJob) -> JobAnswer:
-    checks = Checks()
+    checks, limits = Checks(), job.rules.limits
     with ExitStack() as stack:
         config_path, weights_path = Path(job.config_path), Path(job.weights_path)
-        config = stack.enter_context(open_regular(config_path.parent, config_path.name, job.limits))
-        weights, num_received = stack.enter_context(open_regular(weights_path.parent, weights_path.name, job.limits))
+        config = stack.enter_context(open_regular(config_path.parent, config_path.name, limits))
+        weights, num_received = stack.enter_context(open_regular(weights_path.parent, weights_path.name, limits))
         _give_up_rights(job.resources)
         with _cpu_limit_refuses(checks):
             first_bytes = checks.attempt(
                 "weights.header",
-                lambda: read_first_bytes(weights, job.weights_size, job.limits, num_available=num_received),
+                lambda: read_first_bytes(weights, job.weights_size, limits, num_available=num_received),
             )
             if first_bytes is not None:
                 judge(
-                    _read_all(*config, job.limits),
+                    _read_all(*config, limits),
                     first_bytes,
                     job.weights_size,
                     job.layout,
                     checks,
-                    limits=job.limits,
-                    base_names=job.base_names,
-                    chat_templates=job.chat_templates,
+                    job.rules,
                 )
     return JobAnswer(report=Report(checks=checks.listed()))
 
@@ -128,8 +126,8 @@ def _ingest(job: IngestJob) -> JobAnswer:
     with ExitStack() as stack:
         try:
             files = _Files(
-                config=stack.enter_context(open_regular(folder, CONFIG_NAME, job.limits)),
-                weights=stack.enter_context(open_weights_descriptor(folder, job.limits)),
+                config=stack.enter_context(open_regular(folder, CONFIG_NAME, job.rules.limits)),
+                weights=stack.enter_context(open_weights_descriptor(folder, job.rules.limits)),
                 packed=_create(output / PACKED_NAME),
                 clean_config=_create(output / NEW_CONFIG_NAME) if job.write_content else None,
                 clean_weights=_create(output / NEW_WEIGHTS_NAME) if job.write_content else None,
@@ -156,23 +154,21 @@ def _verify_and_write(job: IngestJob, files: _Files, checks: Checks) -> Manifest
     for name, (file, file_size) in ((CONFIG_NAME, files.config), (WEIGHTS_NAME, files.weights)):
         if name in job.sha256:
             _compare_sha256(name, file, file_size, job.sha256[name], checks)
-    first_bytes = checks.attempt("weights.header", lambda: read_first_bytes(descriptor, size, job.limits))
+    first_bytes = checks.attempt("weights.header", lambda: read_first_bytes(descriptor, size, job.rules.limits))
     if first_bytes is None:
         return None
     with _cpu_limit_refuses(checks):
         adapter = judge(
-            _read_all(*files.config, job.limits),
+            _read_all(*files.config, job.rules.limits),
             first_bytes,
             size,
             job.layout,
             checks,
-            limits=job.limits,
-            base_names=job.base_names,
-            chat_templates=job.chat_templates,
+            job.rules,
         )
     if adapter is None or checks.has_failed:
         return None
-    weights = SafetensorsFile(descriptor, parse_header(first_bytes, size, job.limits))
+    weights = SafetensorsFile(descriptor, parse_header(first_bytes, size, job.rules.limits))
     writer = PackedAdapterWriter(files.packed, adapter, job.layout)
     hashed = read_content(adapter, weights, job.layout, checks, sink=writer)
     if checks.has_failed:

@@ -3,7 +3,7 @@
 import msgspec
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.config import CONFIG_NAME
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.rules import AdapterRules
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME
 
 from loraserve.control.ingest.manifest import Manifest
@@ -34,10 +34,7 @@ class JudgeJob(msgspec.Struct, frozen=True, kw_only=True, tag="judge"):
     weights_size: int
     """Announced size in bytes."""
     layout: BaseLayout
-    base_names: list[str]
-    chat_templates: list[str]
-    """Names of chat templates that adapters may choose from."""
-    limits: Limits
+    rules: AdapterRules
     resources: ResourceLimits
 
 
@@ -53,10 +50,7 @@ class IngestJob(msgspec.Struct, frozen=True, kw_only=True, tag="ingest"):
     sha256: dict[str, str]
     """Announced hashes in hex, by file; may be empty."""
     layout: BaseLayout
-    base_names: list[str]
-    chat_templates: list[str] | None
-    """Names of chat templates that adapters may choose from; None = any, because what was accepted once stays so."""
-    limits: Limits
+    rules: AdapterRules
     resources: ResourceLimits
 
 

@@ -15,9 +15,10 @@ from signal import Signals
 
 import msgspec
 from loraserve_adapters.base_layout import BaseLayout
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import Limits
 from loraserve_adapters.pack import largest_selectors_bytes
 from loraserve_adapters.packed_file import packed_file_name
+from loraserve_adapters.rules import DEFAULT_RULES, AdapterRules
 from loraserve_adapters.sync_file import sync_folder
 
 from loraserve.control.ingest.forked_jobs import ForkedJobs, ForkServerError
@@ -69,22 +70,15 @@ class Ingest:
         *,
         packed_dir: Path,
         layout: Callable[[], BaseLayout],
-        base_names: Sequence[str] = (),
-        chat_templates: Sequence[str] = (),
-        limits: Limits = DEFAULT_LIMITS,
+        rules: AdapterRules = DEFAULT_RULES,
         num_processes: int | None = None,
         timeout_s: float = 900.0,
         command: Sequence[str] = module_command("loraserve.control.ingest.child"),
     ) -> None:
-        """layout: the engine's, once it is ready. chat_templates: those that adapters may choose from, by name.
-
-        num_processes: None = one for each core that this process may use.
-        """
+        """layout: the engine's, once it is ready. num_processes: None = one for each core that this process may use."""
         self._packed_dir = packed_dir
         self._layout = layout
-        self._base_names = list(base_names)
-        self._chat_templates = list(chat_templates)
-        self._limits = limits
+        self._rules = rules
         self._turns = asyncio.Semaphore(num_processes or available_cpus())
         self._timeout_s = timeout_s
         self._jobs = ForkedJobs(
@@ -102,10 +96,8 @@ class Ingest:
             weights_path=str(weights),
             weights_size=weights_size,
             layout=self._layout(),
-            base_names=self._base_names,
-            chat_templates=self._chat_templates,
-            limits=self._limits,
-            resources=_resources(0, self._layout(), self._limits),
+            rules=self._rules,
+            resources=_resources(0, self._layout(), self._rules.limits),
         )
         return (await self._run(job)).report
 
@@ -115,7 +107,7 @@ class Ingest:
         sha256: announced hashes in hex, by file name. Raises `IngestError`.
         """
         try:
-            return await self._run(self._ingest_job(folder, folder, sha256, write_content=True))
+            return await self._run(self._ingest_job(folder, folder, sha256, self._rules, write_content=True))
         except IngestError:
             # NOTE: on a full disk there is otherwise no room for the upload's outcome.
             await asyncio.to_thread(_remove_outputs, folder)
@@ -139,8 +131,8 @@ class Ingest:
         """
         output = await asyncio.to_thread(self._new_output_folder, digest)
         try:
-            job = self._ingest_job(blob, output, {}, write_content=False)
-            answer = await self._run(msgspec.structs.replace(job, limits=self._limits_of_kept(blob)))
+            job = self._ingest_job(blob, output, {}, self._rules_of_kept(blob), write_content=False)
+            answer = await self._run(job)
             if answer.manifest is None:
                 if await asyncio.to_thread(self._was_accepted_before, blob):
                     raise IngestError(f"the files of adapter {digest[:12]} are damaged: {answer.report.summary}")
@@ -153,7 +145,9 @@ class Ingest:
         finally:
             await asyncio.to_thread(_remove_output_folder, output)
 
-    def _ingest_job(self, folder: Path, output: Path, sha256: Mapping[str, str], *, write_content: bool) -> IngestJob:
+    def _ingest_job(
+        self, folder: Path, output: Path, sha256: Mapping[str, str], rules: AdapterRules, *, write_content: bool
+    ) -> IngestJob:
         weights_size = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
         return IngestJob(
             folder=str(folder),
@@ -161,17 +155,18 @@ class Ingest:
             write_content=write_content,
             sha256=dict(sha256),
             layout=self._layout(),
-            base_names=self._base_names,
-            chat_templates=self._chat_templates if write_content else None,
-            limits=self._limits,
-            resources=_resources(weights_size, self._layout(), self._limits),
+            rules=rules,
+            resources=_resources(weights_size, self._layout(), rules.limits),
         )
 
-    def _limits_of_kept(self, blob: Path) -> Limits:
-        """A kept config was rewritten from an accepted one, one line per value, and may be longer than that."""
+    def _rules_of_kept(self, blob: Path) -> AdapterRules:
+        """What was accepted once stays so, whichever chat templates there are now. Its config was rewritten, one line
+        per value, and may be longer than the accepted one."""
         config = blob / CONFIG_FILE
         size_bytes = config.stat().st_size if config.is_file() else 0
-        return replace(self._limits, max_config_bytes=max(self._limits.max_config_bytes, size_bytes))
+        limits = self._rules.limits
+        limits = replace(limits, max_config_bytes=max(limits.max_config_bytes, size_bytes))
+        return replace(self._rules, limits=limits, chat_templates=None)
 
     def _was_accepted_before(self, blob: Path) -> bool:
         """Whether it was accepted for the base model that is served now. Assumed if its manifest is damaged."""

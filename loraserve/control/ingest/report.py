@@ -10,6 +10,7 @@ from loraserve_adapters.chat_template import other_chat_template
 from loraserve_adapters.checks import Check, Checks, CheckStatus
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.limits import DEFAULT_LIMITS
+from loraserve_adapters.rules import AdapterRules
 from loraserve_adapters.source import check_adapter
 
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -63,8 +64,8 @@ def validate_adapter(
     Links are followed, as when the command line uploads the folder. chat_template: the base model's.
     """
     checks = Checks()
-    limits = replace(DEFAULT_LIMITS, follow_symlinks=True)
-    check_adapter(folder, layout, checks, limits=limits, base_names=base_names)
+    rules = AdapterRules(replace(DEFAULT_LIMITS, follow_symlinks=True), tuple(base_names))
+    check_adapter(folder, layout, checks, rules)
     file = other_chat_template(folder, chat_template)
     if file is not None:
         message = f"{file}: its chat template is not used: chats are rendered with the base model's, which differs"

@@ -9,6 +9,7 @@ from loraserve_adapters.config import AdapterConfig, parse_config, read_config
 from loraserve_adapters.digest import canonical_config
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.judge import judge_config
+from loraserve_adapters.rules import AdapterRules
 
 from tests.unit.adapters.folders import config_of, lora_tensors, tiny_layout, write_folder
 
@@ -27,7 +28,7 @@ def known(folder: Path, *names: str) -> list[str | None]:
     """Codes of the failed checks on a server that has these templates."""
     checks = Checks()
     data = (folder / "adapter_config.json").read_bytes()
-    judge_config(data, checks, chat_templates=names)
+    judge_config(data, checks, AdapterRules(chat_templates=names))
     return [check.code for check in checks.listed() if check.status == CheckStatus.FAIL]
 
 

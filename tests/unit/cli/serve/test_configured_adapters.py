@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import DEFAULT_LIMITS
+from loraserve_adapters.rules import DEFAULT_RULES
 
 from loraserve.cli.serve import configured_adapters
 from loraserve.cli.serve.configured_adapters import AdapterDirWatch, ConfiguredAdapters
@@ -21,8 +21,9 @@ from tests.unit.adapters.folders import tiny_layout
 
 
 def configured_with(data_dir: Path) -> ConfiguredAdapters:
-    control = SimpleNamespace(declared=SimpleNamespace(settings=SimpleNamespace(data_dir=data_dir)))
-    return ConfiguredAdapters(cast(ControlPlane, control), tiny_layout(), DEFAULT_LIMITS)
+    settings = SimpleNamespace(data_dir=data_dir, adapter_rules=DEFAULT_RULES)
+    control = SimpleNamespace(declared=SimpleNamespace(settings=settings))
+    return ConfiguredAdapters(cast(ControlPlane, control), tiny_layout())
 
 
 def test_an_adapter_is_read_at_the_first_start_and_after_it_changed(

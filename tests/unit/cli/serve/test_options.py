@@ -704,7 +704,7 @@ def test_adapters_may_be_for_the_models_own_name_too_by_which_no_request_asks(
     async def run() -> None:
         async with opened_declared(started.settings) as declared:
             assert declared.settings.served_names == ["sql-prod"]
-            assert declared.settings.base_names == ["sql-prod", "org/Llama"]
+            assert declared.settings.adapter_rules.base_names == ("sql-prod", "org/Llama")
 
     asyncio.run(run())
 
