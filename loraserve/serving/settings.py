@@ -10,7 +10,7 @@ from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on one request, and on all requests together (`max_queued`)."""
 
     max_header_bytes: int = 32 * 1024
@@ -99,7 +99,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A stream on which nothing was sent for this long gets an SSE comment."""
     progress_timeout_s: float = 5.0
     """With pending work, the engine counts as ready only after progress this recently. Long steps extend the time."""
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
     config: list[SettingValue] = []
     """All settings, for display to admins."""
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from loraserve.engine.request import EngineRequest, LabelActivation, to_classify
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.store.records import ClassifierRecord
 from tests.support.fake_engine_client import HIDDEN_SIZE, FakeEngine, make_tokenizer, vector_of
 from tests.support.live_server import LiveServer, live_server, make_settings, register
@@ -201,7 +201,7 @@ def test_a_version_published_during_a_request_may_have_too_many_labels(
 
 
 def test_the_numbers_in_one_answer_are_limited(tmp_path: Path) -> None:
-    settings = make_settings(tmp_path, limits=Limits(max_pooled_values=3 * HIDDEN_SIZE))
+    settings = make_settings(tmp_path, limits=RequestLimits(max_pooled_values=3 * HIDDEN_SIZE))
     with live_server(FakeEngine(), settings) as server:
         server.run(register(server.control, server.engine, "intent", classifier=CLASSIFIERS["intent"]))
         assert post(server, {"input": ["a", "b", "c"]}).status_code == 200

@@ -11,7 +11,7 @@ import pytest
 
 from loraserve.api.routes.pooled import MAX_AT_ONCE
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, Pooling, PoolingParams
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from tests.support.fake_engine_client import HIDDEN_SIZE, FakeEngine, make_model, make_tokenizer, vector_of
 from tests.support.live_server import LiveServer, live_server, make_settings
 
@@ -212,7 +212,7 @@ def test_a_headless_model_cannot_generate_text(tmp_path: Path) -> None:
 
 
 def test_the_numbers_in_one_answer_are_limited(tmp_path: Path) -> None:
-    settings = make_settings(tmp_path, limits=Limits(max_pooled_values=3 * HIDDEN_SIZE))
+    settings = make_settings(tmp_path, limits=RequestLimits(max_pooled_values=3 * HIDDEN_SIZE))
     with live_server(FakeEngine(), settings) as server:
         assert post(server, {"input": ["a"] * 3}).status_code == 200
         assert post(server, {"input": ["a"] * 6, "dimensions": 4}).status_code == 200

@@ -13,7 +13,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.integration.test_responses_api import NO_JSON, UNFINISHED, says, tokens_of
 from tests.integration.test_tool_calls import ARGUMENTS, TEMPLATE, TOKENIZER, WRITTEN
@@ -472,7 +472,7 @@ class TestFailures:
             assert (response.status_code, response.json()["error"]["type"]) == (503, "overloaded_error")
 
     def test_a_body_that_is_too_large_or_not_valid_json_is_refused(self, tmp_path: Path) -> None:
-        settings = make_settings(tmp_path, limits=Limits(max_body_bytes=1000))
+        settings = make_settings(tmp_path, limits=RequestLimits(max_body_bytes=1000))
         with live_server(FakeEngine(), settings) as server, httpx.Client(base_url=server.url) as http:
             for body, status, kind in (
                 (json.dumps({**ASKED, "system": "x" * 1000}), 413, "request_too_large"),

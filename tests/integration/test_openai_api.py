@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from loraserve.api.inference.call import salted
 from loraserve.api.routes import completions
 from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.tokenizer import TextTokenizer
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
 from tests.support.live_server import LiveServer, digest_of, live_server, make_settings, tenant_of
@@ -664,7 +664,7 @@ class TestRefusals:
         assert (response.status_code, error_of(response)["param"]) == (400, param)
 
     def test_prompt_logprobs_of_a_chat_are_limited(self, tmp_path: Path) -> None:
-        served = make_settings(tmp_path, limits=Limits(max_prompt_logprobs=20))
+        served = make_settings(tmp_path, limits=RequestLimits(max_prompt_logprobs=20))
         asked: Any = {"model": "tiny", "messages": USER, "prompt_logprobs": 1}
         with live_server(says(TEXT), served) as server:
             url = f"{server.url}/v1/chat/completions"
@@ -937,7 +937,7 @@ class TestFailures:
 
     def test_a_full_queue_refuses_requests_with_429(self, tmp_path: Path) -> None:
         engine = says(TEXT)
-        with live_server(engine, make_settings(tmp_path, limits=Limits(max_queued=5))) as server:
+        with live_server(engine, make_settings(tmp_path, limits=RequestLimits(max_queued=5))) as server:
             engine.stats = EngineStats(num_waiting=5)
             response = httpx.post(f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "x"})
             assert (response.status_code, error_of(response)["type"]) == (429, "rate_limit_error")

@@ -15,7 +15,7 @@ from loraserve.api.schemas.tokenize import TokenizeRequest
 from loraserve.api.schemas.tools import RequestToolCall
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.serving.errors import invalid_value, missing
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ReasoningEffort, ToolCall
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -41,7 +41,7 @@ def conversation_of(
     body: ChatCompletionRequest | TokenizeRequest,
     messages: Sequence[RequestMessage],
     tools: Sequence[JsonObject],
-    limits: Limits,
+    limits: RequestLimits,
     effort: str | None = None,
 ) -> Conversation:
     """Raises `ServingError` naming the invalid field."""
@@ -69,7 +69,7 @@ def _check_continued(add_generation_prompt: bool, last: RequestMessage) -> None:
         raise invalid_value("continue_final_message", "requires a last message with role 'assistant' and content.")
 
 
-def checked_template_kwargs(given: dict[str, Raw] | None, limits: Limits) -> dict[str, Any]:
+def checked_template_kwargs(given: dict[str, Raw] | None, limits: RequestLimits) -> dict[str, Any]:
     """Checks only the size: the template decides which names may be set. Raises `ServingError`."""
     param, given = "chat_template_kwargs", given or {}
     check_at_most(param, len(given), limits.max_template_kwargs, "entries")
@@ -86,7 +86,7 @@ def checked_effort(param: str, value: str | None) -> ReasoningEffort | None:
     return ReasoningEffort(param, value)
 
 
-def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMessage:
+def _chat_message(param: str, message: RequestMessage, limits: RequestLimits) -> ChatMessage:
     refuse_unsupported(message, f"{param}.")
     if message.role == "function":
         raise unsupported(f"{param}.role", "is 'function', which is not supported. Use 'tool'.")
@@ -122,14 +122,14 @@ def _check_fields_of_roles(param: str, message: RequestMessage) -> None:
             raise invalid_value(f"{param}.{name}", "is only for role 'assistant'.")
 
 
-def _tool_call(param: str, call: RequestToolCall, limits: Limits) -> ToolCall:
+def _tool_call(param: str, call: RequestToolCall, limits: RequestLimits) -> ToolCall:
     check_is_function(param, call.type)
     if call.function is None:
         raise missing(f"{param}.function")
     return checked_call(f"{param}.function", call.id, call.function.name, call.function.arguments, limits)
 
 
-def checked_call(param: str, call_id: str, name: str, arguments: str, limits: Limits) -> ToolCall:
+def checked_call(param: str, call_id: str, name: str, arguments: str, limits: RequestLimits) -> ToolCall:
     """param: the object with name and arguments. Raises `ServingError`."""
     check_function_name(f"{param}.name", name)
     arguments = arguments.strip() or "{}"
@@ -137,7 +137,7 @@ def checked_call(param: str, call_id: str, name: str, arguments: str, limits: Li
     return ToolCall(call_id, name, arguments)
 
 
-def _check_arguments(param: str, arguments: str, limits: Limits) -> None:
+def _check_arguments(param: str, arguments: str, limits: RequestLimits) -> None:
     depth = nesting_depth(arguments.encode(), limits.max_json_depth)
     if depth > limits.max_json_depth:
         raise invalid_value(param, f"is nested {depth} levels deep; the limit is {limits.max_json_depth}.")

@@ -11,7 +11,7 @@ from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.schemas.tools import NamedToolChoice, Tool, ToolFunction
 from loraserve.engine.request import GrammarCalls
 from loraserve.serving.errors import invalid_value, missing
-from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.settings import RequestLimits, ServingSettings
 from loraserve.serving.text.conversation import FUNCTION_NAME, JsonObject
 from loraserve.serving.tool_calls.formats import SYNTAXES, ToolCallFormat
 
@@ -85,13 +85,13 @@ def chosen_use(
     return ToolUse(tools, settings.tool_call_parser, max_calls)
 
 
-def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObject]:
+def checked_tools(tools: Sequence[Tool] | None, limits: RequestLimits) -> list[JsonObject]:
     """Raises `ServingError` naming the invalid tool."""
     functions = [_function(f"tools[{index}]", tool) for index, tool in enumerate(tools or [])]
     return checked_functions(functions, limits)
 
 
-def checked_functions(functions: Sequence[tuple[str, ToolFunction]], limits: Limits) -> list[JsonObject]:
+def checked_functions(functions: Sequence[tuple[str, ToolFunction]], limits: RequestLimits) -> list[JsonObject]:
     """functions: each with the request field that contains it. Raises `ServingError` naming the invalid one."""
     check_at_most("tools", len(functions), limits.max_tools, "tools")
     for param, function in functions:

@@ -10,7 +10,7 @@ from loraserve.api.schemas.inputs import PairFields
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.engine.model_description import ModelDescription
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.tokenizer import Join, TextTokenizer
 
 PLACEHOLDER = re.compile(r"\{(query|document)\}")
@@ -79,7 +79,7 @@ def pair_inputs(
     body: PairFields,
     adapter: ResolvedAdapter | None,
     model: ModelDescription,
-    limits: Limits,
+    limits: RequestLimits,
 ) -> PairInputs:
     """queries: one for all documents, or one for each. Both are keyed by their field's name. Raises `ServingError`."""
     ((query_param, given_queries),) = queries.items()

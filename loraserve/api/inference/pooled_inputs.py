@@ -10,7 +10,7 @@ from loraserve.api.schemas.inputs import InputFields
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.engine.model_description import ModelDescription
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.tokenizer import TextTokenizer
 
 
@@ -79,7 +79,9 @@ class GivenInputs:
         return inputs
 
 
-def given_inputs(body: InputFields, _: ResolvedAdapter | None, model: ModelDescription, limits: Limits) -> GivenInputs:
+def given_inputs(
+    body: InputFields, _: ResolvedAdapter | None, model: ModelDescription, limits: RequestLimits
+) -> GivenInputs:
     """Raises `ServingError`."""
     given = split_prompts("input", body.input, limits.max_inputs, model.vocab_size)
     check_truncation(body.truncate_prompt_tokens, model.max_model_len)

@@ -4,7 +4,7 @@ from typing import cast
 
 from loraserve.api.http.ranges import check_at_most, check_token_ids
 from loraserve.serving.errors import invalid_value
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 
 
 def split_prompts(
@@ -64,7 +64,7 @@ def check_not_empty(param: str, token_ids: list[int]) -> None:
         raise invalid_value(param, "has no tokens.")
 
 
-def check_prompt_logprobs(param: str, num_tokens: int, num_answered: int, top: int, limits: Limits) -> None:
+def check_prompt_logprobs(param: str, num_tokens: int, num_answered: int, top: int, limits: RequestLimits) -> None:
     """Nothing else bounds what a short request can ask for. num_answered: how often the response has the values."""
     count = num_tokens * num_answered * (top + 1)
     if count > limits.max_prompt_logprobs:

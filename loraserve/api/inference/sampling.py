@@ -13,7 +13,7 @@ from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import GrammarCalls, SamplingParams
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.choice import TextOptions
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class CheckedSampling:
 class SamplingChecker:
     """One per app."""
 
-    def __init__(self, model: ModelDescription, limits: Limits) -> None:
+    def __init__(self, model: ModelDescription, limits: RequestLimits) -> None:
         self._vocab_size = model.vocab_size
         self._max_model_len = model.max_model_len
         self._is_headless = model.is_headless

@@ -3,13 +3,13 @@
 from typing import Any
 
 from loraserve.api.http.ranges import check_at_most
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 
 MOST_REMAINDERS = 2**63 - 1
 """Higher numbers count as this one: an integer may have thousands of digits."""
 
 
-def check_cost(param: str, schema: dict[str, Any], limits: Limits) -> None:
+def check_cost(param: str, schema: dict[str, Any], limits: RequestLimits) -> None:
     """For a schema whose length was checked. Raises `ServingError`."""
     num_remainders = 0
     left: list[Any] = [schema]

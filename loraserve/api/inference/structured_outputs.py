@@ -13,7 +13,7 @@ from loraserve.api.schemas.structured_outputs import JsonObjectFormat, JsonSchem
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.engine.request import Grammar, GrammarCalls, GrammarKind
 from loraserve.serving.errors import invalid_value
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 
 ANY_OBJECT = {"type": "object"}
 WHITESPACE = r" |\r?\n[ \t]{0,40}"
@@ -34,7 +34,7 @@ class RequestedFormat(NamedTuple):
 
 def grammar_of(
     request: SamplingFields,
-    limits: Limits,
+    limits: RequestLimits,
     formats: Sequence[RequestedFormat],
     tool_schema: dict[str, Any] | None = None,
     calls: GrammarCalls | None = None,

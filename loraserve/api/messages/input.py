@@ -22,7 +22,7 @@ from loraserve.api.schemas.messages import (
 )
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.serving.errors import invalid_value
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ToolCall
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -44,7 +44,7 @@ class _Block(NamedTuple):
 
 
 def message_conversation(
-    body: MessagesRequest | CountTokensRequest, tools: Sequence[JsonObject], limits: Limits
+    body: MessagesRequest | CountTokensRequest, tools: Sequence[JsonObject], limits: RequestLimits
 ) -> Conversation:
     """Consecutive blocks of the same role are one turn, as in Anthropic's API. Raises `ServingError` naming the invalid
     field."""
@@ -65,7 +65,7 @@ def message_conversation(
     )
 
 
-def _check_size(body: MessagesRequest | CountTokensRequest, limits: Limits) -> None:
+def _check_size(body: MessagesRequest | CountTokensRequest, limits: RequestLimits) -> None:
     """Needed because a body of 2 MB has room for 80,000 blocks, which take 0.2 s."""
     if isinstance(body.system, list):
         check_at_most("system", len(body.system), limits.max_messages, "blocks")

@@ -23,7 +23,7 @@ from loraserve.api.schemas.messages import (
 from loraserve.api.schemas.tools import ToolFunction
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.serving.errors import invalid_value, missing
-from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.settings import RequestLimits, ServingSettings
 from loraserve.serving.text.conversation import Conversation, JsonObject
 
 SERVICE_TIERS = ("auto", "standard_only")
@@ -80,7 +80,7 @@ def _shown(body: MessagesRequest | CountTokensRequest, settings: ServingSettings
     return use, message_conversation(body, use.tools, settings.limits)
 
 
-def _checked_tools(tools: Sequence[MessageTool], limits: Limits) -> list[JsonObject]:
+def _checked_tools(tools: Sequence[MessageTool], limits: RequestLimits) -> list[JsonObject]:
     check_at_most("tools", len(tools), limits.max_tools, "tools")
     functions: list[tuple[str, ToolFunction]] = []
     for index, tool in enumerate(tools):

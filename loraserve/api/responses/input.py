@@ -27,7 +27,7 @@ from loraserve.api.responses.kinds import (
 from loraserve.api.schemas.responses import InputItem, InputPart, ResponsesRequest
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.serving.errors import invalid_value, missing
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ToolCall
 
 FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -41,7 +41,7 @@ OF_ALL_ITEMS = frozenset({"type", "id", "status"})
 ROLES = ("system", "developer", "user", "assistant")
 
 
-def response_conversation(body: ResponsesRequest, tools: Sequence[JsonObject], limits: Limits) -> Conversation:
+def response_conversation(body: ResponsesRequest, tools: Sequence[JsonObject], limits: RequestLimits) -> Conversation:
     """Raises `ServingError` naming the invalid field."""
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     if not items:
@@ -96,14 +96,14 @@ def _add(messages: list[ChatMessage], message: ChatMessage) -> None:
     messages.append(message)
 
 
-def _add_calls(messages: list[ChatMessage], numbered: Iterable[tuple[int, InputItem]], limits: Limits) -> None:
+def _add_calls(messages: list[ChatMessage], numbered: Iterable[tuple[int, InputItem]], limits: RequestLimits) -> None:
     """Adds calls to the turn that they belong to, for the same reason as `_add`."""
     calls = tuple(_call(f"input[{index}]", item, limits) for index, item in numbered)
     last = messages.pop() if messages and messages[-1].role == "assistant" else ChatMessage("assistant", None)
     messages.append(replace(last, tool_calls=last.tool_calls + calls))
 
 
-def _call(param: str, item: InputItem, limits: Limits) -> ToolCall:
+def _call(param: str, item: InputItem, limits: RequestLimits) -> ToolCall:
     _check_fields(param, item)
     return checked_call(param, item.call_id or "", item.name or "", item.arguments or "", limits)
 

@@ -15,7 +15,7 @@ from loraserve.api.schemas.structured_outputs import JsonObjectFormat
 from loraserve.api.schemas.tools import ToolFunction
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.serving.errors import invalid_value
-from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.settings import RequestLimits, ServingSettings
 from loraserve.serving.text.conversation import Conversation, JsonObject
 
 LOGPROBS = "message.output_text.logprobs"
@@ -58,7 +58,7 @@ def checked_response(body: ResponsesRequest, checker: SamplingChecker, settings:
     return CheckedResponse(with_calls_shown(sampling, use), conversation, tools, use)
 
 
-def _checked_tools(tools: list[FunctionTool], limits: Limits) -> list[JsonObject]:
+def _checked_tools(tools: list[FunctionTool], limits: RequestLimits) -> list[JsonObject]:
     functions: list[tuple[str, ToolFunction]] = []
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"

@@ -23,7 +23,7 @@ from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import LabelActivation, PoolingParams, SamplingParams, to_classify
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.generation import Generation, Prompt
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.choice import TextOptions
 
 MAX_AT_ONCE = 64
@@ -49,7 +49,7 @@ async def answer_with_vectors(
     body: PooledFields,
     path_adapter: str | None,
     route: Route,
-    read_inputs: Callable[[ResolvedAdapter | None, ModelDescription, Limits], PooledInputs],
+    read_inputs: Callable[[ResolvedAdapter | None, ModelDescription, RequestLimits], PooledInputs],
     kind_of: Callable[[ResolvedAdapter | None], VectorKind],
     write: Callable[[str, InferenceCall, Generation], A],
 ) -> Response[A]:
@@ -101,7 +101,7 @@ def score_of(body: PairFields, adapter: ResolvedAdapter | None, vector: bytes) -
     return (1 if number >= 0 else power) / (1 + power)
 
 
-def _check_num_values(inputs: PooledInputs, kind: VectorKind, limits: Limits) -> None:
+def _check_num_values(inputs: PooledInputs, kind: VectorKind, limits: RequestLimits) -> None:
     num_values = inputs.num_inputs * kind.num_values
     if num_values > limits.max_pooled_values:
         message = f"would be answered with {num_values} numbers; the limit is {limits.max_pooled_values}. {kind.remedy}"

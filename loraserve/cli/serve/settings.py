@@ -10,7 +10,7 @@ from loraserve.cli.serve.option_types import AdapterChatTemplate, LoraModule
 from loraserve.cli.serve.trace_settings import TraceDestination, trace_destination
 from loraserve.control.tenancy.api_keys import try_parse_id
 from loraserve.engine.config import EngineConfig
-from loraserve.serving.settings import Limits, ServingSettings, SettingValue
+from loraserve.serving.settings import RequestLimits, ServingSettings, SettingValue
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
@@ -169,7 +169,7 @@ class ServeSettings:
             allow_runtime_lora=allow_runtime_lora is not False,
             adapter_roots=[root.resolve() for root in self.adapter_roots],
             has_free_paths=self.is_open_on_loopback,
-            limits=Limits(max_queued=self.max_queued),
+            limits=RequestLimits(max_queued=self.max_queued),
             adapter_chat_templates=[chosen.template for chosen in self.adapter_chat_templates],
             tool_call_parser=None if self.tool_call_parser is None else ToolCallFormat(self.tool_call_parser),
             reasoning_parser=self._reasoning_parser,

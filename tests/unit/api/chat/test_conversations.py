@@ -6,10 +6,10 @@ import pytest
 from loraserve.api.chat.conversations import conversation_of
 from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.serving.errors import ServingError
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.conversation import ChatMessage, Conversation, ToolCall
 
-LIMITS = Limits(max_messages=4, max_template_kwargs=2, max_template_kwargs_bytes=40, max_json_depth=8)
+LIMITS = RequestLimits(max_messages=4, max_template_kwargs=2, max_template_kwargs_bytes=40, max_json_depth=8)
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": [1, 2.50]}'}}
 

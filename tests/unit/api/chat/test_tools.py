@@ -9,11 +9,11 @@ from loraserve.api.chat.tools import ToolUse, checked_tools, tool_use
 from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.engine.request import GrammarCalls
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.settings import RequestLimits, ServingSettings
 from loraserve.serving.text.conversation import JsonObject
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
-LIMITS = Limits(max_tools=3, max_tools_bytes=200)
+LIMITS = RequestLimits(max_tools=3, max_tools_bytes=200)
 SETTINGS = ServingSettings(
     served_model_names=["tiny"], data_dir=Path(), limits=LIMITS, tool_call_parser=ToolCallFormat.HERMES
 )

@@ -2,9 +2,9 @@ import pytest
 
 from loraserve.api.inference.prompts import check_prompt_logprobs, split_prompts, truncate, truncate_around
 from loraserve.serving.errors import ServingError
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 
-LIMITS = Limits(max_prompts=3)
+LIMITS = RequestLimits(max_prompts=3)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_truncate_around_keeps_the_beginning_and_the_tokens_that_the_tokenizer_a
 
 @pytest.mark.parametrize(("num_tokens", "num_answered", "top"), [(101, 1, 0), (26, 2, 1), (5, 1, 20)])
 def test_log_probabilities_of_prompts_are_bounded(num_tokens: int, num_answered: int, top: int) -> None:
-    limits = Limits(max_prompt_logprobs=100)
+    limits = RequestLimits(max_prompt_logprobs=100)
     check_prompt_logprobs("logprobs", num_tokens - 1, num_answered, top, limits)
     with pytest.raises(ServingError, match="the limit is 100"):
         check_prompt_logprobs("logprobs", num_tokens, num_answered, top, limits)

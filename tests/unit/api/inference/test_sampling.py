@@ -5,12 +5,12 @@ import pytest
 from loraserve.api.inference.sampling import CheckedSampling, SamplingChecker, check_context, prompt_sampling
 from loraserve.api.schemas.completions import CompletionRequest
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from tests.support.fake_engine_client import make_model
 
 MODEL = make_model()
 VOCAB = MODEL.vocab_size
-CHECKER = SamplingChecker(MODEL, Limits())
+CHECKER = SamplingChecker(MODEL, RequestLimits())
 
 
 def check(checker: SamplingChecker = CHECKER, **fields: object) -> CheckedSampling:
@@ -88,7 +88,7 @@ def test_defaults_are_openais_if_the_model_has_none() -> None:
 
 def test_the_models_generation_config_fills_in_omitted_fields() -> None:
     given = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1}
-    checker = SamplingChecker(make_model(default_sampling=given), Limits())
+    checker = SamplingChecker(make_model(default_sampling=given), RequestLimits())
     params = check(checker).params
     assert (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty) == (
         0.6,
@@ -103,13 +103,13 @@ def test_the_models_generation_config_fills_in_omitted_fields() -> None:
 
 def test_default_max_tokens_is_the_rest_of_the_context_unless_the_model_says_less() -> None:
     assert CHECKER.default_max_tokens(100) == 100
-    checker = SamplingChecker(make_model(default_sampling={"max_new_tokens": 30}), Limits())
+    checker = SamplingChecker(make_model(default_sampling={"max_new_tokens": 30}), RequestLimits())
     assert (checker.default_max_tokens(100), checker.default_max_tokens(20)) == (30, 20)
 
 
 def test_the_models_max_new_tokens_is_a_default_not_a_limit() -> None:
     """As in vLLM, which caps requests only if the operator names a separate generation config."""
-    checker = SamplingChecker(make_model(default_sampling={"max_new_tokens": 30}), Limits())
+    checker = SamplingChecker(make_model(default_sampling={"max_new_tokens": 30}), RequestLimits())
     assert check(checker, max_tokens=100).max_tokens == 100
 
 

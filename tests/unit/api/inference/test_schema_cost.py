@@ -4,9 +4,9 @@ import pytest
 
 from loraserve.api.inference.schema_cost import check_cost
 from loraserve.serving.errors import ServingError
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 
-LIMITS = Limits(max_grammar_chars=10, max_multiple_of=100)
+LIMITS = RequestLimits(max_grammar_chars=10, max_multiple_of=100)
 
 
 @pytest.mark.parametrize(

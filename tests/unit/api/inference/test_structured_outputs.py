@@ -7,7 +7,7 @@ from loraserve.api.inference.structured_outputs import WHITESPACE, formats_of, g
 from loraserve.api.schemas.completions import CompletionRequest
 from loraserve.engine.request import Grammar, GrammarCalls, GrammarKind
 from loraserve.serving.errors import ServingError
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 LAYOUT = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
@@ -15,7 +15,7 @@ LAYOUT = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 def grammar(**fields: Any) -> Grammar | None:
     request = msgspec.json.decode(msgspec.json.encode({"prompt": "x"} | fields), type=CompletionRequest)
-    return grammar_of(request, Limits(max_schema_chars=400, max_grammar_chars=40), formats_of(request))
+    return grammar_of(request, RequestLimits(max_schema_chars=400, max_grammar_chars=40), formats_of(request))
 
 
 def schema_of(found: Grammar | None) -> dict[str, Any]:
@@ -107,10 +107,10 @@ def test_a_response_format_does_not_apply_to_forced_calls(response_format: objec
     forced = {"enum": ["a call"]}
     fields = {"prompt": "x", "response_format": response_format}
     request = msgspec.convert(fields, CompletionRequest)
-    assert schema_of(grammar_of(request, Limits(), formats_of(request), forced)) == forced | LAYOUT
+    assert schema_of(grammar_of(request, RequestLimits(), formats_of(request), forced)) == forced | LAYOUT
     whole = msgspec.convert(fields | {"guided_regex": "a"}, CompletionRequest)
     with pytest.raises(ServingError, match="'guided_regex' cannot be combined with 'tool_choice'"):
-        grammar_of(whole, Limits(), formats_of(whole), forced)
+        grammar_of(whole, RequestLimits(), formats_of(whole), forced)
 
 
 def test_calls_may_take_the_place_of_text_but_not_of_a_whole_answer() -> None:
@@ -121,7 +121,7 @@ def test_calls_may_take_the_place_of_text_but_not_of_a_whole_answer() -> None:
         ({"guided_regex": "a"}, None),
     ):
         request = msgspec.convert({"prompt": "x"} | fields, CompletionRequest)
-        found = grammar_of(request, Limits(), formats_of(request), calls=calls)
+        found = grammar_of(request, RequestLimits(), formats_of(request), calls=calls)
         assert found is not None
         assert found.calls == expected
 
@@ -136,7 +136,7 @@ def test_a_schema_that_is_too_long_is_refused_before_it_is_walked() -> None:
 def test_a_schema_of_tools_that_is_too_long_is_refused_by_name() -> None:
     request = CompletionRequest(prompt="x")
     with pytest.raises(ServingError, match="characters in the schema of 'tools'; the limit is 400"):
-        grammar_of(request, Limits(max_schema_chars=400), [], {"enum": list(range(400))})
+        grammar_of(request, RequestLimits(max_schema_chars=400), [], {"enum": list(range(400))})
 
 
 @pytest.mark.parametrize(

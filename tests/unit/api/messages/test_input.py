@@ -6,10 +6,10 @@ import pytest
 from loraserve.api.messages.input import message_conversation
 from loraserve.api.schemas.messages import MessagesRequest
 from loraserve.serving.errors import ServingError
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.conversation import ChatMessage, Conversation, ToolCall
 
-LIMITS = Limits(max_messages=6, max_json_depth=8)
+LIMITS = RequestLimits(max_messages=6, max_json_depth=8)
 USER = {"role": "user", "content": "x"}
 CALL = {"type": "tool_use", "id": "toolu_abcdefghi", "name": "add", "input": {"a": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_abcdefghi", "content": "2"}

@@ -11,14 +11,14 @@ from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.engine.request import GrammarKind
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.settings import RequestLimits, ServingSettings
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.fake_engine_client import make_model
 
 SETTINGS = ServingSettings(served_model_names=["tiny"], data_dir=Path(), tool_call_parser=ToolCallFormat.HERMES)
 THINKING = msgspec.structs.replace(SETTINGS, reasoning_parser=ReasoningFormat.QWEN3)
-CHECKER = SamplingChecker(make_model(), Limits())
+CHECKER = SamplingChecker(make_model(), RequestLimits())
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}}}
 ADD = {"name": "add", "description": "Adds.", "input_schema": SCHEMA, "strict": True}
 NOW = {"name": "now", "input_schema": {}, "type": "custom"}

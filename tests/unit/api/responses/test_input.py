@@ -6,10 +6,10 @@ import pytest
 from loraserve.api.responses.input import response_conversation
 from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.serving.errors import ServingError
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import RequestLimits
 from loraserve.serving.text.conversation import ChatMessage, ToolCall
 
-LIMITS = Limits(max_messages=6, max_json_depth=8)
+LIMITS = RequestLimits(max_messages=6, max_json_depth=8)
 USER = {"role": "user", "content": "x"}
 CALL = {"type": "function_call", "call_id": "abcdefghi", "name": "add", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "abcdefghi", "output": "2"}

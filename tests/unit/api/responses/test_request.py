@@ -12,13 +12,13 @@ from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.engine.request import GrammarKind
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.settings import RequestLimits, ServingSettings
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.fake_engine_client import make_model
 
 SETTINGS = ServingSettings(served_model_names=["tiny"], data_dir=Path(), tool_call_parser=ToolCallFormat.HERMES)
-CHECKER = SamplingChecker(make_model(), Limits())
+CHECKER = SamplingChecker(make_model(), RequestLimits())
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}}}
 ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": True}
 NOW = {"type": "function", "name": "now"}
