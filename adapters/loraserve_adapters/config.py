@@ -15,7 +15,7 @@ from loraserve_adapters.checks import Checks
 from loraserve_adapters.config_values import CONFIG_NAME, SEQ_CLS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.files import open_regular, read_exactly
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraserve_adapters.strict_json import parse_object
 
 ALL_LINEAR = "all-linear"
@@ -76,12 +76,12 @@ class AdapterConfig:
     """Not part of the computation; decides whether tensors may have the names that `headless` describes."""
 
 
-def read_config(folder: Path, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
+def read_config(folder: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> AdapterConfig:
     """The folder's `adapter_config.json`. Raises only `AdapterError`; reads at most `limits.max_config_bytes`."""
     return parse_config(read_config_bytes(folder, limits), limits)
 
 
-def read_config_bytes(folder: Path, limits: Limits = DEFAULT_LIMITS) -> bytes:
+def read_config_bytes(folder: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> bytes:
     """Raises only `AdapterError`."""
     with open_regular(folder, CONFIG_NAME, limits) as (descriptor, size):
         _check_size(size, limits)
@@ -90,7 +90,7 @@ def read_config_bytes(folder: Path, limits: Limits = DEFAULT_LIMITS) -> bytes:
     return bytes(data)
 
 
-def parse_config(data: bytes, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
+def parse_config(data: bytes, limits: AdapterLimits = DEFAULT_LIMITS) -> AdapterConfig:
     """Raises only `AdapterError`, for the first problem."""
     checks = Checks()
     config = check_config(data, limits, checks)
@@ -99,7 +99,7 @@ def parse_config(data: bytes, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
     return config
 
 
-def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig | None:
+def check_config(data: bytes, limits: AdapterLimits, checks: Checks) -> AdapterConfig | None:
     """Records every field that is not accepted; None if one of them decides the computation."""
     fields = checks.attempt("config.json", lambda: _parse(data, limits))
     if fields is None:
@@ -131,12 +131,12 @@ def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig |
     return config
 
 
-def _parse(data: bytes, limits: Limits) -> dict[str, Any]:
+def _parse(data: bytes, limits: AdapterLimits) -> dict[str, Any]:
     _check_size(len(data), limits)
     return parse_object(data, file=CONFIG_NAME, code="bad_json", max_nesting=limits.max_json_nesting)
 
 
-def _check_size(size: int, limits: Limits) -> None:
+def _check_size(size: int, limits: AdapterLimits) -> None:
     if size > limits.max_config_bytes:
         raise values.refused(
             "too_large",
@@ -189,7 +189,7 @@ def _own_class(auto_mapping: Any) -> AdapterError | None:
     return AdapterError("other_class", message, file=CONFIG_NAME, key="auto_mapping", found=shown(library))
 
 
-def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterConfig | None:
+def _build(fields: dict[str, Any], limits: AdapterLimits, checks: Checks) -> AdapterConfig | None:
     """None if a value is refused; all refusals are recorded."""
 
     def value(name: str, parse: Callable[[str, Any], T], refused: T, default: Any = None) -> T:
@@ -293,7 +293,7 @@ def _check_has_chats(config: AdapterConfig) -> None:
         raise values.refused("invalid_field", reason, "chat_template")
 
 
-def _check_num_patterns(count: int, limits: Limits) -> None:
+def _check_num_patterns(count: int, limits: AdapterLimits) -> None:
     if count > limits.max_patterns:
         raise values.refused("too_large", f"more than {limits.max_patterns} patterns", "rank_pattern")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from loraserve_adapters.errors import AdapterError, shown, shown_name
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 
 CONFIG_NAME = "adapter_config.json"
 SEQ_CLS = "SEQ_CLS"
@@ -32,7 +32,7 @@ def check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
         raise invalid(name, value, " or ".join(accepted.__name__ for accepted in types) + " or null")
 
 
-def _rank(name: str, value: Any, limits: Limits) -> int:
+def _rank(name: str, value: Any, limits: AdapterLimits) -> int:
     if type(value) is not int or value < 1:
         raise invalid(name, value, "a positive integer")
     if value > limits.max_lora_rank:
@@ -46,7 +46,7 @@ def _rank(name: str, value: Any, limits: Limits) -> int:
     return value
 
 
-def rank_of(limits: Limits) -> Callable[[str, Any], int]:
+def rank_of(limits: AdapterLimits) -> Callable[[str, Any], int]:
     return lambda name, value: _rank(name, value, limits)
 
 
@@ -63,7 +63,7 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def targets_of(limits: Limits, *, may_be_empty: bool) -> Callable[[str, Any], tuple[str, ...] | str]:
+def targets_of(limits: AdapterLimits, *, may_be_empty: bool) -> Callable[[str, Any], tuple[str, ...] | str]:
     def parse(name: str, value: Any) -> tuple[str, ...] | str:
         if may_be_empty and value in (None, []):
             return ()
@@ -74,7 +74,7 @@ def targets_of(limits: Limits, *, may_be_empty: bool) -> Callable[[str, Any], tu
     return parse
 
 
-def parameters_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
+def parameters_of(limits: AdapterLimits) -> Callable[[str, Any], tuple[str, ...]]:
     def parse(name: str, value: Any) -> tuple[str, ...]:
         parsed = names(name, [] if value is None else value, limits)
         if isinstance(parsed, str):
@@ -84,7 +84,7 @@ def parameters_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
     return parse
 
 
-def names(name: str, value: Any, limits: Limits) -> tuple[str, ...] | str:
+def names(name: str, value: Any, limits: AdapterLimits) -> tuple[str, ...] | str:
     """Lists are sets in PEFT, so they come back sorted and without repeats."""
     if isinstance(value, str):
         return _checked_length(name, value, limits)
@@ -93,7 +93,7 @@ def names(name: str, value: Any, limits: Limits) -> tuple[str, ...] | str:
     return tuple(sorted({_checked_length(name, item, limits) for item in value}))
 
 
-def _checked_length(name: str, pattern: str, limits: Limits) -> str:
+def _checked_length(name: str, pattern: str, limits: AdapterLimits) -> str:
     if len(pattern) > limits.max_pattern_length:
         raise refused(
             "too_large",
@@ -112,7 +112,7 @@ def layers(name: str, value: Any) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 
-def invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
+def invocation_of(limits: AdapterLimits) -> Callable[[str, Any], tuple[int, ...]]:
     def parse(name: str, value: Any) -> tuple[int, ...]:
         if value is None:
             return ()
@@ -127,7 +127,7 @@ def invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
     return parse
 
 
-def trained_tokens_of(limits: Limits) -> Callable[[str, Any], tuple[tuple[str, tuple[int, ...]], ...]]:
+def trained_tokens_of(limits: AdapterLimits) -> Callable[[str, Any], tuple[tuple[str, tuple[int, ...]], ...]]:
     """(table, ids) pairs, sorted by the tables' names; the name is "" for a bare list, which means the embedding."""
 
     def parse(name: str, value: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -143,7 +143,7 @@ def trained_tokens_of(limits: Limits) -> Callable[[str, Any], tuple[tuple[str, t
     return parse
 
 
-def _token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
+def _token_ids(name: str, value: Any, limits: AdapterLimits) -> tuple[int, ...]:
     is_list = isinstance(value, list) and len(value) > 0
     if not is_list or not all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in value):
         raise invalid(name, value, "a list of token ids")
@@ -178,7 +178,7 @@ def saves_head_of(task_type: Any) -> Callable[[str, Any], bool]:
     return parse
 
 
-def labels_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
+def labels_of(limits: AdapterLimits) -> Callable[[str, Any], tuple[str, ...]]:
     def parse(name: str, value: Any) -> tuple[str, ...]:
         if value is None or value == {}:
             return ()
@@ -198,7 +198,7 @@ def labels_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
     return parse
 
 
-def _check_label(name: str, label: str, limits: Limits) -> None:
+def _check_label(name: str, label: str, limits: AdapterLimits) -> None:
     num_bytes = len(label.encode())
     if not 1 <= num_bytes <= limits.max_label_bytes:
         found, expected = f"{shown(label)} of {num_bytes} bytes", f"1 to {limits.max_label_bytes}"
@@ -218,7 +218,7 @@ def problem_type(name: str, value: Any) -> str | None:
     return value
 
 
-def score_template_of(limits: Limits) -> Callable[[str, Any], str | None]:
+def score_template_of(limits: AdapterLimits) -> Callable[[str, Any], str | None]:
     def parse(name: str, value: Any) -> str | None:
         if value is None:
             return None
@@ -246,7 +246,7 @@ def is_template_name(text: str) -> bool:
     return _TEMPLATE_NAME.fullmatch(text) is not None
 
 
-def layers_pattern_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
+def layers_pattern_of(limits: AdapterLimits) -> Callable[[str, Any], tuple[str, ...]]:
     def parse(name: str, value: Any) -> tuple[str, ...]:
         patterns = [] if value is None or value == "" else [value] if isinstance(value, str) else value
         if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
@@ -256,7 +256,9 @@ def layers_pattern_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
     return parse
 
 
-def table_of(limits: Limits, parse_value: Callable[[str, Any], T]) -> Callable[[str, Any], tuple[tuple[str, T], ...]]:
+def table_of(
+    limits: AdapterLimits, parse_value: Callable[[str, Any], T]
+) -> Callable[[str, Any], tuple[tuple[str, T], ...]]:
     def parse(name: str, value: Any) -> tuple[tuple[str, T], ...]:
         if value is None:
             return ()

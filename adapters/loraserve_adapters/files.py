@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 
 
 @contextmanager
-def open_regular(folder: Path, name: str, limits: Limits) -> Iterator[tuple[int, int]]:
+def open_regular(folder: Path, name: str, limits: AdapterLimits) -> Iterator[tuple[int, int]]:
     """Yields (file descriptor, size in bytes) of a regular file in `folder`, closed on exit.
 
     Never blocks on a FIFO or device, and follows symbolic links only as `limits` allow.
@@ -27,7 +27,7 @@ def open_regular(folder: Path, name: str, limits: Limits) -> Iterator[tuple[int,
         os.close(descriptor)
 
 
-def _open(folder: Path, name: str, limits: Limits) -> int:
+def _open(folder: Path, name: str, limits: AdapterLimits) -> int:
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     if not limits.follow_symlinks:
         flags |= os.O_NOFOLLOW

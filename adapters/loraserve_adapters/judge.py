@@ -12,7 +12,7 @@ from loraserve_adapters.config_values import CONFIG_NAME, SEQ_CLS
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.headless import is_headless, with_full_name, without_head, without_lm_head
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
 from loraserve_adapters.rules import AdapterRules
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
@@ -108,7 +108,7 @@ def judge_tensors(
     tensors: Mapping[str, TensorEntry] | None,
     layout: BaseLayout,
     checks: Checks,
-    limits: Limits,
+    limits: AdapterLimits,
 ) -> JudgedAdapter | None:
     """Judges what the config targets, and that tensors match it exactly. tensors: None if there is no valid header."""
     if config.is_classifier:
@@ -137,7 +137,7 @@ def _judge_tensors(
     tensors: Mapping[str, TensorEntry] | None,
     layout: BaseLayout,
     checks: Checks,
-    limits: Limits,
+    limits: AdapterLimits,
 ) -> JudgedAdapter | None:
     checks.attempt("config.values", lambda: _check_invocation(config, layout))
     selection = checks.attempt("config.targets", lambda: resolve_targets(config, layout, limits))
@@ -160,7 +160,7 @@ def _match(
     tensors: Mapping[str, TensorEntry],
     layout: BaseLayout,
     checks: Checks,
-    limits: Limits,
+    limits: AdapterLimits,
 ) -> JudgedAdapter | None:
     """Gives every targeted module its tensors. Those of modules that text never reaches are left out; the rest may only
     be copies of the base's tensors that we can check."""
@@ -212,7 +212,7 @@ def _match(
     return replace(judged, modules=tuple(modules))
 
 
-def _check_tensors(judged: JudgedAdapter, layout: BaseLayout, checks: Checks, limits: Limits) -> None:
+def _check_tensors(judged: JudgedAdapter, layout: BaseLayout, checks: Checks, limits: AdapterLimits) -> None:
     """Their shapes and dtypes."""
     config, head = judged.config, judged.head
     for module in judged.modules:

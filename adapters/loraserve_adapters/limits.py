@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdapterLimits:
     max_config_bytes: int = 256 * 1024
     max_json_nesting: int = 32
     max_header_bytes: int = 16 * 1024 * 1024
@@ -36,4 +36,4 @@ class Limits:
     """Otherwise links are followed only to files below these folders, whose own paths have no links; see `files`."""
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = AdapterLimits()

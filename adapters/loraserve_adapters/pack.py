@@ -13,7 +13,7 @@ from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.dtypes import STORAGE, convert, raw_bytes
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.judge import JudgedAdapter
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedHead, PackedTable, PackedTokens
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, packed_file_name, read_packed
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, open_weights
@@ -22,7 +22,7 @@ from loraserve_adapters.trained_tokens import TrainedRows
 
 
 def load_and_pack(
-    folder: Path, layout: BaseLayout, cache_dir: Path, *, limits: Limits = DEFAULT_LIMITS
+    folder: Path, layout: BaseLayout, cache_dir: Path, *, limits: AdapterLimits = DEFAULT_LIMITS
 ) -> PackedAdapter:
     """Verifies the folder and returns its packed form, mapped from a file in `cache_dir` that is written if needed.
 
@@ -47,7 +47,7 @@ def _read_cached(path: Path, digest: str, layout: BaseLayout) -> PackedAdapter |
     return packed if packed.digest == digest else None
 
 
-def pack(source: SourceAdapter, layout: BaseLayout, path: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+def pack(source: SourceAdapter, layout: BaseLayout, path: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> None:
     """Reads the tensors again, 4 MiB at a time, into a new file; refuses one that changed since `read_adapter`."""
     checks = Checks()
     with open_weights(source.folder, limits) as weights, new_packed_file(path) as descriptor:
@@ -164,7 +164,7 @@ class PackedAdapterWriter:
         self._file.finish(digest)
 
 
-def largest_selectors_bytes(layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> int:
+def largest_selectors_bytes(layout: BaseLayout, limits: AdapterLimits = DEFAULT_LIMITS) -> int:
     """Largest size of the selectors of trained tokens, of all tables together: see `packed`."""
     tables = (module for group in layout.groups for module in group if module.is_of_vocabulary)
     num_rows = sum(module.weight_shape[0] for module in tables)

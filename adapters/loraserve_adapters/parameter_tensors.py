@@ -7,7 +7,7 @@ from dataclasses import replace
 from loraserve_adapters.base_layout import BaseModule
 from loraserve_adapters.config import ALL_LINEAR, CONFIG_NAME, AdapterConfig
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.safetensors_file import TensorEntry
 from loraserve_adapters.source_module import KEY_PREFIX, SourceModule, SourcePart
 from loraserve_adapters.targets import FormerLinearTarget, Target, refuse_expert_specific_patterns
@@ -90,7 +90,7 @@ def _take(
 
 
 def check_former_linears(
-    taken: Sequence[SourceModule], former: FormerLinears, config: AdapterConfig, limits: Limits
+    taken: Sequence[SourceModule], former: FormerLinears, config: AdapterConfig, limits: AdapterLimits
 ) -> None:
     """Checks of linears that have tensors, which apply only because the linears are one weight now."""
     owners = {source.target.owner for source in taken}
@@ -101,7 +101,7 @@ def check_former_linears(
     refuse_expert_specific_patterns(experts, config, limits)
 
 
-def _check_one_weight(linears: Sequence[FormerLinearTarget], config: AdapterConfig, limits: Limits) -> None:
+def _check_one_weight(linears: Sequence[FormerLinearTarget], config: AdapterConfig, limits: AdapterLimits) -> None:
     names = " and ".join(target.linear.name.rpartition(".")[2] for target in linears)
     rank = sum(target.lora_rank for target in linears)
     if rank > limits.max_lora_rank:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterRules:
-    limits: Limits = DEFAULT_LIMITS
+    limits: AdapterLimits = DEFAULT_LIMITS
     base_names: tuple[str, ...] = ()
     """All names of the base model, of which adapters may say that it is theirs; the first one is shown."""
     chat_templates: tuple[str, ...] | None = None

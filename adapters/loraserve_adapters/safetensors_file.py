@@ -13,7 +13,7 @@ import numpy as np
 from loraserve_adapters.dtypes import FROM_SAFETENSORS, STORAGE, raw_bytes
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.files import open_regular, read_exactly
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraserve_adapters.strict_json import parse_object
 
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -43,7 +43,7 @@ class TensorEntry:
         return math.prod(self.shape)
 
 
-def header_end(first_bytes: bytes, file_size: int, limits: Limits = DEFAULT_LIMITS) -> int:
+def header_end(first_bytes: bytes, file_size: int, limits: AdapterLimits = DEFAULT_LIMITS) -> int:
     """How many of the file's first bytes `parse_header` needs. first_bytes: at least 8."""
     if file_size > limits.max_weights_bytes:
         raise _refused(f"{file_size} bytes; at most {limits.max_weights_bytes} are accepted", "too_large")
@@ -57,7 +57,7 @@ def header_end(first_bytes: bytes, file_size: int, limits: Limits = DEFAULT_LIMI
     return LENGTH_BYTES + length
 
 
-def parse_header(first_bytes: bytes, file_size: int, limits: Limits = DEFAULT_LIMITS) -> tuple[TensorEntry, ...]:
+def parse_header(first_bytes: bytes, file_size: int, limits: AdapterLimits = DEFAULT_LIMITS) -> tuple[TensorEntry, ...]:
     """All tensors of the file, by position. Raises only `AdapterError`.
 
     Guaranteed: names differ, each entry's size is its shape times its item size, and the entries cover the rest of
@@ -87,7 +87,7 @@ def parse_header(first_bytes: bytes, file_size: int, limits: Limits = DEFAULT_LI
     return tuple(tensors)
 
 
-def _parse_json(header: bytes, limits: Limits) -> dict[str, Any]:
+def _parse_json(header: bytes, limits: AdapterLimits) -> dict[str, Any]:
     if header.count(b'"data_offsets"') > limits.max_tensors:
         raise _too_many(limits)
     try:
@@ -137,7 +137,7 @@ def _refused(reason: str, code: str = "bad_safetensors", key: str | None = None)
     return AdapterError(code, f"{where}: {reason}", file=WEIGHTS_NAME, key=key)
 
 
-def _too_many(limits: Limits) -> AdapterError:
+def _too_many(limits: AdapterLimits) -> AdapterError:
     return _refused(f"more than {limits.max_tensors} tensors", "too_large")
 
 
@@ -165,7 +165,7 @@ class SafetensorsFile:
 
 
 @contextmanager
-def open_weights(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[SafetensorsFile]:
+def open_weights(folder: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> Iterator[SafetensorsFile]:
     """The folder's `adapter_model.safetensors`, closed on exit."""
     with open_weights_descriptor(folder, limits) as (descriptor, file_size):
         first_bytes = read_first_bytes(descriptor, file_size, limits)
@@ -173,7 +173,7 @@ def open_weights(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Safe
 
 
 @contextmanager
-def open_weights_descriptor(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[tuple[int, int]]:
+def open_weights_descriptor(folder: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> Iterator[tuple[int, int]]:
     """(file descriptor, size in bytes), with nothing read yet."""
     if not os.path.lexists(folder / WEIGHTS_NAME) and os.path.lexists(folder / "adapter_model.bin"):
         reason = "missing; adapter_model.bin is a pickle and is never read: save as safetensors"
@@ -184,7 +184,7 @@ def open_weights_descriptor(folder: Path, limits: Limits = DEFAULT_LIMITS) -> It
 
 
 def read_first_bytes(
-    descriptor: int, file_size: int, limits: Limits = DEFAULT_LIMITS, *, num_available: int | None = None
+    descriptor: int, file_size: int, limits: AdapterLimits = DEFAULT_LIMITS, *, num_available: int | None = None
 ) -> bytes:
     """The first bytes of an open file that `parse_header` needs. Raises only `AdapterError`.
 

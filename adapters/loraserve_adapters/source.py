@@ -11,7 +11,7 @@ from loraserve_adapters.content import read_content
 from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.judge import JudgedAdapter, judge_config, judge_tensors
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraserve_adapters.rules import DEFAULT_RULES, AdapterRules
 from loraserve_adapters.safetensors_file import open_weights
 from loraserve_adapters.source_module import SourceModule
@@ -51,7 +51,7 @@ class SourceAdapter:
         return self.judged.modules
 
 
-def read_adapter(folder: Path, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> SourceAdapter:
+def read_adapter(folder: Path, layout: BaseLayout, limits: AdapterLimits = DEFAULT_LIMITS) -> SourceAdapter:
     """Verifies the whole folder in one pass over the data, 4 MiB at a time. Raises only `AdapterError`."""
     checks = Checks()
     source = check_adapter(folder, layout, checks, AdapterRules(limits))

@@ -14,7 +14,7 @@ from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.config import ALL_LINEAR, CONFIG_NAME, AdapterConfig
 from loraserve_adapters.errors import AdapterError, shown
 from loraserve_adapters.former_linears import FormerLinear, former_linears
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraserve_adapters.module_pattern import ModulePattern, StepBudget, Subject
 from loraserve_adapters.trained_tokens import TrainedTokens, resolve_trained_tokens
 
@@ -51,7 +51,7 @@ class Selection:
     trained_tokens: tuple[TrainedTokens, ...] = ()
 
 
-def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> Selection:
+def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLimits = DEFAULT_LIMITS) -> Selection:
     """The modules that get LoRA.
 
     Refuses a target that cannot have an adapter, an entry of `layers_to_transform` that no targeted module is in, and a
@@ -128,7 +128,7 @@ def _check_tying(config: AdapterConfig, layout: BaseLayout, targets: Iterable[Ta
 
 
 def refuse_expert_specific_patterns(
-    targets: Iterable[tuple[FormerLinear, int]], config: AdapterConfig, limits: Limits
+    targets: Iterable[tuple[FormerLinear, int]], config: AdapterConfig, limits: AdapterLimits
 ) -> None:
     """Refuses patterns that give one expert of a layer another rank or alpha than the others: they are one weight.
 

@@ -6,7 +6,7 @@ from loraserve_adapters.config import AdapterConfig
 from loraserve_adapters.config_values import CONFIG_NAME
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry
 from loraserve_adapters.source_module import BaseCopy, SourcePart
 from loraserve_adapters.targets import Target
@@ -72,7 +72,7 @@ def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, 
     raise refused(code, entry.name, reason, found=found, expected=str(list(expected)))
 
 
-def count_labels(head: TensorEntry, config: AdapterConfig, layout: BaseLayout, limits: Limits) -> int:
+def count_labels(head: TensorEntry, config: AdapterConfig, layout: BaseLayout, limits: AdapterLimits) -> int:
     """The head's labels. Raises `AdapterError` if the head does not fit the base model, the limits or the config."""
     num_labels, hidden_size = head.shape if len(head.shape) == 2 else (0, 0)
     if num_labels == 0 or hidden_size != (layout.hidden_size or hidden_size):

@@ -29,7 +29,7 @@ from loraserve_adapters.digest import HashedTensor, adapter_digest, canonical_co
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.files import open_regular, read_exactly
 from loraserve_adapters.judge import JudgedAdapter, judge
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.pack import PackedAdapterWriter
 from loraserve_adapters.packed_file import packed_file_name
 from loraserve_adapters.safetensors_file import (
@@ -244,7 +244,7 @@ def _compare_sha256(name: str, descriptor: int, size: int, announced: str, check
     checks.fail("files.sha256", AdapterError("sha256_mismatch", message, file=name, found=found, expected=announced))
 
 
-def _read_all(descriptor: int, size: int, limits: Limits) -> bytes:
+def _read_all(descriptor: int, size: int, limits: AdapterLimits) -> bytes:
     """At most one byte more than allowed: enough to be refused for its size."""
     data = bytearray(min(size, limits.max_config_bytes + 1))
     read_exactly(descriptor, memoryview(data), 0, CONFIG_NAME)

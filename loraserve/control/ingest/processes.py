@@ -15,7 +15,7 @@ from signal import Signals
 
 import msgspec
 from loraserve_adapters.base_layout import BaseLayout
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.pack import largest_selectors_bytes
 from loraserve_adapters.packed_file import packed_file_name
 from loraserve_adapters.rules import DEFAULT_RULES, AdapterRules
@@ -207,7 +207,7 @@ class Ingest:
         return answer
 
 
-def _resources(weights_size: int, layout: BaseLayout, limits: Limits) -> ResourceLimits:
+def _resources(weights_size: int, layout: BaseLayout, limits: AdapterLimits) -> ResourceLimits:
     return ResourceLimits(
         cpu_s=BASE_CPU_S + weights_size // BYTES_PER_CPU_S,
         address_space_bytes=ADDRESS_SPACE_BYTES,

@@ -7,7 +7,7 @@ from pathlib import Path
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.config import CONFIG_NAME, check_config
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.safetensors_file import LENGTH_BYTES, WEIGHTS_NAME, header_end
 
 from loraserve.control.ingest.processes import Ingest, IngestError
@@ -23,7 +23,7 @@ continues is judged again."""
 class UploadJudge:
     """Called on the event loop. The commit judges again what passed here, together with everything else."""
 
-    def __init__(self, store: UploadStore, ingest: Ingest, limits: Limits) -> None:
+    def __init__(self, store: UploadStore, ingest: Ingest, limits: AdapterLimits) -> None:
         self._store = store
         self._ingest = ingest
         self._limits = limits
@@ -62,7 +62,7 @@ def _require_accepted(report: Report) -> None:
         raise AdapterRejectedError(report)
 
 
-def _report_on_config(path: Path, limits: Limits) -> Report:
+def _report_on_config(path: Path, limits: AdapterLimits) -> Report:
     """Without patterns, which are matched in a separate process."""
     checks = Checks()
     # A file that was announced as empty has no part on disk.
@@ -70,7 +70,7 @@ def _report_on_config(path: Path, limits: Limits) -> Report:
     return Report(checks=checks.listed())
 
 
-def _has_header(path: Path, weights: UploadFile, limits: Limits) -> bool:
+def _has_header(path: Path, weights: UploadFile, limits: AdapterLimits) -> bool:
     """Whether enough has arrived to judge the header, or to refuse its length."""
     if weights.received_bytes < min(LENGTH_BYTES, weights.size_bytes) or not path.exists():
         return False

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from loraserve_adapters.config import CONFIG_NAME
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME
 
 from loraserve.control.ingest.processes import Ingest
@@ -97,7 +97,7 @@ class UploadService:
         quota: QuotaCheck,
         smoke: Smoke,
         certify: Certify,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: AdapterLimits = DEFAULT_LIMITS,
     ) -> None:
         self._store = store
         self._publisher = publisher

@@ -11,7 +11,7 @@ from pathlib import Path
 from loraserve_adapters.config import CONFIG_NAME
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.files import open_below, open_regular
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, open_weights_descriptor
 
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -48,7 +48,7 @@ class UploadSource:
 
 @contextmanager
 def open_source(
-    path: Path, *, roots: Sequence[Path] | None, follow_links: FollowLinks, limits: Limits
+    path: Path, *, roots: Sequence[Path] | None, follow_links: FollowLinks, limits: AdapterLimits
 ) -> Iterator[UploadSource]:
     """Opens both files; briefly blocks on the disk. Raises `ServingError`.
 

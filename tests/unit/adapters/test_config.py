@@ -13,7 +13,7 @@ from loraserve_adapters.checks import Checks, CheckStatus
 from loraserve_adapters.config import AdapterConfig, check_config, parse_config, read_config
 from loraserve_adapters.digest import canonical_config
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
 
 from tests.unit.adapters.folders import config_of
 
@@ -380,7 +380,7 @@ def test_refuses_files_that_are_not_regular_without_blocking(tmp_path: Path) -> 
     path.symlink_to("/dev/zero")
     for follow_symlinks in (False, True):
         with pytest.raises(AdapterError) as refused:
-            read_config(tmp_path, Limits(follow_symlinks=follow_symlinks))
+            read_config(tmp_path, AdapterLimits(follow_symlinks=follow_symlinks))
         assert refused.value.code == "not_a_regular_file"
     with pytest.raises(AdapterError) as refused:
         read_config(tmp_path / "missing")
@@ -392,7 +392,7 @@ def test_follows_symlinks_only_if_the_caller_allows_it(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").symlink_to("blob")
     with pytest.raises(AdapterError, match="symbolic link"):
         read_config(tmp_path)
-    assert read_config(tmp_path, Limits(follow_symlinks=True)).lora_rank == 4
+    assert read_config(tmp_path, AdapterLimits(follow_symlinks=True)).lora_rank == 4
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.files import open_regular
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 
 NAME = "adapter_config.json"
 INSIDE, OUTSIDE = b"inside", b"outside"
@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def read(root: Path, *more_roots: Path) -> bytes:
-    limits = Limits(link_roots=(str(root), *map(str, more_roots)))
+    limits = AdapterLimits(link_roots=(str(root), *map(str, more_roots)))
     with open_regular(root / "adapter", NAME, limits) as (descriptor, size):
         return os.pread(descriptor, size, 0)
 

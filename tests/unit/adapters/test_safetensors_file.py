@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.safetensors_file import header_end, open_weights, parse_header
 
 from tests.unit.adapters.folders import safetensors_bytes, with_header
@@ -18,10 +18,10 @@ def tensor(start: int, end: int, dtype: str = "F32", shape: list[int] | None = N
     return {"dtype": dtype, "shape": [(end - start) // 4] if shape is None else shape, "data_offsets": [start, end]}
 
 
-def parse(header: object, data_size: int = 0, limits: Limits | None = None) -> tuple:
+def parse(header: object, data_size: int = 0, limits: AdapterLimits | None = None) -> tuple:
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     data = with_header(raw)
-    return parse_header(data, len(data) + data_size, limits or Limits())
+    return parse_header(data, len(data) + data_size, limits or AdapterLimits())
 
 
 def test_reads_entries_by_position_whatever_their_order_in_the_header() -> None:

@@ -8,7 +8,7 @@ import pytest
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.checks import Check, Checks, CheckStatus
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.source import check_adapter, read_adapter
 
 from tests.unit.adapters.folders import (
@@ -402,7 +402,7 @@ def test_reads_symlinked_files_only_if_the_caller_allows_it(tmp_path: Path) -> N
         (snapshot / path.name).symlink_to(path)
     with pytest.raises(AdapterError, match="symbolic link"):
         read_adapter(snapshot, LAYOUT)
-    linked = read_adapter(snapshot, LAYOUT, Limits(follow_symlinks=True))
+    linked = read_adapter(snapshot, LAYOUT, AdapterLimits(follow_symlinks=True))
     assert linked.digest == read_adapter(folder, LAYOUT).digest
 
 

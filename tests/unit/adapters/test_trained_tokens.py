@@ -14,7 +14,7 @@ from loraserve_adapters.clean_files import clean_config
 from loraserve_adapters.config import parse_config
 from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.pack import load_and_pack, pack
 from loraserve_adapters.packed import PackedAdapter
 from loraserve_adapters.packed_file import read_packed
@@ -237,7 +237,7 @@ def test_more_tokens_than_the_limit_are_refused(tmp_path: Path) -> None:
     error = refusal(adapter(tmp_path, [*range(129)]))
     assert (error.code, error.found, error.expected) == ("too_large", "129 tokens", "at most 128")
     with pytest.raises(AdapterError, match="5 tokens; at most 4"):
-        read_adapter(adapter(tmp_path, [*range(5)]), LAYOUT, Limits(max_lora_rank=4))
+        read_adapter(adapter(tmp_path, [*range(5)]), LAYOUT, AdapterLimits(max_lora_rank=4))
 
 
 @pytest.mark.parametrize(

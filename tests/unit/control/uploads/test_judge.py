@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 from loraserve_adapters.config import CONFIG_NAME
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import AdapterLimits
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME
 
 from loraserve.control.ingest.processes import Ingest
@@ -49,7 +49,7 @@ def test_only_the_most_recently_judged_uploads_are_remembered(tmp_path: Path, mo
     monkeypatch.setattr("loraserve.control.uploads.judge.MAX_PASSED", 2)
     parts = Parts(fake_adapter(tmp_path / "adapter", 1))
     assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {CONFIG_NAME, WEIGHTS_NAME}
-    judge = UploadJudge(cast(UploadStore, parts), cast(Ingest, Accepts()), Limits())
+    judge = UploadJudge(cast(UploadStore, parts), cast(Ingest, Accepts()), AdapterLimits())
 
     async def judge_all(*upload_ids: str) -> list[str]:
         parts.loaded.clear()
