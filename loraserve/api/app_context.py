@@ -35,7 +35,7 @@ class AppContext:
         return cls(
             runtime,
             control,
-            InferenceCalls(control.catalog, control.admission, control.residency, runtime.generation),
+            InferenceCalls(control, runtime.generation),
             AdapterItems(
                 control.adapters,
                 control.residency,

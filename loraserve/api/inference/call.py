@@ -7,21 +7,19 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from litestar.types import Scope
+from litestar import Request
 
+from loraserve.api.http.auth import principal_of
 from loraserve.api.http.processing_time import received_s
 from loraserve.api.http.request_id import own_request_id
 from loraserve.api.inference.activation import check_activated
 from loraserve.api.inference.classifiers import check_has_text
 from loraserve.control.background import Tasks
-from loraserve.control.contents.residency import Residency
-from loraserve.control.documents.catalog import Catalog
+from loraserve.control.control_plane import ControlPlane
 from loraserve.control.names.labels import label_of
 from loraserve.control.names.resolve import ResolvedAdapter, Target
-from loraserve.control.requests.admission import Admission
 from loraserve.control.requests.admitted import Admitted
 from loraserve.control.requests.running import Demand, Progress, RouteInfo
-from loraserve.control.tenancy.principal import Principal
 from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import FinishReason
 from loraserve.live.requests import EndState
@@ -194,29 +192,34 @@ class RequestNotes:
 class InferenceCalls:
     """One per app."""
 
-    def __init__(
-        self, catalog: Catalog, admission: Admission, residency: Residency, generation: GenerationService
-    ) -> None:
-        self.catalog = catalog
-        self.admission = admission
-        self.residency = residency
+    def __init__(self, control: ControlPlane, generation: GenerationService) -> None:
+        self.resolver = control.resolver
+        self.catalog = control.catalog
+        self.admission = control.admission
+        self.residency = control.residency
         self.generation = generation
         self._settling = Tasks()
-        catalog.subscribe(self._on_change)
+        self.catalog.subscribe(self._on_change)
+
+    async def resolve(
+        self, request: Request, model: str | None, path_adapter: str | None = None, user: str | None = None
+    ) -> Target:
+        """See `Resolver.resolve`. Raises `ServingError` also if the server is shutting down."""
+        self.generation.lifecycle.check_open()
+        return await self.resolver.resolve(principal_of(request), model, path_adapter=path_adapter, user=user)
 
     @contextlib.asynccontextmanager
-    async def admit(
-        self, principal: Principal, target: Target, scope: Scope, demand: Demand
-    ) -> AsyncIterator[InferenceCall]:
+    async def admit(self, request: Request, target: Target, demand: Demand) -> AsyncIterator[InferenceCall]:
         """Closes the call if the `async with` body raises; otherwise the recipient closes it. Raises `ServingError`.
 
         The request's times count from its arrival.
         """
+        scope = request.scope
         notes: RequestNotes | None = scope["state"].get(NOTES_KEY)
         if notes is not None:
             notes.route_info, notes.target = demand.route_info, target
         came_in_s = received_s(scope)
-        admitted = await self.admission.admit(principal, target, own_request_id(scope), demand, came_in_s)
+        admitted = await self.admission.admit(principal_of(request), target, own_request_id(scope), demand, came_in_s)
         call = InferenceCall(self, admitted, came_in_s)
         if notes is not None:
             notes.call = call

@@ -15,7 +15,6 @@ from loraserve.api.chat.prompts import conversation_demand, conversation_prompt,
 from loraserve.api.chat.reasoning import with_reasoning
 from loraserve.api.chat.tools import ToolUse, tool_use
 from loraserve.api.chat.writer import ChatOptions, ChatWriter
-from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
 from loraserve.api.http.ranges import unsupported
@@ -56,18 +55,14 @@ async def _chat(
 ) -> Response[ChatCompletionResponse] | EventStream:
     body = await decode_body(request, DECODER)
     runtime, request_id = context.runtime, body.request_id or request_id_of(request.scope)
-    runtime.lifecycle.check_open()
-    principal = principal_of(request)
-    target = await context.control.resolver.resolve(
-        principal, body.model, path_adapter=path_adapter, user=body.safety_identifier or body.user
-    )
+    target = await context.calls.resolve(request, body.model, path_adapter, body.safety_identifier or body.user)
     use = tool_use(body, runtime.settings)
     limit = _answer_limit(body)
     checked = _check(context, body, use, limit.max_tokens)
     predicted = predicted_text(body.prediction, runtime.engine.model)
     conversation = conversation_of(body, body.messages, use.tools, runtime.settings.limits, body.reasoning_effort)
     demand = conversation_demand(context, checked, conversation, Route.CHAT, body.stream)
-    async with context.calls.admit(principal, target, request.scope, demand) as call:
+    async with context.calls.admit(request, target, demand) as call:
         prompt = await conversation_prompt(context, body, checked, conversation, call.adapter, limit.param, predicted)
         if body.prompt_logprobs is not None:
             num_tokens, limits = len(prompt.token_ids), runtime.settings.limits

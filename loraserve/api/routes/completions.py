@@ -10,7 +10,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
 from loraserve.api.http.ranges import unsupported
@@ -62,16 +61,12 @@ async def _complete(
 ) -> Response[CompletionResponse] | EventStream:
     body = await decode_body(request, DECODER)
     runtime, request_id = context.runtime, body.request_id or request_id_of(request.scope)
-    runtime.lifecycle.check_open()
-    principal = principal_of(request)
-    target = await context.control.resolver.resolve(
-        principal, body.model, path_adapter=path_adapter, user=body.safety_identifier or body.user
-    )
+    target = await context.calls.resolve(request, body.model, path_adapter, body.safety_identifier or body.user)
     checked = _check(context, body)
     max_prompts, vocab_size = runtime.settings.limits.max_prompts, runtime.engine.model.vocab_size
     given = split_prompts("prompt", body.prompt, max_prompts, vocab_size)
     demand = _demand(body, given, checked)
-    async with context.calls.admit(principal, target, request.scope, demand) as call:
+    async with context.calls.admit(request, target, demand) as call:
         prompts = await _prompts(context, body, given, checked)
         generation = await call.start(prompts, checked.text, checked.cache_salt)
         writer = CompletionWriter(

@@ -9,7 +9,6 @@ from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.chat.adapter_template import template_of, with_turn_ends
-from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
 from loraserve.api.http.needs import ANY_KEY, INFERENCE
@@ -109,11 +108,8 @@ async def _generate(
     request: Request, context: AppContext, body: LoraxRequest, *, stream: bool, as_list: bool
 ) -> Response | EventStream:
     runtime = context.runtime
-    runtime.lifecycle.check_open()
     fields, parameters = completion_of(body)
-    principal = principal_of(request)
-    model = fields.model or runtime.settings.served_model_names[0]
-    target = await context.control.resolver.resolve(principal, model)
+    target = await context.calls.resolve(request, fields.model or runtime.settings.served_model_names[0])
     checked = context.sampling.check(
         fields,
         max_tokens=fields.max_tokens,
@@ -122,7 +118,7 @@ async def _generate(
     )
     max_tokens = fields.max_tokens or context.sampling.default_max_tokens(runtime.engine.model.max_model_len)
     demand = Demand(reserve_tokens(len(body.inputs), max_tokens), 1, RouteInfo(Route.GENERATE, stream))
-    async with context.calls.admit(principal, target, request.scope, demand) as call:
+    async with context.calls.admit(request, target, demand) as call:
         prompt = await _prompt(context, body, parameters, checked, call.adapter)
         text = checked.text
         if parameters.apply_chat_template:

@@ -89,14 +89,12 @@ async def count_adapter_tokens(
 async def _answer(request: Request, context: AppContext, path_adapter: str | None) -> Response[Message] | EventStream:
     body = await decode_body(request, DECODER, refuse_kinds)
     runtime, request_id = context.runtime, body.request_id or request_id_of(request.scope)
-    runtime.lifecycle.check_open()
-    principal = principal_of(request)
     user = body.safety_identifier or body.user or (body.metadata and body.metadata.user_id)
-    target = await context.control.resolver.resolve(principal, body.model, path_adapter=path_adapter, user=user)
+    target = await context.calls.resolve(request, body.model, path_adapter, user)
     checked = checked_message(body, context.sampling, runtime.settings)
     sampling, conversation = checked.sampling, checked.conversation
     demand = conversation_demand(context, sampling, conversation, Route.MESSAGES, body.stream)
-    async with context.calls.admit(principal, target, request.scope, demand) as call:
+    async with context.calls.admit(request, target, demand) as call:
         found = await message_prompt(context, body, sampling, conversation, call.adapter)
         prompt, text = with_reasoning(runtime, call.adapter, conversation, found.prompt, sampling.text)
         prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from litestar import Request, Response
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.http.auth import principal_of
 from loraserve.api.inference.call import InferenceCall
 from loraserve.api.inference.classifiers import activation_of, reranker_of
 from loraserve.api.inference.common_fields import check_priority, checked_salt
@@ -55,10 +54,8 @@ async def answer_with_vectors(
 ) -> Response[A]:
     """read_inputs, kind_of: raise `ServingError`; kind_of does if the adapter computes no such vector. write: makes the
     body from the model's name as requested, the call and the generation."""
-    runtime = context.runtime
-    runtime.lifecycle.check_open()
-    principal, model = principal_of(request), runtime.engine.model
-    target = await context.control.resolver.resolve(principal, body.model, path_adapter=path_adapter, user=body.user)
+    runtime, model = context.runtime, context.runtime.engine.model
+    target = await context.calls.resolve(request, body.model, path_adapter, body.user)
     check_priority(body.priority)
     cache_salt, kind = checked_salt(body.cache_salt), kind_of(target.adapter)
     limits = runtime.settings.limits
@@ -66,7 +63,7 @@ async def answer_with_vectors(
     _check_num_values(inputs, kind, limits)
     num_at_once = min(inputs.num_inputs, MAX_AT_ONCE, model.max_num_seqs)
     demand = Demand(reserve_tokens(inputs.num_bytes, 0), num_at_once, RouteInfo(route))
-    async with context.calls.admit(principal, target, request.scope, demand) as call:
+    async with context.calls.admit(request, target, demand) as call:
         if call.adapter != target.adapter:
             kind = kind_of(call.adapter)
             _check_num_values(inputs, kind, limits)

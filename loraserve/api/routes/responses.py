@@ -11,7 +11,6 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.chat.adapter_template import with_turn_ends
 from loraserve.api.chat.prompts import conversation_demand, conversation_prompt, prompt_tokens
 from loraserve.api.chat.reasoning import with_reasoning
-from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
 from loraserve.api.http.needs import needs
@@ -110,15 +109,11 @@ async def _respond(
 ) -> Response[ResponseObject] | EventStream:
     body = await decode_body(request, DECODER, refuse_kinds)
     runtime, request_id = context.runtime, body.request_id or request_id_of(request.scope)
-    runtime.lifecycle.check_open()
-    principal = principal_of(request)
-    target = await context.control.resolver.resolve(
-        principal, body.model, path_adapter=path_adapter, user=body.safety_identifier or body.user
-    )
+    target = await context.calls.resolve(request, body.model, path_adapter, body.safety_identifier or body.user)
     checked = checked_response(body, context.sampling, runtime.settings)
     sampling, conversation = checked.sampling, checked.conversation
     demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, body.stream)
-    async with context.calls.admit(principal, target, request.scope, demand) as call:
+    async with context.calls.admit(request, target, demand) as call:
         prompt = await conversation_prompt(context, body, sampling, conversation, call.adapter, "max_output_tokens")
         prompt, text = with_reasoning(runtime, call.adapter, conversation, prompt, sampling.text)
         prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)

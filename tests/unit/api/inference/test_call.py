@@ -12,12 +12,14 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from litestar import Request
 
-from loraserve.api.http.processing_time import STATE_KEY
+from loraserve.api.http.auth import STATE_KEY as PRINCIPAL_KEY
+from loraserve.api.http.processing_time import STATE_KEY as RECEIVED_KEY
 from loraserve.api.inference.call import InferenceCall, salted
 from loraserve.control.requests.endings import used_tokens
 from loraserve.control.requests.running import Demand, RouteInfo
-from loraserve.control.tenancy.principal import server_principal
+from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import SamplingParams
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -36,15 +38,14 @@ def test_different_pairs_of_salts_give_different_salts(first: tuple[str, str], s
     assert (salted(*first) == salted(*second)) == (first == second)
 
 
-def scope_of(received_s: float) -> Any:
-    return {"headers": [], "state": {STATE_KEY: received_s}}
+def request_of(principal: Principal, received_s: float) -> Any:
+    return Request({"type": "http", "headers": [], "state": {PRINCIPAL_KEY: principal, RECEIVED_KEY: received_s}})
 
 
 async def end_at_once(live: LiveServer, received_s: float) -> None:
-    scope = scope_of(received_s)
-    principal = server_principal(DEFAULT_TENANT, "open")
-    target = await live.control.resolver.resolve(principal, "tiny")
-    async with live.context.calls.admit(principal, target, scope, Demand(1, 1, RouteInfo())) as call:
+    request = request_of(server_principal(DEFAULT_TENANT, "open"), received_s)
+    target = await live.context.calls.resolve(request, "tiny")
+    async with live.context.calls.admit(request, target, Demand(1, 1, RouteInfo())) as call:
         call.close()
     await live.context.calls.wait_settled()
 
@@ -69,11 +70,11 @@ def asked_for(live: LiveServer, label: str) -> float | None:
 async def use_while_deleted(live: LiveServer, *, starts_before: bool, restore: bool) -> None:
     """Runs one request, admitted before the deletion, until it finishes."""
     principal, adapters = server_principal(SHARED_TENANT, "open"), live.control.adapters
-    target = await live.control.resolver.resolve(principal, "sql")
+    request, demand = request_of(principal, time.monotonic()), Demand(1, 1, RouteInfo())
+    target = await live.context.calls.resolve(request, "sql")
     assert target.adapter is not None
-    scope, demand = scope_of(time.monotonic()), Demand(1, 1, RouteInfo())
     start: Any = ([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
-    async with live.context.calls.admit(principal, target, scope, demand) as call:
+    async with live.context.calls.admit(request, target, demand) as call:
         generation = await call.start(*start) if starts_before else None
         deleting = asyncio.create_task(adapters.delete(principal, "", "sql"))
         while live.control.residency.is_wanted(target.adapter.digest):
@@ -116,12 +117,11 @@ class Way(StrEnum):
 
 
 async def end_and_let_go(live: LiveServer, way: Way) -> weakref.ref[InferenceCall]:
-    principal = server_principal(DEFAULT_TENANT, "open")
-    target = await live.control.resolver.resolve(principal, "tiny")
-    scope, demand = scope_of(time.monotonic()), Demand(1, 1, RouteInfo())
+    request = request_of(server_principal(DEFAULT_TENANT, "open"), time.monotonic())
+    target, demand = await live.context.calls.resolve(request, "tiny"), Demand(1, 1, RouteInfo())
     ended: list[weakref.ref[InferenceCall]] = []
     with contextlib.suppress(ServingError):
-        async with live.context.calls.admit(principal, target, scope, demand) as call:
+        async with live.context.calls.admit(request, target, demand) as call:
             ended.append(weakref.ref(call))
             if way is Way.IS_REFUSED:
                 raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "")
@@ -143,11 +143,10 @@ def test_an_ended_call_is_freed_without_the_garbage_collector(tmp_path: Path, wa
 
 
 async def leave_or_be_refused(live: LiveServer, is_sent: Callable[[Generation], bool]) -> Outcome:
-    principal = server_principal(DEFAULT_TENANT, "open")
-    target = await live.control.resolver.resolve(principal, "tiny")
-    scope, demand = scope_of(time.monotonic()), Demand(1, 1, RouteInfo())
+    request = request_of(server_principal(DEFAULT_TENANT, "open"), time.monotonic())
+    target, demand = await live.context.calls.resolve(request, "tiny"), Demand(1, 1, RouteInfo())
     with contextlib.suppress(ServingError, asyncio.CancelledError):
-        async with live.context.calls.admit(principal, target, scope, demand) as call:
+        async with live.context.calls.admit(request, target, demand) as call:
             generation = await call.start([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
             answer = asyncio.ensure_future(collect(generation.steps()))
             while not answer.done() and not is_sent(generation):
