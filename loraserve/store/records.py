@@ -1,7 +1,7 @@
 """Declared state: tenants, keys and adapters, as written to disk and mirrored in Redis."""
 
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Generic, TypeGuard, TypeVar
 
 import msgspec
 
@@ -216,7 +216,7 @@ class AdapterDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Unix time, for a deleted adapter: requests still running then are aborted."""
 
 
-D = TypeVar("D", TenantDoc, KeyDoc, AdapterDoc)
+D = TypeVar("D", bound=TenantDoc | KeyDoc | AdapterDoc, covariant=True)
 
 
 class Document(msgspec.Struct, Generic[D], frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -237,7 +237,12 @@ class Document(msgspec.Struct, Generic[D], frozen=True, kw_only=True, forbid_unk
     doc: D
 
 
-AnyDocument = Document[TenantDoc] | Document[KeyDoc] | Document[AdapterDoc]
+AnyDocument = Document[TenantDoc | KeyDoc | AdapterDoc]
+
+
+def is_a(document: AnyDocument | None, kind: type[D]) -> TypeGuard[Document[D]]:
+    """Whether it is a document of this kind; False if there is none."""
+    return document is not None and isinstance(document.doc, kind)
 
 
 def adapter_id(tenant: str, name: str) -> str:

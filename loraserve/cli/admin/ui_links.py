@@ -2,10 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import cast
 
 import msgspec
 import rich_click as click
@@ -19,7 +17,7 @@ from loraserve.live.live_store import LiveStore
 from loraserve.live.server_place import socket_url
 from loraserve.live.snapshots import SnapshotKind
 from loraserve.store.documents import DocumentStore
-from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Role, Status
+from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Role, Status, is_a
 
 ACTOR = "cli"
 CALL_S = 5.0
@@ -60,7 +58,7 @@ async def _make(store_url: str, prefix: str, key: Document[KeyDoc], fallback_url
 
 def _key(data_dir: Path, key_id: str | None) -> Document[KeyDoc]:
     with acting_as_owner(data_dir):
-        documents = [*cast(Iterator[Document[KeyDoc]], DocumentStore(data_dir).scan(DocumentKind.KEY))]
+        documents = [each for each in DocumentStore(data_dir).scan(DocumentKind.KEY) if is_a(each, KeyDoc)]
     keys = [document for document in documents if _may_log_in(document.doc) and key_id in (None, document.id)]
     if key_id is None:
         keys = [key for key in keys if key.doc.role is Role.ADMIN and key.doc.tenant == ANY_TENANT]

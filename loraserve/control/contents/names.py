@@ -1,11 +1,10 @@
 """Which adapters have a content: names for what an engine knows by digest."""
 
 from dataclasses import dataclass
-from typing import cast
 
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.tenancy.principal import Principal
-from loraserve.store.records import SHARED_TENANT, AdapterDoc, AnyDocument, Document
+from loraserve.store.records import SHARED_TENANT, AdapterDoc, AnyDocument, Document, is_a
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,8 @@ class ContentNames:
         return min(known, key=lambda name: (name.is_deleted, order.get(name.tenant, 2), name.adapter, -name.version))
 
     def _on_change(self, document: AnyDocument) -> None:
-        if isinstance(document.doc, AdapterDoc):
-            self._take_in(cast(Document[AdapterDoc], document))
+        if is_a(document, AdapterDoc):
+            self._take_in(document)
 
     def _take_in(self, document: Document[AdapterDoc]) -> None:
         doc = document.doc

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
 
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.packed_file import packed_file_name
@@ -12,7 +11,7 @@ from loraserve.control.documents.adapter_edits import wants
 from loraserve.store.blobs import SWEEP_AFTER_S, BlobStore
 from loraserve.store.documents import DocumentStore
 from loraserve.store.errors import DamagedFileError
-from loraserve.store.records import AdapterDoc, Document, DocumentKind
+from loraserve.store.records import AdapterDoc, Document, DocumentKind, is_a
 
 UNREAD_AFTER_S = 7 * 86_400
 """A packed file for another base model or release that was not read for this long is no longer in use."""
@@ -34,7 +33,7 @@ def sweep_contents(data_dir: Path, packed_dir: Path, layout: BaseLayout, now: fl
     removed: a document that cannot be read may refer to anything.
     """
     documents = DocumentStore(data_dir, on_damage=_raise)
-    live = reachable((cast(Document[AdapterDoc], found) for found in documents.scan(DocumentKind.ADAPTER)), now)
+    live = reachable((found for found in documents.scan(DocumentKind.ADAPTER) if is_a(found, AdapterDoc)), now)
     removed = BlobStore(data_dir).sweep(live, now=now)
     _sweep_packed(packed_dir, live, layout, now)
     return removed

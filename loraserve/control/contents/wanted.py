@@ -3,11 +3,10 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import cast
 
 from loraserve.control.documents.adapter_edits import wants
 from loraserve.control.documents.catalog import Catalog
-from loraserve.store.records import AdapterDoc, AnyDocument, Document
+from loraserve.store.records import AdapterDoc, AnyDocument, Document, is_a
 
 
 class WantedContents:
@@ -31,8 +30,8 @@ class WantedContents:
         return self._num_wanting[digest] > 0
 
     def _on_change(self, document: AnyDocument) -> None:
-        if isinstance(document.doc, AdapterDoc):
-            for digest in self._take_in(cast(Document[AdapterDoc], document)):
+        if is_a(document, AdapterDoc):
+            for digest in self._take_in(document):
                 self._on_dropped(digest)
 
     def _take_in(self, document: Document[AdapterDoc]) -> set[str]:

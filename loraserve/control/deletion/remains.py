@@ -5,7 +5,7 @@ from pathlib import Path
 
 from loraserve.store.documents import DocumentStore, log_damage
 from loraserve.store.errors import DamagedFileError
-from loraserve.store.records import DocumentKind, TenantDoc
+from loraserve.store.records import DocumentKind, TenantDoc, is_a
 from loraserve.store.uploads import UploadStore
 
 HELD_KINDS = (DocumentKind.KEY, DocumentKind.ADAPTER)
@@ -56,7 +56,7 @@ class Remains:
         except DamagedFileError as damage:
             log_damage(damage)
             return False
-        return document is not None and isinstance(document.doc, TenantDoc) and document.doc.is_erasing
+        return is_a(document, TenantDoc) and document.doc.is_erasing
 
     def _ids(self, kind: DocumentKind, tenants: set[str]) -> list[str]:
         return [

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from loraserve.control.documents.adapter_edits import RESTORABLE_S
 from loraserve.control.documents.catalog import Catalog
@@ -62,10 +62,10 @@ class Retirement:
             doomed = outlived(((key, gone_since(key, now)) for key in keys), now, KEPT_AT_LEAST_S)
             doomed = [key for key in doomed if not self._authenticator.is_flag(key.id)]
             if len(doomed) < len(keys):
-                await self._retire(cast(list[AnyDocument], doomed))
+                await self._retire(doomed)
             adapters = ((adapter, _deleted_since(adapter)) for adapter in self._catalog.all_adapters())
             doomed_adapters = outlived(adapters, now, RESTORABLE_S + KEPT_AT_LEAST_S)
-            await self._retire(cast(list[AnyDocument], doomed_adapters))
+            await self._retire(doomed_adapters)
         except LiveUnavailableError as error:
             logger.warning("retiring old documents is postponed: %s", error)
 
@@ -79,7 +79,7 @@ class Retirement:
         live_now = await self._live.connection.server_time_ms() / 1000
         return min(self._clock(), live_now, max(changed_at, default=0.0) + KEEP_S)
 
-    async def _retire(self, documents: list[AnyDocument]) -> None:
+    async def _retire(self, documents: Sequence[AnyDocument]) -> None:
         for at in range(0, len(documents), RETIRED_AT_ONCE):
             some = documents[at : at + RETIRED_AT_ONCE]
             kind = some[0].kind

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
 
 from loraserve.control.documents.disk_lag import DiskLag
 from loraserve.control.documents.index import DocumentIndex
@@ -14,7 +13,7 @@ from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.store.documents import UNSETTLED_NS, DocumentStore, ScanMark, revision_of
 from loraserve.store.errors import DamagedFileError
-from loraserve.store.records import AnyDocument, Document, DocumentKind, DocumentRef, KeyDoc
+from loraserve.store.records import AnyDocument, Document, DocumentKind, DocumentRef, KeyDoc, is_a
 
 RECONCILE_EVERY_S = 60.0
 FOLLOW_WAIT_S = 1.0
@@ -210,8 +209,8 @@ class Catalog(DocumentIndex):
                 self.put_later(document)
             await self._forget_retired(kind)
             if kind is DocumentKind.KEY and self._marks[kind].damaged_revs:
-                for key in cast(list[Document[KeyDoc]], self.all(kind)):
-                    if self._marks[kind].has_newer(key):
+                for key in self.all(kind):
+                    if is_a(key, KeyDoc) and self._marks[kind].has_newer(key):
                         self._withdraw(key)
         if has_key_files:
             self._note_keys()
@@ -347,8 +346,8 @@ class Catalog(DocumentIndex):
         except DamagedFileError as damage:
             logger.error("%s", damage)
             known = self.get(kind, document_id)
-            if kind is DocumentKind.KEY and known is not None and revision_of(damage) > known.rev:
-                self._withdraw(cast(Document[KeyDoc], known))
+            if is_a(known, KeyDoc) and revision_of(damage) > known.rev:
+                self._withdraw(known)
             return None
 
     def _withdraw(self, key: Document[KeyDoc]) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar, cast
 
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.unavailable import not_newest, redis_required
@@ -18,12 +17,10 @@ from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.documents import DocumentStore
 from loraserve.store.errors import RevisionTakenError
-from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, DocumentRef, KeyDoc, TenantDoc
+from loraserve.store.records import AdapterDoc, D, Document, DocumentKind, DocumentRef, KeyDoc, TenantDoc, is_a
 
 MAX_TRIES = 8
 """Per edit, against others that commit the same document at the same time."""
-
-D = TypeVar("D", TenantDoc, KeyDoc, AdapterDoc)
 
 KIND_OF: dict[type, DocumentKind] = {
     TenantDoc: DocumentKind.TENANT,
@@ -93,13 +90,13 @@ class Declarations:
         async with turn:
             for _ in range(MAX_TRIES):
                 found = await asyncio.to_thread(self._documents.get, KIND_OF[kind], document_id)
-                current = cast(Document[D] | None, found)
+                current = found if is_a(found, kind) else None
                 _check_precondition(current, expected_rev)
                 doc = change(current)
                 if current is not None:
                     await self._require_newest(ref)
                 if current is not None and doc == current.doc:
-                    await self._put_in_redis(cast(AnyDocument, current))
+                    await self._put_in_redis(current)
                     return current
                 rev = await asyncio.to_thread(self._next_rev, KIND_OF[kind], current)
                 document = Document(
@@ -114,10 +111,10 @@ class Declarations:
                     doc=doc,
                 )
                 try:
-                    await asyncio.to_thread(self._documents.commit, cast(AnyDocument, document))
+                    await asyncio.to_thread(self._documents.commit, document)
                 except RevisionTakenError:
                     continue
-                await self._put_in_redis(cast(AnyDocument, document))
+                await self._put_in_redis(document)
                 return document
         message = f"'{document_id}' kept changing; gave up after {MAX_TRIES} tries. Try again."
         raise ServingError(ErrorCode.CONFLICT, message)
@@ -137,7 +134,7 @@ class Declarations:
         if self._catalog.is_behind(ref):
             raise not_newest(f"'{ref[1]}'")
 
-    async def _put_in_redis(self, document: AnyDocument) -> None:
+    async def _put_in_redis(self, document: Document[D]) -> None:
         """NOTE: never fails. What is on disk counts, and some of it cannot be repeated: a secret is shown once."""
         try:
             await self._live.documents.put(document)

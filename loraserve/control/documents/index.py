@@ -5,11 +5,10 @@ so include it, for restoring, erasing and billing.
 """
 
 from collections.abc import Callable, Iterable
-from typing import cast
 
 from msgspec.structs import replace
 
-from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc, adapter_id
+from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc, adapter_id, is_a
 
 Listener = Callable[[AnyDocument], None]
 
@@ -19,6 +18,7 @@ class DocumentIndex:
 
     def __init__(self) -> None:
         self._newest: dict[DocumentKind, dict[str, AnyDocument]] = {kind: {} for kind in DocumentKind}
+        self._tenants: dict[str, Document[TenantDoc]] = {}
         self._adapters: dict[str, dict[str, Document[AdapterDoc]]] = {}
         self._keys: dict[str, dict[str, Document[KeyDoc]]] = {}
         """By tenant, which never changes for a key, and id."""
@@ -38,7 +38,7 @@ class DocumentIndex:
 
     def known_tenant(self, tenant: str) -> Document[TenantDoc] | None:
         """Includes deleted ones."""
-        return cast(Document[TenantDoc] | None, self._newest[DocumentKind.TENANT].get(tenant))
+        return self._tenants.get(tenant)
 
     def is_deleted(self, tenant: str) -> bool:
         """Whether it was deleted, restorable or not."""
@@ -52,8 +52,8 @@ class DocumentIndex:
         return tenant is not None and tenant.doc.is_erasing
 
     def key(self, key_id: str) -> Document[KeyDoc] | None:
-        document = cast(Document[KeyDoc] | None, self._newest[DocumentKind.KEY].get(key_id))
-        return None if document is None or self.is_deleted(document.doc.tenant) else document
+        document = self._newest[DocumentKind.KEY].get(key_id)
+        return document if is_a(document, KeyDoc) and not self.is_deleted(document.doc.tenant) else None
 
     def adapter(self, tenant: str, name: str) -> Document[AdapterDoc] | None:
         """Deleted ones too."""
@@ -64,7 +64,7 @@ class DocumentIndex:
 
     def known_tenants(self) -> list[Document[TenantDoc]]:
         """Deleted ones too."""
-        return [cast(Document[TenantDoc], document) for document in self._newest[DocumentKind.TENANT].values()]
+        return [*self._tenants.values()]
 
     def all_keys(self) -> list[Document[KeyDoc]]:
         """Revoked ones too."""
@@ -113,15 +113,14 @@ class DocumentIndex:
         was_deleted = self.is_deleted(document.id)
         self._newest[document.kind][document.id] = document
         changed: list[AnyDocument] = [document]
-        if isinstance(document.doc, AdapterDoc):
-            adapter = cast(Document[AdapterDoc], document)
-            self._adapters.setdefault(adapter.doc.tenant, {})[adapter.doc.name] = adapter
-        elif isinstance(document.doc, KeyDoc):
-            key = cast(Document[KeyDoc], document)
-            self._keys.setdefault(key.doc.tenant, {})[key.id] = key
-        elif isinstance(document.doc, TenantDoc):
+        if is_a(document, AdapterDoc):
+            self._adapters.setdefault(document.doc.tenant, {})[document.doc.name] = document
+        elif is_a(document, KeyDoc):
+            self._keys.setdefault(document.doc.tenant, {})[document.id] = document
+        elif is_a(document, TenantDoc):
+            self._tenants[document.id] = document
             if was_deleted != self.is_deleted(document.id):
-                changed += [cast(AnyDocument, adapter) for adapter in self.held_adapters(document.id)]
+                changed += self.held_adapters(document.id)
             if document.doc.is_erasing:
                 self._drop(document.id)
         self._notify(changed)
@@ -145,7 +144,7 @@ class DocumentIndex:
         if isinstance(doc, AdapterDoc):
             del self._adapters[doc.tenant][doc.name]
             nothing = AdapterDoc(tenant=doc.tenant, name=doc.name, created_at=doc.created_at, deleted_at=document.at)
-            self._notify([replace(cast(Document[AdapterDoc], document), doc=nothing, deleted=True)])
+            self._notify([replace(document, doc=nothing, deleted=True)])
         else:
             del self._keys[doc.tenant][document.id]
             self._notify([document])
