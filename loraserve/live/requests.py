@@ -1,6 +1,6 @@
 """How requests ended: one final state each, and the latest requests of each tenant."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -55,6 +55,14 @@ class LiveRequests:
             return None
         request = self._decoder.decode(body)
         return request if (request.tenant, request.request_id) == (tenant, request_id) else None
+
+    async def have_ended(self, request_ids: Sequence[str]) -> set[str]:
+        """Those of them that ended within the last hour. Raises LiveUnavailableError."""
+        if not request_ids:
+            return set()
+        commands = [["EXISTS", self._names.request(request_id)] for request_id in request_ids]
+        replies = await self._connection.call_many(commands)
+        return {request_id for request_id, exists in zip(request_ids, replies, strict=True) if exists}
 
     async def recent(self, tenant: str, limit: int, before: str | None = None) -> list[RecentRequest]:
         """Newest first. Raises LiveUnavailableError."""

@@ -162,13 +162,21 @@ class Snapshots:
         ]
 
     async def requests(self) -> dict[str, list[RequestRecord]]:
-        """Of each process, as `own_requests`; of others, up to a second old. Raises `LiveUnavailableError`."""
+        """Of each process, as `own_requests`; of others, up to a second old. Raises `LiveUnavailableError`.
+
+        Of a process that stopped reporting: what it ran, until Redis knows how that ended. If it was killed, that is
+        when its requests count as lost.
+        """
         alive = {snapshot.owner for snapshot in await self._live.snapshots.all(SnapshotKind.PROCESS)}
         found = {
             snapshot.owner: self._running_decoder.decode(snapshot.body).requests
             for snapshot in await self._live.snapshots.all(SnapshotKind.REQUESTS)
-            if snapshot.owner in alive
         }
+        silent = found.keys() - alive - {self._process}
+        silent_ids = [record.id for process in silent for record in found[process]]
+        ended = await self._live.requests.have_ended(silent_ids)
+        for process in silent:
+            found[process] = [record for record in found[process] if record.id not in ended]
         return {**found, self._process: self.own_requests()}
 
     async def last_requests(self, process: str) -> list[RequestRecord]:

@@ -5,7 +5,7 @@ import pytest
 
 from loraserve.control.requests.lost import LostRequests
 from loraserve.control.requests.running import Progress, Route, RouteInfo
-from loraserve.control.requests.service import RequestService
+from loraserve.control.requests.service import RequestQuery, RequestService
 from loraserve.control.requests.snapshot_records import RequestState
 from loraserve.live import leases
 from loraserve.live.snapshots import SnapshotKind
@@ -60,6 +60,25 @@ def test_requests_of_a_dead_process_end_as_lost_once(valkey: Valkey, tmp_path: P
                 assert (record.num_prompt_tokens, record.num_output_tokens) == (5, 2)
             assert await num_in_flight(node.live, "acme") == 0
             assert node.usage_lines() == []
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_dead_process_requests_are_known_until_they_are_lost(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            request_id = await killed(node, tell=True)
+            survivor = snapshots_of(node, "survivor", "engine-1")
+            requests = RequestService(node.catalog, node.live, survivor)
+            assert (await requests.get(OPERATOR, request_id)).state is RequestState.RUNNING
+            assert [record.id for record in (await requests.list(OPERATOR, RequestQuery())).items] == [request_id]
+            assert await LostRequests(node.live, survivor).sweep() == 1
+            assert (await requests.get(OPERATOR, request_id)).state is RequestState.LOST
+            page = await requests.list(OPERATOR, RequestQuery())
+            assert [(record.id, record.state) for record in page.items] == [(request_id, RequestState.LOST)]
+            running = RequestQuery(state=RequestState.RUNNING)
+            assert (await requests.list(OPERATOR, running)).items == []
 
     run(scenario)
 
