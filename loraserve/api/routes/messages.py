@@ -113,7 +113,7 @@ async def _answer(request: Request, context: AppContext, path_adapter: str | Non
 
 async def _count(request: Request, context: AppContext, path_adapter: str | None) -> TokenCount:
     body = await decode_body(request, COUNT_DECODER, refuse_kinds)
-    target = await context.control.resolver.resolve(principal_of(request), body.model, path_adapter=path_adapter)
+    target = await context.control.resolver.resolve_newest(principal_of(request), body.model, path_adapter=path_adapter)
     conversation = counted_conversation(body, context.runtime.settings)
     return TokenCount(len(await prompt_tokens(context, body, conversation, target.adapter)))
 

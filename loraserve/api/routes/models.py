@@ -47,7 +47,7 @@ async def list_models(request: Request, context: NamedDependency[AppContext]) ->
 async def get_model(request: Request, context: NamedDependency[AppContext], model_id: FromPath[str]) -> ModelCard:
     """One model. Names of the base model may contain slashes; an adapter's name may include a version or an alias."""
     name = _requested_name(request, context)
-    target = await context.control.resolver.resolve(principal_of(request), name)
+    target = await context.control.resolver.resolve_newest(principal_of(request), name)
     if target.adapter is None:
         return _base_card(context, name)
     for base_name in context.runtime.settings.served_model_names:
@@ -71,7 +71,7 @@ async def get_adapter_model(
     """The adapter that this base URL serves; any other model gives 404."""
     name = _requested_name(request, context)
     resolved = await _in_path(request, context, adapter)
-    target = await context.control.resolver.resolve(principal_of(request), name)
+    target = await context.control.resolver.resolve_newest(principal_of(request), name)
     if target.adapter is None or target.adapter.digest != resolved.digest:
         raise model_not_found(name)
     return _adapter_card(context, adapter, resolved)
@@ -86,7 +86,7 @@ def _requested_name(request: Request, context: AppContext) -> str:
 
 
 async def _in_path(request: Request, context: AppContext, adapter: str) -> ResolvedAdapter:
-    target = await context.control.resolver.resolve(principal_of(request), None, path_adapter=adapter)
+    target = await context.control.resolver.resolve_newest(principal_of(request), None, path_adapter=adapter)
     if target.adapter is None:
         raise model_not_found(adapter)
     return target.adapter

@@ -66,7 +66,7 @@ async def _adapter(request: Request, context: AppContext, model: str | None) -> 
     """Only chats depend on it, through its chat template. It may be absent, but not unknown."""
     if model is None:
         return None
-    return (await context.control.resolver.resolve(principal_of(request), model)).adapter
+    return (await context.control.resolver.resolve_newest(principal_of(request), model)).adapter
 
 
 async def _token_ids(context: AppContext, body: TokenizeRequest, adapter: ResolvedAdapter | None) -> list[int]:

@@ -105,6 +105,18 @@ class Resolver:
             raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="model")
         return Target(model, await self._bind(principal, model, user), user, model)
 
+    async def resolve_newest(
+        self, principal: Principal, model: str | None, *, path_adapter: str | None = None
+    ) -> Target:
+        """As `resolve`, including whatever any server committed before this call: for answers that do not depend on an
+        admission, which would notice that the adapter has changed."""
+        for name in filter(None, (model, path_adapter)):
+            ref = parse_model_ref(name, self._served_names)
+            if isinstance(ref, AdapterRef):
+                for tenant in (principal.acting_tenant, SHARED_TENANT):
+                    await self._catalog.reread(DocumentKind.ADAPTER, adapter_id(tenant, ref.name))
+        return await self.resolve(principal, model, path_adapter=path_adapter)
+
     async def resolve_again(self, principal: Principal, target: Target) -> Target:
         """Resolve the same request again, as of now. Raises `ServingError`."""
         return await self.resolve(principal, target.model, path_adapter=target.path_adapter, user=target.user)

@@ -147,6 +147,32 @@ def test_an_adapter_published_on_another_server_is_found_here_at_once(valkey: Va
     run(scenario)
 
 
+def test_the_newest_of_an_adapter_is_resolved_by_a_server_that_has_not_heard_of_it(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with running_node(data_dir, valkey.url) as one:
+            await with_tenants(one)
+            await one.publish("sql", "one")
+            async with running_node(data_dir, valkey.url, follow=False) as deaf:
+                await one.publish("sql", "two")
+                assert await version_of(deaf, "sql") == ("acme", 1)
+                target = await deaf.resolver.resolve_newest(ACME, None, path_adapter="sql")
+                assert target.adapter is not None
+                assert target.adapter.version == 2
+                await one.aliases.rollback(ACME, "r", "sql")
+                target = await deaf.resolver.resolve_newest(ACME, "sql")
+                assert target.adapter is not None
+                assert target.adapter.version == 1
+                await one.adapters.delete(ACME, "r", "sql", drain_s=0)
+                with pytest.raises(ServingError) as refused:
+                    await deaf.resolver.resolve_newest(ACME, "sql")
+                assert refused.value.code is ErrorCode.MODEL_NOT_FOUND
+
+    run(scenario)
+
+
 def test_a_canary_keeps_its_users_while_its_weight_grows(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
