@@ -73,7 +73,8 @@ class Guard:
     async def _confirmed(self, handler: BaseRouteHandler, principal: Principal) -> Principal:
         if handler.opt.get(UNCONFIRMED):
             return principal
-        if handler.opt.get(ADMITTED):
+        # NOTE: admission never sees a caller that is refused here, so its role must be the newest.
+        if handler.opt.get(ADMITTED) and principal.can(handler.opt[ACTION]):
             return await self._authenticator.confirm_if_behind(principal)
         return await self._authenticator.confirm(principal)
 

@@ -142,7 +142,7 @@ class Resolver:
         if isinstance(ref, BaseRef):
             return None
         shown = model[:MAX_SHOWN_CHARACTERS]
-        if ref is None or not principal.may_use(ref.name):
+        if ref is None or not await self._may_use(principal, ref.name):
             raise model_not_found(shown)
         try:
             return self._bind_known(principal, ref, shown, user)
@@ -151,6 +151,14 @@ class Resolver:
             for tenant in (principal.acting_tenant, SHARED_TENANT):
                 await self._catalog.try_refresh(DocumentKind.ADAPTER, adapter_id(tenant, ref.name))
             return self._bind_known(principal, ref, shown, user)
+
+    async def _may_use(self, principal: Principal, name: str) -> bool:
+        """Also by a revision of its key that is newer than the principal, which admission will notice."""
+        if principal.may_use(name) or principal.key_id is None:
+            return principal.may_use(name)
+        await self._catalog.try_refresh(DocumentKind.KEY, principal.key_id)
+        key = self._catalog.key(principal.key_id)
+        return key is not None and (key.doc.adapters is None or name in key.doc.adapters)
 
     def _bind_known(self, principal: Principal, ref: AdapterRef, shown: str, user: str) -> ResolvedAdapter:
         document = self._find_known(principal, ref.name)

@@ -232,6 +232,29 @@ def test_a_server_that_has_not_heard_of_a_restriction_enforces_it(valkey: Valkey
     run(scenario)
 
 
+@pytest.mark.parametrize("given", [["sql"], None])
+def test_a_server_that_has_not_heard_that_a_key_may_use_an_adapter_admits_it(
+    valkey: Valkey, tmp_path: Path, given: list[str] | None
+) -> None:
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with running_node(data_dir, valkey.url) as one:
+            await with_tenants(one)
+            await one.publish("sql", "one")
+            issued = await one.keys.create(ACME, "r", role=Role.INFER, adapters=["other"])
+            async with running_node(data_dir, valkey.url, follow=False) as deaf:
+                principal = await deaf.authenticator.authenticate(issued.text)
+                with pytest.raises(ServingError) as refused:
+                    await deaf.admit(principal, "sql")
+                assert refused.value.code is ErrorCode.MODEL_NOT_FOUND
+                await one.keys.patch(ACME, "r", issued.document.id, KeyPatch(adapters=given))
+                admitted = await deaf.admit(principal, "sql")
+                assert admitted.principal.may_use("sql")
+                assert admitted.target.adapter is not None
+
+    run(scenario)
+
+
 def test_a_cancelled_admission_leaves_no_lease(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
