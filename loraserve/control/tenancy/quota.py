@@ -18,7 +18,7 @@ from loraserve.control.unavailable import RETRY_AFTER_S, redis_required
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.store.records import AdapterDoc, Limits
+from loraserve.store.records import AdapterDoc, DocumentKind, Limits
 from loraserve.store.upload_session import UploadSession
 
 WAIT_S = 30.0
@@ -55,7 +55,8 @@ class Quota:
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncGenerator[None]:
-        """One holder at a time per tenant, across all servers. Knows earlier holders' commits if the tenant has limits.
+        """One holder at a time per tenant, across all servers. Knows the tenant's newest limits and, if it has any,
+        earlier holders' commits.
 
         Enter it before `check` and leave it when what was checked is committed: then no two commits use the same room.
         Raises `ServingError`: 503 if Redis is gone or other servers keep the turn too long.
@@ -65,6 +66,7 @@ class Quota:
             with redis_required():
                 await self._take_lease(tenant, token)
             try:
+                await self._catalog.reread(DocumentKind.TENANT, tenant)
                 if self._is_limited(tenant):
                     await self._catalog.catch_up()
                 yield

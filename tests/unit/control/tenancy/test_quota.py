@@ -9,7 +9,7 @@ from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import SWEPT_WITHIN_S
-from loraserve.store.records import Limits
+from loraserve.store.records import Limits, Role
 from loraserve.store.upload_session import KeptContent, UploadFile, UploadSession, UploadState
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, Node, content, eventually, run, running_node, two_nodes, with_tenants
@@ -55,6 +55,22 @@ def test_publishing_on_two_servers_at_once_never_exceeds_the_byte_quota(valkey: 
             await one.catalog.catch_up()
             assert one.tenants.holdings("acme").adapter_bytes == 300, outcomes
             assert lease_of(valkey) == NOBODY
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("principal", [ACME, Principal("k", Role.ADMIN, "acme", "acme")])
+def test_a_server_that_has_not_heard_of_a_limit_enforces_it(
+    valkey: Valkey, tmp_path: Path, principal: Principal
+) -> None:
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, deaf):
+            await deaf.catalog.catch_up()
+            assert await publish(one, "first", "a") is None
+            await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapters=1)))
+            assert await publish(deaf, "second", "b", principal) is ErrorCode.INSUFFICIENT_QUOTA
+            await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapters=2)))
+            assert await publish(deaf, "second", "b", principal) is None
 
     run(scenario)
 
