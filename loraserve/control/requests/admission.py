@@ -83,6 +83,8 @@ class Admission:
         self._steady = steady
         self.totals = RequestTotals()
         self._settlements = Settlements(live.admission)
+        self._ending: dict[str, EndedRequest] = {}
+        """By request id: those that no longer run and are not settled yet."""
         self._undoing = Tasks()
 
     async def admit(
@@ -140,17 +142,21 @@ class Admission:
         adapter = admitted.target.adapter
         key = None if adapter is None else (adapter.tenant, adapter.name)
         self.totals.count(admitted.lease.tenant, key, outcome, now)
-        reserved_tokens = admitted.reserved_tokens
+        call = ended(admitted, outcome, now, duration_ms, admitted.reserved_tokens)
         if admitted.is_local:
-            self._local.give_back(admitted, reserved_tokens - used_tokens(outcome))
-            # Redis may have admitted it too and taken tokens from its buckets, though its answer did not arrive.
-            if not await self._live.leases.drop(admitted.request_id):
-                reserved_tokens = 0
-        await self._settlements.settle(ended(admitted, outcome, now, duration_ms, reserved_tokens))
+            self._local.give_back(admitted, admitted.reserved_tokens - used_tokens(outcome))
+            self._ending[admitted.request_id] = call.request
+            try:
+                # Redis may have admitted it too and taken tokens from its buckets, though its answer did not arrive.
+                if not await self._live.leases.drop(admitted.request_id):
+                    call = ended(admitted, outcome, now, duration_ms, 0)
+            finally:
+                del self._ending[admitted.request_id]
+        await self._settlements.settle(call)
 
     def unsettled(self) -> list[EndedRequest]:
         """Requests that have ended here, though Redis may not know it yet."""
-        return self._settlements.unsettled()
+        return [*self._ending.values(), *self._settlements.unsettled()]
 
     async def settle_again(self) -> None:
         """Settle what ended while Redis was gone. Call periodically."""

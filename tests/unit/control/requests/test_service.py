@@ -16,6 +16,7 @@ from loraserve.store.records import ANY_TENANT, Role
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.monitoring.test_live_views import snapshots_of
 from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, run, running_node, two_nodes, with_tenants
+from tests.unit.control.requests.test_settlements import blip
 
 __all__ = ["valkey"]
 
@@ -209,6 +210,39 @@ def test_a_request_is_known_on_every_server_while_its_end_is_reported_to_redis(
                 assert (await requests.get(OPERATOR, admitted.request_id)).state is RequestState.STOP
                 page = await requests.list(OPERATOR, RequestQuery())
                 assert [record.id for record in page.items] == [admitted.request_id]
+
+    run(scenario)
+
+
+def test_a_request_that_ran_in_an_outage_is_known_while_its_lease_is_being_renewed(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await ended(node, ACME)  # Redis confirms the documents
+            with blip(node.live):
+                admitted = await node.admit(ACME)
+            assert admitted.is_local
+            renewing, may_renew = asyncio.Event(), asyncio.Event()
+            server_time_ms = node.live.connection.server_time_ms
+
+            async def answer_slowly() -> int:
+                renewing.set()
+                await may_renew.wait()
+                return await server_time_ms()
+
+            monkeypatch.setattr(node.live.connection, "server_time_ms", answer_slowly)
+            renewal = asyncio.create_task(node.live.leases.renew())
+            await renewing.wait()
+            finishing = asyncio.create_task(node.admission.finish(admitted, DONE))
+            await asyncio.sleep(0)
+            requests = service(node)
+            assert (await requests.get(OPERATOR, admitted.request_id)).state is RequestState.STOP
+            may_renew.set()
+            await asyncio.gather(renewal, finishing)
+            assert node.admission.unsettled() == []
+            assert (await requests.get(OPERATOR, admitted.request_id)).state is RequestState.STOP
 
     run(scenario)
 
