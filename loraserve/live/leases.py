@@ -104,6 +104,10 @@ class LiveLeases:
                 if num_added == 0:
                     self._put_by_renewal.discard(lease.request_id)
 
+    async def is_in_flight(self, tenant: str, request_id: str) -> bool:
+        """Whether a server runs it, or did until a few seconds ago. Raises LiveUnavailableError."""
+        return await self._connection.call("ZSCORE", self._names.tenant_leases(tenant), request_id) is not None
+
     async def lapsed(self, limit: int = 100) -> list[Lease]:
         """Requests whose process is gone; finish them as lost. Empty in the first 15 s after Redis became reachable.
 

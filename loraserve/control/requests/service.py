@@ -1,5 +1,6 @@
 """Lists, looks up and ends requests, whichever server they run on."""
 
+import asyncio
 import re
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.records import ANY_TENANT
 
 SCANNED_AT_ONCE = 250
+REPORT_TRIES = 10
+REPORT_TRY_EVERY_S = 0.2
+"""Servers report what they run once a second; a slow one may take longer."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 RUNNING_CURSOR = re.compile(r"run:(?P<at>[0-9]{1,19}(?:\.[0-9]{1,19})?):(?P<id>.{1,128})")
 ENDED_CURSOR = re.compile(r"end:(?P<position>(?!0+-0+:)[0-9]{1,19}-[0-9]{1,19}):(?P<tenant>.{1,128})")
@@ -147,12 +151,19 @@ class RequestService:
             return None
         tenant = principal.acting_tenant
         with redis_required():
-            for record in await self._running([tenant]):
-                if record.id == request_id:
-                    return record
-            ended = await self._live.requests.ended(tenant, request_id)
-            if ended is not None:
-                return record_of_ended(ended)
+            for _ in range(REPORT_TRIES):
+                # NOTE: before the search, so that a request that ends meanwhile is found as ended.
+                is_in_flight = await self._live.leases.is_in_flight(tenant, request_id)
+                for record in await self._running([tenant]):
+                    if record.id == request_id:
+                        return record
+                ended = await self._live.requests.ended(tenant, request_id)
+                if ended is not None:
+                    return record_of_ended(ended)
+                if not is_in_flight:
+                    break
+                # Its client knows its id already, but the server that runs it has not reported it yet.
+                await asyncio.sleep(REPORT_TRY_EVERY_S)
             return await self._find_older(tenant, request_id)
 
     async def _find_older(self, tenant: str, request_id: str) -> RequestRecord | None:

@@ -214,6 +214,29 @@ def test_a_request_is_known_on_every_server_while_its_end_is_reported_to_redis(
     run(scenario)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_request_is_known_and_can_be_ended_on_another_server_before_its_own_has_reported_it(
+    valkey: Valkey, tmp_path: Path, ends: bool
+) -> None:
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url) as (node, other):
+            admitted = await node.admit(ACME)
+            requests = service_on(other)
+            getting = asyncio.create_task(requests.get(OPERATOR, admitted.request_id))
+            ending = asyncio.create_task(requests.abort(OPERATOR, admitted.request_id))
+            await asyncio.sleep(0.05)
+            if ends:
+                await node.admission.finish(admitted, DONE)
+            else:
+                await node.snapshots.publish()
+            assert (await getting).state is (RequestState.STOP if ends else RequestState.RUNNING)
+            await ending
+            await node.snapshots.publish()
+            assert (admitted.running.ended_with is None) == ends
+
+    run(scenario)
+
+
 def test_a_request_that_ran_in_an_outage_is_known_while_its_lease_is_being_renewed(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
