@@ -22,11 +22,10 @@ from schemathesis.specs.openapi.checks import (
 
 from loraserve.api.app import openapi_document
 from tests.support.management import add_adapter, client, fake_adapter, new_key, offline_admin_key
-from tests.support.server_process import ServerProcess, serve_fake, stop
+from tests.support.server_process import WAIT_S, ServerProcess, serve_fake, stop
 
 EXAMPLES = 20
 """Per operation."""
-WAIT_S = 20.0
 MOST_TOKENS = 4
 OPERATIONS = [
     found.ok()

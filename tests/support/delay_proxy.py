@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+WAIT_S = 30.0
+
 
 @dataclass(slots=True)
 class DelayProxy:
@@ -26,7 +28,7 @@ class DelayProxy:
 
     async def until_held(self, count: int = 1) -> None:
         """Wait until this many replies of Redis are held back."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             while self.num_held < count:
                 await asyncio.sleep(0.001)
 
@@ -85,10 +87,10 @@ def proxy_of_a_thread(folder: Path, target: Path) -> Iterator[DelayProxy]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert is_ready.wait(10)
+    assert is_ready.wait(WAIT_S)
     proxy, loop, is_over = started[0]
     try:
         yield proxy
     finally:
         loop.call_soon_threadsafe(is_over.set)
-        thread.join(10)
+        thread.join(WAIT_S)

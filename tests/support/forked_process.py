@@ -13,7 +13,7 @@ from typing import TextIO
 
 from loraserve.control.ingest.fork_server import RECEIVED
 
-END_S = 10.0
+END_S = 30.0
 
 
 @dataclass(slots=True)

@@ -170,11 +170,11 @@ def _serving(
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(WAIT_S)
     server, live = servers[0]
     try:
         yield live
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(WAIT_S)
         listener.close()

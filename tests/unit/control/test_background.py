@@ -22,7 +22,7 @@ def test_work_that_swallows_one_cancellation_is_cancelled_again(monkeypatch: pyt
         work.run("stubborn", stubborn)
         work.run("usual", lambda: asyncio.sleep(600))
         await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await work.stop()
 
     asyncio.run(run())
@@ -60,7 +60,7 @@ def test_cancelled_tasks_are_over_after_waiting() -> None:
         tasks = Tasks()
         tasks.start(asyncio.sleep(600))
         tasks.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await tasks.wait()
 
     asyncio.run(run())

@@ -165,7 +165,7 @@ def num_counted(runtime: Runtime) -> list[float]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0)
 

@@ -26,7 +26,7 @@ async def until_measured(metrics: ServerMetrics) -> None:
 def test_disk_metrics_of_the_data_directory_appear_once_they_were_measured(tmp_path: Path) -> None:
     metrics = ServerMetrics(tmp_path, Outage(), UsageWriter(UsageLog(tmp_path, "p1")))
     assert scraped(metrics) == {"loraserve_redis_up": 1, "loraserve_redis_full": 0, "loraserve_usage_lines_waiting": 0}
-    asyncio.run(asyncio.wait_for(until_measured(metrics), 10))
+    asyncio.run(asyncio.wait_for(until_measured(metrics), 30))
     told = scraped(metrics)
     assert 0 < told["loraserve_data_free_bytes"] < told["loraserve_data_size_bytes"]
 
@@ -46,7 +46,7 @@ def test_disk_metrics_disappear_with_the_data_directory(tmp_path: Path, monkeypa
             await asyncio.sleep(0.001)
         running.cancel()
 
-    asyncio.run(asyncio.wait_for(take_away(), 10))
+    asyncio.run(asyncio.wait_for(take_away(), 30))
 
 
 def test_metrics_show_the_beginning_and_the_end_of_an_outage(tmp_path: Path) -> None:
