@@ -15,7 +15,7 @@ from tests.unit.adapters.folders import config_of, lora_key
 
 MODEL_DIR = Path(loraserve.demo.__file__).parent / "model"
 RANK = 320
-UPLOAD_MS = 120_000
+UPLOAD_MS = 240_000
 LAYERS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_SIZE = 12, 768, 2048, 12, 4, 64
 
 

@@ -21,14 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.forked_process import ForkedProcess, ProcessForks
 
-START_S = 120.0
-"""The first start may compile kernels."""
+START_S = 240.0
+"""The first start may compile kernels, on a busy machine."""
 WAIT_S = 60.0
 POLL_S = 0.02
 ENGINES = (".engine_process", "/fake_engine.py")
 """Endings of the word in a command line that identifies an engine's process."""
 PYTHON = (sys.executable, "-P")
-SERVE_FAKE = Path(__file__).with_name("serve_fake.py")
+SERVE_FAKE, SERVE_PATIENT = (Path(__file__).with_name(f"serve_{name}.py") for name in ("fake", "patient"))
 
 
 def command(*args: str) -> list[str]:
@@ -119,7 +119,8 @@ def serve(data_dir: Path, *args: str, variables: Mapping[str, str] | None = None
     """A server that is ready. Kills it on exit unless it has ended by then. variables: added to its environment."""
     share_kernels(data_dir / "kernels")
     options = ("--port", "0", "--num-threads", "1", "--no-certificates", "--data-dir", str(data_dir))
-    with _running(_started(command("serve", *options, *args), environment() | (variables or {}))) as server:
+    words = [*PYTHON, str(SERVE_PATIENT), *options, *args]
+    with _running(_started(words, environment() | (variables or {}))) as server:
         yield server
 
 
