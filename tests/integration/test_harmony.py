@@ -74,32 +74,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(params=[1, 1000])
-def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Sets the model's answer and the token that ends it. The fixture's parameter is the number of tokens per step."""
-
-    def say(text: str, end: int = 1) -> None:
-        token_ids = [*TOKENIZER.encode(text, add_special_tokens=False).ids, end]
-        server.engine.reply = lambda asked, index: token_ids
-
-    usual = server.engine.reply
-    server.engine.tokens_per_step = request.param
-    yield say
-    server.engine.reply, server.engine.tokens_per_step = usual, 1
-
-
 def prompt_of(server: LiveServer) -> str:
     return TOKENIZER.decode(server.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
 

@@ -41,12 +41,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def client(server: LiveServer) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key="anything", max_retries=0) as client:
         yield client
@@ -57,19 +51,6 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     settings = make_settings(tmp_path_factory.mktemp("locked"))
     with live_server(FakeEngine(), settings, flag_keys=(KEY, OTHER)) as server:
         yield server
-
-
-@pytest.fixture(params=[1, 3, 1000])
-def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Sets the model's answer. The fixture's parameter is the number of tokens per step."""
-
-    def say(text: str, *, ended: bool = True) -> None:
-        server.engine.reply = says(*tokens_of(text), *[1] * ended)
-
-    usual = server.engine.reply
-    server.engine.tokens_per_step = request.param
-    yield say
-    server.engine.reply, server.engine.tokens_per_step = usual, 1
 
 
 def whole(http: httpx.Client, **fields: Any) -> dict[str, Any]:

@@ -53,18 +53,6 @@ def server(module_stack: ExitStack, tmp_path_factory: pytest.TempPathFactory) ->
     return module_stack.enter_context(live_server(says(TEXT), served, ("sql", "shout")))
 
 
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
-        yield client
-
-
 def events(body: str) -> list[Any]:
     """The data of an SSE body; checks for [DONE] and leaves it out."""
     blocks = [block for block in body.split("\n\n") if block and not block.startswith(":")]
@@ -960,7 +948,7 @@ class TestFailures:
                 assert httpx.get(f"{server.url}/health").status_code == 200
                 rest = list(lines)
             assert "data: [DONE]" in rest
-            assert server.run(server.runtime.lifecycle.wait_idle(5))
+            assert server.run(server.runtime.lifecycle.wait_idle(30))
 
     def test_ready_needs_progress_when_there_is_work(self, tmp_path: Path) -> None:
         engine = says(TEXT)

@@ -27,18 +27,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
-        yield client
-
-
 def ask(http: httpx.Client, prediction: object, **fields: object) -> httpx.Response:
     body = {"model": "tiny", "messages": USER, "prediction": prediction, **fields}
     return http.post("/v1/chat/completions", json=body)

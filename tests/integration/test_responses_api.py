@@ -45,31 +45,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(params=[1, 3, 1000])
-def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Sets the model's answer, generated in steps of `request.param` tokens."""
-
-    def say(text: str, *, ended: bool = True) -> None:
-        server.engine.reply = says(*tokens_of(text), *[1] * ended)
-
-    usual = server.engine.reply
-    server.engine.tokens_per_step = request.param
-    yield say
-    server.engine.reply, server.engine.tokens_per_step = usual, 1
-
-
 def whole(http: httpx.Client, **fields: Any) -> dict[str, Any]:
     """The response, validated strictly against the client's types."""
     body = http.post("/v1/responses", json=fields).raise_for_status().json()

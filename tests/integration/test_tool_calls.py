@@ -38,18 +38,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
-        yield client
-
-
 def prompt_of(http: httpx.Client, **fields: Any) -> str:
     """The prompt as /tokenize renders it."""
     tokens = http.post("/tokenize", json={"messages": [USER], **fields}).json()["tokens"]
@@ -137,20 +125,6 @@ CUT_OFF = [
     (REQUIRED_CALL + '}, {"name"', [ARGUMENTS]),
 ]
 """Required calls cut off by `max_tokens`, and the arguments returned for them."""
-
-
-@pytest.fixture(params=[1, 3, 1000])
-def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Sets the model's answers, generated in steps of `request.param` tokens."""
-
-    def say(*texts: str, ended: bool = True) -> None:
-        token_ids = [TOKENIZER.encode(text, add_special_tokens=False).ids + [1] * ended for text in texts]
-        server.engine.reply = lambda asked, index: token_ids[index]
-
-    usual = server.engine.reply
-    server.engine.tokens_per_step = request.param
-    yield say
-    server.engine.reply, server.engine.tokens_per_step = usual, 1
 
 
 def streamed(client: openai.OpenAI, **fields: Any) -> list[ChatCompletion]:
