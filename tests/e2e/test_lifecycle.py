@@ -47,12 +47,14 @@ def streaming(server: ServerProcess, **options: Any) -> Iterator[Iterator[dict[s
 def test_sigterm_finishes_running_requests_and_refuses_new_ones(data_dir: Path) -> None:
     with serve(data_dir) as server, streaming(server, **ENDLESS) as events:
         engine = server.engine()
+        engine.suspend()  # otherwise the stream may end too soon
         server.signal(signal.SIGTERM)
         wait_until(lambda: httpx.get(f"{server.url}/health/ready").status_code == 503, "it says that it is not ready")
         refused = httpx.post(f"{server.url}/v1/completions", json=completion())
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
         assert int(refused.headers["retry-after"]) > 0
         assert httpx.get(f"{server.url}/health").status_code == 200
+        engine.resume()
         *rest, last, done = events
         assert rest
         assert last["choices"][0]["finish_reason"] == "length"
@@ -66,6 +68,7 @@ def test_sigterm_finishes_running_requests_and_refuses_new_ones(data_dir: Path) 
 def test_a_second_sigterm_ends_the_server_at_once(data_dir: Path) -> None:
     with serve(data_dir) as server, streaming(server, **ENDLESS):
         engine = server.engine()
+        engine.suspend()  # otherwise the stream may end too soon
         server.signal(signal.SIGTERM)
         wait_until(lambda: httpx.get(f"{server.url}/health/ready").status_code == 503, "the first one is heard")
         server.signal(signal.SIGTERM)

@@ -49,7 +49,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while is_running(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -187,8 +187,8 @@ def test_sockets_stay_open_until_the_fork_server_has_them(monkeypatch: pytest.Mo
         monkeypatch.setattr(socket, "send_fds", recorded)
         os.kill(server, signal.SIGSTOP)
         running = [asyncio.create_task(jobs.run(b"hang")) for _ in range(3)]
-        await asyncio.sleep(0.05)
-        assert len(sent) == 9
+        while len(sent) < 9:
+            await asyncio.sleep(0.005)
         assert sent <= open_sockets()
         os.kill(server, signal.SIGCONT)
         while sent & open_sockets():

@@ -1,6 +1,5 @@
 """Answers to HTTP/1.0 clients, such as proxies, over a real socket."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ async def answer(port: int, line: str) -> tuple[list[bytes], bytes]:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_an_http_1_0_client_gets_a_stream_without_chunks(method: str) -> None:
     async def client(_app: Any, _http: HttpServer, port: int) -> None:
-        head, body = await asyncio.wait_for(answer(port, f"{method} / HTTP/1.0"), 5.0)
+        head, body = await answer(port, f"{method} / HTTP/1.0")
         assert b"connection: close" in head
         assert not [line for line in head if line.startswith((b"transfer-encoding", b"content-length"))]
         assert body == (b"".join(PIECES) if method == "GET" else b"")
@@ -47,7 +46,7 @@ def test_an_http_1_0_client_gets_a_stream_without_chunks(method: str) -> None:
 
 def test_an_answer_of_known_length_has_a_content_length(caplog: pytest.LogCaptureFixture) -> None:
     async def client(_app: Any, _http: HttpServer, port: int) -> None:
-        head, body = await asyncio.wait_for(answer(port, "GET / HTTP/1.0"), 5.0)
+        head, body = await answer(port, "GET / HTTP/1.0")
         assert (b"content-length: 4" in head, body) == (True, b"done")
 
     against(App, client)
@@ -56,7 +55,7 @@ def test_an_answer_of_known_length_has_a_content_length(caplog: pytest.LogCaptur
 
 def test_an_http_1_1_client_gets_chunks() -> None:
     async def client(_app: Any, _http: HttpServer, port: int) -> None:
-        head, body = await asyncio.wait_for(answer(port, "GET / HTTP/1.1"), 5.0)
+        head, body = await answer(port, "GET / HTTP/1.1")
         assert b"transfer-encoding: chunked" in head
         assert body == b"b\r\ndata: one\n\n\r\nb\r\ndata: two\n\n\r\n0\r\n\r\n"
 

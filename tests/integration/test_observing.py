@@ -172,6 +172,8 @@ class TestLive:
     def test_either_server_reports_both_engines(self, observed: Observed) -> None:
         with client(observed.b, observed.admin.headers["authorization"].removeprefix("Bearer ")) as other:
             for http in (observed.admin, other):
+                # Each server reports to the other once a second.
+                wait_until(lambda http=http: len(http.get("/v1/live").json()["engines"]) == 2, "the other's report")
                 live = http.get("/v1/live").json()
                 assert [engine["id"] for engine in live["engines"]] == ["engine-0", "engine-1"]
                 assert {engine["state"] for engine in live["engines"]} == {"ready"}

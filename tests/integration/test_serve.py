@@ -108,6 +108,10 @@ def completion(max_tokens: int) -> dict[str, object]:
     return {"model": "fake", "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
 
 
+def ready_status(server: Server) -> int:
+    return httpx.get(f"{server.url}/health/ready").status_code
+
+
 def stream_events(lines: Iterator[str]) -> Iterator[dict]:
     for line in lines:
         if line.startswith("data: {"):
@@ -165,11 +169,12 @@ def test_a_terminal_signal_to_the_whole_process_group_drains_the_server(tmp_path
 
 
 def test_a_second_sighup_does_not_cut_the_drain_short(tmp_path: Path) -> None:
-    with hangup(signal.SIG_DFL), running_server(tmp_path) as server, streaming(server, 1000) as events:
+    with hangup(signal.SIG_DFL), running_server(tmp_path) as server, streaming(server, 200) as events:
+        server.engine().suspend()  # otherwise the stream may end too soon
         server.stop(signal.SIGHUP)
-        while httpx.post(f"{server.url}/v1/completions", json=completion(1)).status_code != 503:
-            pass
+        wait_until(lambda: ready_status(server) == 503, "the first one is heard")
         server.stop(signal.SIGHUP)
+        server.engine().resume()
         assert finish_reason(events) == "length"
         assert server.wait() == 0
 
@@ -182,12 +187,14 @@ def test_sighup_is_ignored_under_nohup(tmp_path: Path) -> None:
 
 
 def test_drain_finishes_running_requests_and_refuses_new_ones(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server, streaming(server, 1000) as events:
+    with running_server(tmp_path) as server, streaming(server, 200) as events:
+        server.engine().suspend()  # otherwise the stream may end too soon
         server.stop()
-        while (answer := httpx.post(f"{server.url}/v1/completions", json=completion(1))).status_code == 200:
-            pass
+        wait_until(lambda: ready_status(server) == 503, "it drains")
+        answer = httpx.post(f"{server.url}/v1/completions", json=completion(1))
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "server_draining"
+        server.engine().resume()
         assert finish_reason(events) == "length"
         assert server.wait() == 0
 
@@ -203,8 +210,7 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
     with running_server(tmp_path) as server, streaming(server, ENDLESS):
         engine = server.engine()
         server.stop()
-        while httpx.post(f"{server.url}/v1/completions", json=completion(1)).status_code != 503:
-            pass
+        wait_until(lambda: ready_status(server) == 503, "the first one is heard")
         server.stop()
         assert server.wait() == 1
         engine.wait(WAIT_S)
@@ -511,7 +517,11 @@ def test_the_server_keeps_running_if_its_output_cannot_be_written(
         process = start(tmp_path / "data", "--uds", str(uds), stdout=stdout, stderr=stderr)
         try:
             wait_until(lambda: process.poll() is not None or _is_healthy(uds), "an answer")
-            time.sleep(0.5)  # the banner is printed after the first answers
+            # The banner is printed after the first answers.
+            if "stdout" in streams:
+                time.sleep(0.5)
+            else:
+                wait_until(lambda: "loraserve is ready" in output.read_text(), "the banner")
             assert _is_healthy(uds), output.read_text()
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_S) == 0, output.read_text()

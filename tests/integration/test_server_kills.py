@@ -15,7 +15,6 @@ import pytest
 import redis
 
 from loraserve.live.key_names import KeyNames
-from loraserve.live.publish_leases import PUBLISH_LEASE_MS
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import DocumentKind
 from loraserve.store.uploads import UploadStore
@@ -92,19 +91,18 @@ def test_uploads_after_a_kill_do_not_wait_for_the_killed_servers_lease(tmp_path:
     with serve_fake(data_dir) as server:
         path = (data_dir / "kv" / "socket.path").read_text().strip()
         with redis.Redis(unix_socket_path=path) as kv:
-            assert kv.set(KeyNames().publish_lease("default"), "killed", px=PUBLISH_LEASE_MS)
+            # Longer than an upload would wait for it.
+            assert kv.set(KeyNames().publish_lease("default"), "killed", px=600_000)
         server.signal(signal.SIGKILL)
         server.wait()
     with serve_fake(data_dir) as server, client(server, key) as http:
-        began_s = time.monotonic()
         add_adapter(http, "left", fake_adapter(tmp_path / "left", 1))
-        assert time.monotonic() - began_s < PUBLISH_LEASE_MS / 1000 / 2
 
 
 def test_usage_counters_equal_the_sum_of_the_logs_after_kills(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     key = offline_admin_key(data_dir)
-    for _ in range(4):
+    for num_kills in range(1, 5):
         with serve_fake(data_dir) as server:
             killed = threading.Event()
             threads = [
@@ -113,7 +111,7 @@ def test_usage_counters_equal_the_sum_of_the_logs_after_kills(tmp_path: Path) ->
             ]
             for thread in threads:
                 thread.start()
-            time.sleep(0.4)
+            wait_until(lambda least=20 * num_kills: logged_usage(data_dir)[0] >= least, "requests are logged")
             server.signal(signal.SIGKILL)
             killed.set()
             server.wait()
@@ -121,7 +119,6 @@ def test_usage_counters_equal_the_sum_of_the_logs_after_kills(tmp_path: Path) ->
                 thread.join()
     with serve_fake(data_dir) as server, client(server, key) as http:
         logged = logged_usage(data_dir)
-        assert logged[0] > 20
 
         def counted() -> tuple[int, ...]:
             report = http.get("/v1/usage").json()

@@ -10,6 +10,7 @@ from gpu.record import Arm, Figure
 from gpu.work import RANK_16, Work
 
 from loraserve.engine.engine import Engine
+from tests.support.clock import Clock
 
 
 @pytest.mark.parametrize(
@@ -31,17 +32,22 @@ def test_gpu_waits_are_long_gaps_in_which_nothing_runs(intervals: list[tuple[flo
 
 
 def test_host_time_excludes_waiting_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda _: time.sleep(0.05))
-    waiting = torch.cuda.Event.synchronize
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+
+    def wait(_: torch.cuda.Event) -> None:
+        clock.now += 0.05
+
+    monkeypatch.setattr(torch.cuda.Event, "synchronize", wait)
 
     class WaitingEngine:
         def step(self) -> list[SimpleNamespace]:
-            time.sleep(0.01)
+            clock.now += 0.01
             torch.cuda.Event.synchronize(cast("torch.cuda.Event", None))
             return [SimpleNamespace(error=None, token_ids=[1])] * 2
 
-    assert 10 <= host_ms(cast("Engine", WaitingEngine()), batch_size=2, num_steps=3) < 50
-    assert torch.cuda.Event.synchronize is waiting, "left as it was"
+    assert host_ms(cast("Engine", WaitingEngine()), batch_size=2, num_steps=3) == pytest.approx(10)
+    assert torch.cuda.Event.synchronize is wait, "left as it was"
 
 
 def test_per_step_derives_gpu_figures_from_a_profile() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,18 +24,25 @@ def through_proxy(
     valkey: Valkey,
     folder: Path,
     check: Callable[[LiveConnection, DelayProxy], Awaitable[None]],
-    timeout_s: float = 5.0,
     max_links: int = 16,
 ) -> None:
     async def run() -> None:
         async with delay_proxy(folder, valkey.socket_path) as proxy:
-            connection = LiveConnection(proxy.url, timeout_s=timeout_s, max_links=max_links)
+            connection = LiveConnection(proxy.url, timeout_s=5.0, max_links=max_links)
             try:
                 await check(connection, proxy)
             finally:
                 await connection.close()
 
     asyncio.run(run())
+
+
+@contextmanager
+def impatient(connection: LiveConnection) -> Iterator[None]:
+    """Calls inside it wait only 0.1 s for an answer, which a busy machine may need for one that nobody holds back."""
+    patient_s, connection._timeout_s = connection._timeout_s, 0.1
+    yield
+    connection._timeout_s = patient_s
 
 
 def directly(valkey: Valkey, check: Callable[[LiveConnection], Awaitable[None]]) -> None:
@@ -139,24 +146,24 @@ def test_a_reply_after_the_timeout_is_discarded(valkey: Valkey, tmp_path: Path) 
         connection._breaker.clock = clock
         await connection.call("PING")
         proxy.flowing.clear()
-        with pytest.raises(LiveUnavailableError, match="no answer from Redis within 100 ms"):
+        with impatient(connection), pytest.raises(LiveUnavailableError, match="no answer from Redis within 100 ms"):
             await connection.call("ECHO", "late")
         proxy.flowing.set()
         clock.now += 1
         assert await connection.call("ECHO", "next") == b"next"
 
-    through_proxy(valkey, tmp_path, check, timeout_s=0.1, max_links=1)
+    through_proxy(valkey, tmp_path, check, max_links=1)
 
 
 def test_waiting_for_a_free_link_counts_towards_the_timeout(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         await connection.call("PING")
         proxy.flowing.clear()
-        calls = [asyncio.create_task(connection.call("PING")) for _ in range(4)]
-        replies = await asyncio.gather(*calls, return_exceptions=True)
+        with impatient(connection):
+            replies = await asyncio.gather(*(connection.call("PING") for _ in range(4)), return_exceptions=True)
         assert [type(reply) for reply in replies] == [LiveUnavailableError] * 4
 
-    through_proxy(valkey, tmp_path, check, timeout_s=0.1, max_links=1)
+    through_proxy(valkey, tmp_path, check, max_links=1)
 
 
 def test_more_callers_than_links_wait_their_turn(valkey: Valkey, tmp_path: Path) -> None:
@@ -171,18 +178,17 @@ def test_more_callers_than_links_wait_their_turn(valkey: Valkey, tmp_path: Path)
 
 def test_after_a_failure_calls_fail_at_once_until_the_next_probe(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        connection._breaker.clock = Clock()
         await connection.call("PING")
         proxy.flowing.clear()
-        with pytest.raises(LiveUnavailableError):
+        with impatient(connection), pytest.raises(LiveUnavailableError):
             await connection.call("PING")
-        num_held = proxy.num_held
         with pytest.raises(LiveUnavailableError) as refused:
-            await connection.call("PING")
+            connection.call("PING").send(None)  # fails without waiting for anything
         assert 0 < refused.value.retry_after_s <= 1
-        assert proxy.num_held == num_held
         assert connection.up_since is None
 
-    through_proxy(valkey, tmp_path, check, timeout_s=0.1)
+    through_proxy(valkey, tmp_path, check)
 
 
 def test_a_successful_probe_lets_all_calls_through_again(valkey: Valkey, tmp_path: Path) -> None:
@@ -190,7 +196,7 @@ def test_a_successful_probe_lets_all_calls_through_again(valkey: Valkey, tmp_pat
         clock = Clock()
         connection._breaker.clock = clock
         proxy.flowing.clear()
-        with pytest.raises(LiveUnavailableError):
+        with impatient(connection), pytest.raises(LiveUnavailableError):
             await connection.call("PING")
         proxy.flowing.set()
         clock.now += 1
@@ -198,7 +204,7 @@ def test_a_successful_probe_lets_all_calls_through_again(valkey: Valkey, tmp_pat
         assert replies == [b"PONG"] * 3
         assert connection.up_since is not None
 
-    through_proxy(valkey, tmp_path, check, timeout_s=0.2)
+    through_proxy(valkey, tmp_path, check)
 
 
 def test_an_error_reply_is_raised_and_leaves_the_link_usable(valkey: Valkey, tmp_path: Path) -> None:
