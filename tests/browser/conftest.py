@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 from loraserve.control.tenancy.offline_keys import create_key_offline
 from loraserve.store.documents import DocumentStore
@@ -21,6 +21,8 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 """The first has no windows to maintain, so a page takes half the CPU: 0.48 s against 0.92 s for the console's list."""
 BROWSER_FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
 MAX_TENANTS = 1000
+WAIT_MS = 20_000
+"""For actions and expectations; a busy machine needs more than Playwright's 5 s for what usually takes a moment."""
 
 NewConsole = Callable[..., Console]
 
@@ -77,6 +79,7 @@ def browser() -> Iterator[Browser]:
     if path is None:
         # On a developer's machine; `.ci/run` installs a browser.
         pytest.skip(f"no Chromium on PATH ({', '.join(BROWSERS)})")
+    expect.set_options(WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_FLAGS)
         yield browser
@@ -110,7 +113,7 @@ def watched_console(browser: Browser, url: str, width: int, height: int, theme: 
         reduced_motion="reduce",
         permissions=["clipboard-read", "clipboard-write"],
     )
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(WAIT_MS)
     page = context.new_page()
     watch = Watch(page, url)
     try:

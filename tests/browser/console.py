@@ -31,6 +31,10 @@ class Console:
         self.settle()
         return self.page
 
+    def never_refresh(self) -> None:
+        """In views opened from now on, lists do not refresh themselves: they show only what the page learns at once."""
+        self.page.add_init_script("window.setInterval = () => 0;")
+
     def let_through(self, pattern: str) -> None:
         """Lets requests that `page.route` has intercepted so far reach the server. `unroute` would remove the page's
         last route, and Chromium then loses requests in flight: on a busy machine, the page never showed in one of a

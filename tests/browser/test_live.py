@@ -13,7 +13,7 @@ from tests.browser.watch import NARROW_PX
 from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.server_process import serve_fake, stop
 
-SAMPLE_MS = 40_000
+SAMPLE_MS = 60_000
 """Time to wait for a sample of a series, which is written every 10 s."""
 
 

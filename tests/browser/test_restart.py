@@ -1,28 +1,27 @@
 """A server that stops and restarts while a page is open."""
 
-import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.browser.conftest import NewConsole, admin_key, watched_console
 from tests.browser.console import Console
 from tests.support.management import fake_adapter
-from tests.support.server_process import serve_fake, stop, wait_until
+from tests.support.server_process import ServerProcess, serve_fake, stop, wait_until
 
 RESTART_MS = 60_000
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+def port_of(server: ServerProcess) -> str:
+    return str(urlsplit(server.url).port)
 
 
 def test_a_lost_server_is_shown_and_the_page_recovers_by_itself(browser: Browser, tmp_path: Path):
-    data_dir, port = tmp_path / "data", str(free_port())
+    data_dir = tmp_path / "data"
     key = admin_key(data_dir)
     with (
-        serve_fake(data_dir, "--port", port) as first,
+        serve_fake(data_dir) as first,
         watched_console(browser, first.url, 1280, 800, "light") as console,
     ):
         console.watch.expect_no_answer()
@@ -38,7 +37,7 @@ def test_a_lost_server_is_shown_and_the_page_recovers_by_itself(browser: Browser
         expect(lost).to_be_visible(timeout=RESTART_MS)
         # The data shown before stays readable.
         expect(page.get_by_role("heading", name="Live")).to_be_visible()
-        with serve_fake(data_dir, "--port", port) as second:
+        with serve_fake(data_dir, "--port", port_of(first)) as second:
             expect(lost).to_have_count(0, timeout=RESTART_MS)
             # The session outlived the process.
             page.get_by_role("link", name="Tenants & keys").click()
@@ -54,7 +53,7 @@ def is_held(page: Page, held: list[Route]) -> bool:
 
 
 def test_an_upload_continues_by_itself_after_a_server_restart(browser: Browser, tmp_path: Path):
-    data_dir, port = tmp_path / "data", str(free_port())
+    data_dir = tmp_path / "data"
     key = admin_key(data_dir)
     held: list[Route] = []
     sent: list[str] = []
@@ -64,7 +63,7 @@ def test_an_upload_continues_by_itself_after_a_server_restart(browser: Browser, 
             sent.append(f"{request.method} {request.url.rsplit('/', 1)[1]}")
 
     with (
-        serve_fake(data_dir, "--port", port) as first,
+        serve_fake(data_dir) as first,
         watched_console(browser, first.url, 1280, 800, "light") as console,
     ):
         console.watch.expect_no_answer()
@@ -81,7 +80,7 @@ def test_an_upload_continues_by_itself_after_a_server_restart(browser: Browser, 
         held[0].abort()
         console.let_through("**/files/adapter_model.safetensors")
         expect(page.get_by_test_id("upload-waits")).to_be_visible()
-        with serve_fake(data_dir, "--port", port) as second:
+        with serve_fake(data_dir, "--port", port_of(first)) as second:
             expect(page.get_by_test_id("upload-ready")).to_contain_text("Version 1 is live", timeout=RESTART_MS)
             # One session, whose configuration was sent once.
             assert (sent.count("POST uploads"), sent.count("PUT adapter_config.json")) == (1, 1)
@@ -90,11 +89,11 @@ def test_an_upload_continues_by_itself_after_a_server_restart(browser: Browser, 
 
 
 def test_an_unfinished_upload_can_be_resumed_from_its_address_after_a_restart(browser: Browser, tmp_path: Path):
-    data_dir, port = tmp_path / "data", str(free_port())
+    data_dir = tmp_path / "data"
     key = admin_key(data_dir)
     folder = fake_adapter(tmp_path / "left", 1)
     with (
-        serve_fake(data_dir, "--port", port) as first,
+        serve_fake(data_dir) as first,
         watched_console(browser, first.url, 390, 844, "dark") as console,
     ):
         console.watch.expect_no_answer()
@@ -106,7 +105,7 @@ def test_an_unfinished_upload_can_be_resumed_from_its_address_after_a_restart(br
         with page.expect_request("**/files/adapter_model.safetensors"):
             console.upload("left", folder)
         stop(first)
-        with serve_fake(data_dir, "--port", port) as second:
+        with serve_fake(data_dir, "--port", port_of(first)) as second:
             page.reload()
             console.let_through("**/files/adapter_model.safetensors")
             expect(page.get_by_test_id("stepper")).to_have_attribute("data-state", "open", timeout=RESTART_MS)
