@@ -148,9 +148,10 @@ class Authenticator:
         return self.newest(principal)
 
     async def reread(self, principal: Principal) -> None:
-        """Afterwards `newest` reflects whatever any server committed for its key and tenant before this call."""
+        """Afterwards `newest` reflects whatever any server committed for its key and tenant before this call, and the
+        limits of the tenant that it acts for are as recent."""
         refs = _decided_by(principal)
-        for ref in refs:
+        for ref in {*refs, (DocumentKind.TENANT, principal.acting_tenant)}:
             await self._catalog.reread(*ref)
         await self._catalog.try_query_revs(refs)
 

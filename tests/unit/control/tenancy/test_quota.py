@@ -69,6 +69,11 @@ def test_a_server_that_has_not_heard_of_a_limit_enforces_it(
             assert await publish(one, "first", "a") is None
             await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapters=1)))
             assert await publish(deaf, "second", "b", principal) is ErrorCode.INSUFFICIENT_QUOTA
+            # So does an upload when it is opened.
+            await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapter_bytes=100)))
+            await deaf.versions.check_may_publish(principal, "second")
+            with pytest.raises(ServingError, match="its limit is 100"):
+                deaf.quota.check("acme", "second", 100)
             await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapters=2)))
             assert await publish(deaf, "second", "b", principal) is None
 
