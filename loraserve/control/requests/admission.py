@@ -101,7 +101,7 @@ class Admission:
             self._queues.check(principal, demand.num_sequences)
             call = self._call(principal, target, request_id, demand.reserve_tokens)
             try:
-                with self._running.entering(principal, demand.num_sequences):
+                with self._running.entering(principal, demand.num_sequences, target.adapter):
                     reply = await self._ask(call)
             except asyncio.CancelledError:
                 self._undo(call)

@@ -32,7 +32,7 @@ class Draining:
 
     def is_in_use(self, doc: AdapterDoc) -> bool:
         """Whether it is still in use on this server, whatever others do."""
-        return bool(self._running.of_adapter(doc.tenant, doc.name)) or any(
+        return self._running.uses(doc.tenant, doc.name) or any(
             not self._residency.has_forgotten(digest) for digest in self._gone(doc)
         )
 
@@ -44,7 +44,7 @@ class Draining:
         """
         since = await self._others.last_report_times()
         overdue_s = time.monotonic() + drain_s + ACK_WAIT_S
-        if not await self._running.wait_while(lambda: self._running.of_adapter(doc.tenant, doc.name), drain_s):
+        if not await self._running.wait_while(lambda: self._running.uses(doc.tenant, doc.name), drain_s):
             if not self._is_still_deleted(doc):
                 return False
             for request in self._running.of_adapter(doc.tenant, doc.name):
@@ -54,7 +54,7 @@ class Draining:
             return False
         if not await self._is_unloaded(self._gone(doc), since):
             return False
-        return not self._running.of_adapter(doc.tenant, doc.name)
+        return not self._running.uses(doc.tenant, doc.name)
 
     def is_tenant_in_use(self, tenant: str, adapters: Iterable[AdapterDoc]) -> bool:
         """As `is_in_use`, for a deleted tenant. adapters: all that it owned."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from loraserve.control.names.resolve import ResolvedAdapter, Target
 from loraserve.control.tenancy.principal import Principal
 from loraserve.serving.errors import ServingError
+from loraserve.store.records import adapter_id
 
 
 class Route(StrEnum):
@@ -107,13 +108,21 @@ class RunningRequest:
         self._on_abort.clear()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """An admission in progress."""
+
+    principal: Principal
+    num_sequences: int
+    adapter: ResolvedAdapter | None
+
+
 class RunningRequests:
     """All methods are called on the event loop."""
 
     def __init__(self) -> None:
         self._requests: dict[str, RunningRequest] = {}
-        self._entering: list[tuple[Principal, int]] = []
-        """Admissions in progress: the principal and the number of sequences."""
+        self._entering: list[_Entry] = []
         self._ended: asyncio.Event | None = None
         """Set at the next end; None if nobody waits for one."""
 
@@ -138,9 +147,12 @@ class RunningRequests:
         self._note_ended()
 
     @contextlib.contextmanager
-    def entering(self, principal: Principal, num_sequences: int) -> Generator[None]:
-        """Inside, these sequences count as queued, so that a burst is counted before its first request is admitted."""
-        entry = (principal, num_sequences)
+    def entering(
+        self, principal: Principal, num_sequences: int, adapter: ResolvedAdapter | None = None
+    ) -> Generator[None]:
+        """Inside, these sequences count as queued, so that a burst is counted before its first request is admitted, and
+        tenant and adapter as in use: Redis may have admitted the request already."""
+        entry = _Entry(principal, num_sequences, adapter)
         self._entering.append(entry)
         try:
             yield
@@ -151,17 +163,16 @@ class RunningRequests:
     def num_sequences(self) -> int:
         """Including those that are `entering`."""
         num_running = sum(request.num_sequences for request in self._requests.values())
-        return num_running + sum(num_entering for _, num_entering in self._entering)
+        return num_running + sum(entry.num_sequences for entry in self._entering)
 
     def num_queued(self, tenant: str | None = None, key_id: str | None = None) -> int:
         """Sequences that have no token yet, including those that are `entering`: of a tenant, of a key, or all."""
-        waiting = [
-            (request.principal, request.num_sequences) for request in self._requests.values() if not request.started
-        ]
+        waiting = [request for request in self._requests.values() if not request.started]
         return sum(
-            num_sequences
-            for principal, num_sequences in (*waiting, *self._entering)
-            if (tenant is None or principal.acting_tenant == tenant) and (key_id is None or principal.key_id == key_id)
+            each.num_sequences
+            for each in (*waiting, *self._entering)
+            if (tenant is None or each.principal.acting_tenant == tenant)
+            and (key_id is None or each.principal.key_id == key_id)
         )
 
     def num_of_tenant(self, tenant: str) -> int:
@@ -169,7 +180,21 @@ class RunningRequests:
 
     def has_any_of(self, tenant: str) -> bool:
         """Including those that are `entering`."""
-        return self.num_of_tenant(tenant) > 0 or any(who.acting_tenant == tenant for who, _ in self._entering)
+        return tenant in self.tenants()
+
+    def uses(self, tenant: str, name: str) -> bool:
+        """Whether there is any request for the adapter, including those that are `entering`."""
+        return adapter_id(tenant, name) in self.adapters()
+
+    def tenants(self) -> set[str]:
+        """Of all requests, including those that are `entering`."""
+        return {each.principal.acting_tenant for each in (*self._requests.values(), *self._entering)}
+
+    def adapters(self) -> set[str]:
+        """Ids of their documents; likewise."""
+        running = (request.target.adapter for request in self._requests.values())
+        entering = (entry.adapter for entry in self._entering)
+        return {adapter.document_id for adapter in (*running, *entering) if adapter is not None}
 
     def num_of_key(self, key_id: str) -> int:
         return sum(request.principal.key_id == key_id for request in self._requests.values())

@@ -94,13 +94,12 @@ class Snapshots:
             self.abort_own(request_id)
 
     def _own_process(self) -> ProcessSnapshot:
-        adapters = {running.target.adapter.document_id for running in self._running if running.target.adapter}
         return ProcessSnapshot(
             engine=self._engine,
             url=self._url,
             digests=[short_digest(digest) for digest in self._residency.not_forgotten()],
-            adapters=sorted(adapters),
-            tenants=sorted({running.tenant for running in self._running}),
+            adapters=sorted(self._running.adapters()),
+            tenants=sorted(self._running.tenants()),
         )
 
     async def withdraw(self) -> None:

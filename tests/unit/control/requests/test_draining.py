@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.adapters.queries import AdapterState
+from loraserve.live.admission_records import AdmitCall, AdmitReply
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, DONE, Node, eventually, run, two_nodes
+from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, eventually, run, two_nodes
 
 __all__ = ["valkey"]
 
@@ -53,6 +54,44 @@ def test_deletion_waits_for_another_servers_requests_for_the_adapter_but_not_for
             assert (await deletion).drained
             assert beside.running.ended_with is None
             assert one.adapters.state_of((await deletion).document) is AdapterState.DELETED
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+@pytest.mark.parametrize("of_tenant", [False, True])
+def test_deletion_waits_for_a_request_that_redis_has_admitted_though_its_server_does_not_know_it_yet(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool, of_tenant: bool
+) -> None:
+    monkeypatch.setattr("loraserve.control.requests.draining.POLL_OTHERS_EVERY_S", 0.01)
+
+    async def scenario() -> None:
+        async with two_telling(tmp_path / "data", valkey.url) as (one, two):
+            await one.publish("sql", "one")
+            server = two if is_elsewhere else one
+            was_admitted, may_know = asyncio.Event(), asyncio.Event()
+            admit = server.live.admission.admit
+
+            async def admit_slowly(call: AdmitCall) -> AdmitReply:
+                reply = await admit(call)
+                was_admitted.set()
+                await may_know.wait()
+                return reply
+
+            monkeypatch.setattr(server.live.admission, "admit", admit_slowly)
+            admission = asyncio.create_task(server.admit(ACME, "sql"))
+            await was_admitted.wait()
+            deletion = asyncio.create_task(
+                one.tenant_deletion.delete(ADMIN, "r", "acme")
+                if of_tenant
+                else one.adapters.delete(ACME, "r", "sql", drain_s=60)
+            )
+            told = two.clock.now + 0.1
+            await eventually(lambda: two.clock.now >= told)
+            assert not deletion.done()
+            may_know.set()
+            await server.admission.finish(await admission, DONE)
+            assert (await deletion).drained
 
     run(scenario)
 
