@@ -11,6 +11,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.chat.adapter_template import with_turn_ends
 from loraserve.api.chat.prompts import conversation_demand, conversation_prompt, prompt_tokens
 from loraserve.api.chat.reasoning import with_reasoning
+from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
 from loraserve.api.http.needs import needs
@@ -96,9 +97,9 @@ async def find_response() -> None:
 
 async def _count(request: Request, context: AppContext, path_adapter: str | None) -> InputTokenCount:
     body = await decode_body(request, DECODER, refuse_kinds)
-    target = await context.control.resolver.resolve(
-        principal_of(request), body.model, path_adapter=path_adapter, user=body.safety_identifier or body.user
-    )
+    user = body.safety_identifier or body.user
+    resolver = context.control.resolver
+    target = await resolver.resolve_newest(principal_of(request), body.model, path_adapter=path_adapter, user=user)
     checked = checked_response(body, context.sampling, context.runtime.settings)
     token_ids = await prompt_tokens(context, body, checked.sampling, checked.conversation, target.adapter)
     return InputTokenCount(len(token_ids))

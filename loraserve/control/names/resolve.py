@@ -106,7 +106,7 @@ class Resolver:
         return Target(model, await self._bind(principal, model, user), user, model)
 
     async def resolve_newest(
-        self, principal: Principal, model: str | None, *, path_adapter: str | None = None
+        self, principal: Principal, model: str | None, *, path_adapter: str | None = None, user: str | None = None
     ) -> Target:
         """As `resolve`, including whatever any server committed before this call: for answers that do not depend on an
         admission, which would notice that the adapter has changed."""
@@ -115,7 +115,7 @@ class Resolver:
             if isinstance(ref, AdapterRef):
                 for tenant in (principal.acting_tenant, SHARED_TENANT):
                     await self._catalog.reread(DocumentKind.ADAPTER, adapter_id(tenant, ref.name))
-        return await self.resolve(principal, model, path_adapter=path_adapter)
+        return await self.resolve(principal, model, path_adapter=path_adapter, user=user)
 
     async def resolve_again(self, principal: Principal, target: Target) -> Target:
         """Resolve the same request again, as of now. Raises `ServingError`."""
