@@ -77,11 +77,8 @@ class UsageReports:
         self._live = live
         self._catalog = catalog
         self._shipping = shipping
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the last answer was complete."""
-        return self._shipping.is_complete and self._live.view.accepted is not None
+        self.is_complete = False
+        """Whether the last answer was complete. Look before anything else is awaited."""
 
     async def answer(self, principal: Principal, question: UsageQuestion) -> list[UsageTotals]:
         """Rows in order of time, then of the group's names. Raises `ServingError`.
@@ -97,12 +94,15 @@ class UsageReports:
         rows: dict[tuple[object, ...], UsageTotals] = {}
         # So that requests that have just ended count too.
         await self._shipping.ship()
+        complete_in = self._shipping.complete_in
         for tenant in tenants:
             for total in await self._read(tenant, question):
                 is_of_shared = adapter_of_counter(tenant, total.adapter)[0] == SHARED_TENANT
                 if (question.every_tenant or not of_shared or is_of_shared) and _is_visible(principal, tenant, total):
                     _add(rows, tenant, total, question)
         await self._check_view()
+        # Meanwhile another task may have filled an emptied Redis with documents, but not yet with usage.
+        self.is_complete = complete_in is not None and complete_in == self._live.view.accepted
         return [rows[key] for key in sorted(rows, key=_order)]
 
     async def _check_view(self) -> None:

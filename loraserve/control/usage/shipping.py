@@ -43,6 +43,11 @@ class UsageShipping:
         self.is_complete = False
         """Whether Redis had all of every log at the last check."""
 
+    @property
+    def complete_in(self) -> AcceptedView | None:
+        """The Redis that `is_complete` is about; None if it is not."""
+        return self._of if self.is_complete else None
+
     async def ship(self) -> None:
         """Add what is not in Redis yet, newest day first. Nothing is lost if Redis is gone: the next call continues."""
         accepted = self._live.view.accepted

@@ -1,5 +1,6 @@
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -7,6 +8,7 @@ from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.usage.metrics import Metric
 from loraserve.control.usage.reports import GroupBy, Interval, UsageQuestion, UsageReports, UsageTotals, as_csv
 from loraserve.control.usage.shipping import UsageShipping, adapter_of_counter, counter_of
+from loraserve.live.usage import UsageSum
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Role
 from loraserve.store.usage_log import BilledOutcome, UsageLine, UsageLog
@@ -67,6 +69,34 @@ def test_every_usage_line_counts_once_even_if_several_servers_ship_it(valkey: Va
             (row,) = await reports(node).answer(ACME, DAY)
             assert counts(row) == (10, 5, 100, 40, 30)
             assert sum(row.ttft.values()) == 5
+
+    run(scenario)
+
+
+def test_an_answer_is_not_complete_if_redis_was_emptied_and_accepted_again_meanwhile(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            append(node, line())
+            usage = reports(node)
+            assert len(await usage.answer(ACME, DAY)) == 1
+            assert usage.is_complete
+            hours = node.live.usage.hours
+
+            async def emptied(*asked: Any) -> list[UsageSum]:
+                valkey.command("FLUSHALL")
+                assert not await node.live.view.is_current()
+                await node.catalog.synchronise()
+                return await hours(*asked)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(node.live.usage, "hours", emptied)
+                assert await usage.answer(ACME, DAY) == []
+            assert not usage.is_complete
+            assert len(await usage.answer(ACME, DAY)) == 1
+            assert usage.is_complete
 
     run(scenario)
 
