@@ -61,11 +61,12 @@ async def get_usage(
         key_id=key_id,
         every_tenant=GroupBy.TENANT in groups,
     )
-    usage = context.control.observer.usage
-    rows = await usage.answer(principal, question)
+    answer = await context.control.observer.usage.answer(principal, question)
     if wanted_format is UsageFormat.CSV:
-        return as_attachment(as_csv(rows), "text/csv", "usage.csv")
-    return Response(UsageReport(interval=interval, data=[_row(row) for row in rows], complete=usage.is_complete))
+        return as_attachment(as_csv(answer.rows), "text/csv", "usage.csv")
+    return Response(
+        UsageReport(interval=interval, data=[_row(row) for row in answer.rows], complete=answer.is_complete)
+    )
 
 
 def _groups(text: str) -> frozenset[GroupBy]:

@@ -70,6 +70,14 @@ class UsageTotals:
         return self.counts.get(metric.value, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class UsageAnswer:
+    rows: list[UsageTotals]
+    """In order of time, then of the group's names."""
+    is_complete: bool
+    """False: Redis had not all of the usage logs yet; the same question will find more."""
+
+
 class UsageReports:
     """Called on the event loop. A tenant sees only its own requests."""
 
@@ -77,11 +85,9 @@ class UsageReports:
         self._live = live
         self._catalog = catalog
         self._shipping = shipping
-        self.is_complete = False
-        """Whether the last answer was complete. Look before anything else is awaited."""
 
-    async def answer(self, principal: Principal, question: UsageQuestion) -> list[UsageTotals]:
-        """Rows in order of time, then of the group's names. Raises `ServingError`.
+    async def answer(self, principal: Principal, question: UsageQuestion) -> UsageAnswer:
+        """Raises `ServingError`.
 
         A key for all tenants (`*`) that acts for `shared` gets the requests of all tenants to the shared adapters.
         """
@@ -102,8 +108,8 @@ class UsageReports:
                     _add(rows, tenant, total, question)
         await self._check_view()
         # Meanwhile another task may have filled an emptied Redis with documents, but not yet with usage.
-        self.is_complete = complete_in is not None and complete_in == self._live.view.accepted
-        return [rows[key] for key in sorted(rows, key=_order)]
+        is_complete = complete_in is not None and complete_in == self._live.view.accepted
+        return UsageAnswer([rows[key] for key in sorted(rows, key=_order)], is_complete)
 
     async def _check_view(self) -> None:
         """Notice if Redis was emptied in between: its counters are not complete."""

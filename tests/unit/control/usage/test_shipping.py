@@ -6,7 +6,15 @@ import pytest
 
 from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.usage.metrics import Metric
-from loraserve.control.usage.reports import GroupBy, Interval, UsageQuestion, UsageReports, UsageTotals, as_csv
+from loraserve.control.usage.reports import (
+    GroupBy,
+    Interval,
+    UsageAnswer,
+    UsageQuestion,
+    UsageReports,
+    UsageTotals,
+    as_csv,
+)
 from loraserve.control.usage.shipping import UsageShipping, adapter_of_counter, counter_of
 from loraserve.live.usage import UsageSum
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -66,7 +74,7 @@ def test_every_usage_line_counts_once_even_if_several_servers_ship_it(valkey: Va
                     await shipping.ship()
                     await shipping.ship()
                     assert shipping.is_complete
-            (row,) = await reports(node).answer(ACME, DAY)
+            (row,) = (await reports(node).answer(ACME, DAY)).rows
             assert counts(row) == (10, 5, 100, 40, 30)
             assert sum(row.ttft.values()) == 5
 
@@ -81,8 +89,9 @@ def test_an_answer_is_not_complete_if_redis_was_emptied_and_accepted_again_meanw
             await with_tenants(node)
             append(node, line())
             usage = reports(node)
-            assert len(await usage.answer(ACME, DAY)) == 1
-            assert usage.is_complete
+            before = await usage.answer(ACME, DAY)
+            assert len(before.rows) == 1
+            assert before.is_complete
             hours = node.live.usage.hours
 
             async def emptied(*asked: Any) -> list[UsageSum]:
@@ -93,10 +102,8 @@ def test_an_answer_is_not_complete_if_redis_was_emptied_and_accepted_again_meanw
 
             with monkeypatch.context() as patched:
                 patched.setattr(node.live.usage, "hours", emptied)
-                assert await usage.answer(ACME, DAY) == []
-            assert not usage.is_complete
-            assert len(await usage.answer(ACME, DAY)) == 1
-            assert usage.is_complete
+                assert await usage.answer(ACME, DAY) == UsageAnswer([], is_complete=False)
+            assert await usage.answer(ACME, DAY) == before
 
     run(scenario)
 
@@ -117,7 +124,7 @@ def test_all_usage_is_shipped_again_after_redis_was_emptied(valkey: Valkey, tmp_
             await shipping.ship()
             assert shipping.is_complete
             question = UsageQuestion(NOW - 3 * 86_400, NOW + 60, Interval.DAY)
-            rows = await UsageReports(node.live, node.catalog, shipping).answer(ACME, question)
+            rows = (await UsageReports(node.live, node.catalog, shipping).answer(ACME, question)).rows
             assert [row.count(Metric.REQUESTS) for row in rows] == [1, 2]
 
     run(scenario)
@@ -133,7 +140,7 @@ def test_a_deleted_tenant_is_reported_only_for_periods_in_which_it_existed(valke
             by_tenant = frozenset({GroupBy.TENANT})
             for start, tenants in ((NOW - 4 * 86_400, ["acme", "globex"]), (NOW - 3600, ["globex"])):
                 question = UsageQuestion(start, NOW + 60, group_by=by_tenant, every_tenant=True)
-                assert [row.tenant for row in await reports(node).answer(EVERYBODY, question)] == tenants
+                assert [row.tenant for row in (await reports(node).answer(EVERYBODY, question)).rows] == tenants
 
     run(scenario)
 
@@ -148,7 +155,7 @@ def test_the_log_of_a_process_that_died_is_shipped(valkey: Valkey, tmp_path: Pat
             (path,) = node.data_dir.glob("usage/*/dead.jsonl")
             with path.open("ab") as log:
                 log.write(b'{"torn')
-            (row,) = await reports(node).answer(ACME, DAY)
+            (row,) = (await reports(node).answer(ACME, DAY)).rows
             assert row.count(Metric.REQUESTS) == 1
 
     run(scenario)
@@ -169,7 +176,7 @@ def test_usage_rows_are_grouped_and_filtered(valkey: Valkey, tmp_path: Path) -> 
 
             async def rows(*groups: GroupBy, **only: str) -> list[tuple[object, ...]]:
                 question = UsageQuestion(NOW - 60, NOW + 60, Interval.TOTAL, frozenset(groups), **only)
-                found = await usage.answer(ACME, question)
+                found = (await usage.answer(ACME, question)).rows
                 return [(row.key_id, row.adapter, row.version, row.count(Metric.REQUESTS)) for row in found]
 
             assert await rows() == [(None, None, None, 4)]
@@ -197,7 +204,7 @@ def test_a_total_that_starts_before_the_kept_hours_is_made_of_days(valkey: Valke
 
             async def num_requests(first: int, last: int) -> int:
                 """From `first` days ago to `last` days ago."""
-                found = await usage.answer(ACME, UsageQuestion(NOW - first * 86_400, NOW - last * 86_400 + 60))
+                found = (await usage.answer(ACME, UsageQuestion(NOW - first * 86_400, NOW - last * 86_400 + 60))).rows
                 return sum(row.count(Metric.REQUESTS) for row in found)
 
             assert await num_requests(40, 33) == 1
@@ -215,16 +222,16 @@ def test_a_tenant_sees_usage_of_its_own_requests_only(valkey: Valkey, tmp_path: 
             usage = reports(node)
             viewer = Principal("k", Role.VIEWER, "acme", "acme", "k")
             asked = UsageQuestion(NOW - 60, NOW + 60, group_by=frozenset({GroupBy.TENANT}), every_tenant=True)
-            assert [(row.tenant, row.count(Metric.REQUESTS)) for row in await usage.answer(viewer, asked)] == [
+            assert [(row.tenant, row.count(Metric.REQUESTS)) for row in (await usage.answer(viewer, asked)).rows] == [
                 ("acme", 2)
             ]
-            rows = await usage.answer(EVERYBODY, asked)
+            rows = (await usage.answer(EVERYBODY, asked)).rows
             assert [(row.tenant, row.count(Metric.REQUESTS)) for row in rows] == [("acme", 2), ("globex", 1)]
             # Acting for `shared`: only requests for its adapters, whoever sent them.
-            rows = await usage.answer(server_principal("shared", "cli"), DAY)
+            rows = (await usage.answer(server_principal("shared", "cli"), DAY)).rows
             assert [row.count(Metric.REQUESTS) for row in rows] == [1]
             listed = Principal("k", Role.VIEWER, "acme", "acme", "k", adapters=frozenset({"sql"}))
-            assert [row.count(Metric.REQUESTS) for row in await usage.answer(listed, DAY)] == [1]
+            assert [row.count(Metric.REQUESTS) for row in (await usage.answer(listed, DAY)).rows] == [1]
 
     run(scenario)
 
