@@ -1,8 +1,8 @@
-"""Gives every request whose process was killed its one ending: lost, not billed."""
+"""Gives every request that a killed process left behind its one ending: lost and not billed, unless it had ended."""
 
 import time
 
-from loraserve.control.requests.records import lost_request
+from loraserve.control.requests.records import left_behind
 from loraserve.control.requests.snapshot_records import RequestRecord
 from loraserve.control.requests.snapshots import Snapshots
 from loraserve.live.admission_records import FinishCall
@@ -20,7 +20,7 @@ class LostRequests:
         self._snapshots = snapshots
 
     async def sweep(self) -> int:
-        """Returns how many were written off, 15 s after their process was last heard from; 0 while Redis is gone."""
+        """Returns how many got their ending, 15 s after their process was last heard from; 0 while Redis is gone."""
         num_lost = 0
         try:
             while leases := await self._live.leases.lapsed(AT_ONCE):
@@ -29,7 +29,7 @@ class LostRequests:
                     if lease.process not in last:
                         records = await self._snapshots.last_requests(lease.process)
                         last[lease.process] = {record.id: record for record in records}
-                    ended = lost_request(lease, last[lease.process].get(lease.request_id), time.time())
+                    ended = left_behind(lease, last[lease.process].get(lease.request_id), time.time())
                     reply = await self._live.admission.finish(FinishCall(lease=lease, request=ended))
                     num_lost += reply.was_first
                 if len(leases) < AT_ONCE:

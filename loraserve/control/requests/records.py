@@ -13,6 +13,7 @@ STATE_OF = {
     EndState.FAILED: RequestState.ERROR,
     EndState.LOST: RequestState.LOST,
 }
+END_OF = {state: end for end, state in STATE_OF.items()} | {RequestState.RUNNING: EndState.LOST}
 
 
 def record_of_running(running: RunningRequest, now_s: float) -> RequestRecord:
@@ -67,9 +68,13 @@ def record_of_ended(ended: EndedRequest) -> RequestRecord | None:
     )
 
 
-def lost_request(lease: Lease, last: RequestRecord | None, now: float) -> EndedRequest:
-    """last: what its process last reported of it; None = no longer known."""
+def left_behind(lease: Lease, last: RequestRecord | None, now: float) -> EndedRequest:
+    """Of a process that was killed: lost, unless it had ended and only Redis did not know it yet.
+
+    last: what its process last reported of it; None = no longer known.
+    """
     last = last or _unreported(lease, now)
+    state = END_OF.get(last.state, EndState.COMPLETED)
     summary = RequestSummary(
         key_id=last.key_id,
         adapter=last.adapter,
@@ -79,18 +84,19 @@ def lost_request(lease: Lease, last: RequestRecord | None, now: float) -> EndedR
         stream=last.stream,
         received_at=last.at,
         duration_ms=last.duration_ms or 0.0,
-        finish_reason=RequestState.LOST,
+        finish_reason=RequestState.LOST if state is EndState.LOST else last.state,
         prompt_tokens=last.num_prompt_tokens or 0,
         cached_tokens=last.num_cached_tokens or 0,
         output_tokens=last.num_output_tokens or 0,
         queue_ms=last.queue_ms,
         adapter_load_ms=last.adapter_load_ms,
         ttft_ms=last.ttft_ms,
+        error_code=last.error,
     )
     return EndedRequest(
         request_id=lease.request_id,
         tenant=lease.tenant,
-        state=EndState.LOST,
+        state=state,
         at=now,
         summary=msgspec.Raw(msgspec.json.encode(summary)),
     )

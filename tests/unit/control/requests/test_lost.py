@@ -1,13 +1,19 @@
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from loraserve.control.requests.lost import LostRequests
+from loraserve.control.requests.records import record_of_ended
 from loraserve.control.requests.running import Progress, Route, RouteInfo
 from loraserve.control.requests.service import RequestQuery, RequestService
 from loraserve.control.requests.snapshot_records import RequestState
+from loraserve.control.usage.outcome import Outcome
 from loraserve.live import leases
+from loraserve.live.admission_records import FinishCall, FinishReply
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.requests import EndState
 from loraserve.live.snapshots import SnapshotKind
 from tests.support.live_documents import num_in_flight
 from tests.support.valkey import Valkey, valkey
@@ -16,6 +22,13 @@ from tests.unit.control.nodes import ACME, DONE, Node, run, running_node, with_t
 from tests.unit.control.requests.test_service import OPERATOR
 
 __all__ = ["valkey"]
+
+
+class Unreachable:
+    """In place of `LiveAdmission`."""
+
+    async def finish(self, call: FinishCall) -> FinishReply:
+        raise LiveUnavailableError(f"no answer about {call.lease.request_id}")
 
 
 @pytest.fixture
@@ -79,6 +92,43 @@ def test_a_dead_process_requests_are_known_until_they_are_lost(valkey: Valkey, t
             assert [(record.id, record.state) for record in page.items] == [(request_id, RequestState.LOST)]
             running = RequestQuery(state=RequestState.RUNNING)
             assert (await requests.list(OPERATOR, running)).items == []
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        (DONE, RequestState.STOP),
+        (replace(DONE, finish_reason="length"), RequestState.LENGTH),
+        (replace(DONE, ending=EndState.ABORTED), RequestState.ABORT),
+        (replace(DONE, ending=EndState.FAILED, error_code="internal_error"), RequestState.ERROR),
+    ],
+)
+def test_a_request_that_had_ended_before_its_process_died_is_not_lost(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, state: RequestState
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            admitted = await node.admit(ACME)
+            with monkeypatch.context() as patched:
+                patched.setattr(node.admission._settlements, "_live", Unreachable())
+                await node.admission.finish(admitted, outcome)
+            await node.live.leases.drop(admitted.request_id)
+            await snapshots_of(node, admitted.lease.process).publish()
+            await node.live.snapshots.remove(SnapshotKind.PROCESS, admitted.lease.process)
+            node.live.connection.up_since = time.monotonic() - 60
+            survivor = snapshots_of(node, "survivor", "engine-1")
+            assert await LostRequests(node.live, survivor).sweep() == 1
+            ended = await node.live.requests.ended("acme", admitted.request_id)
+            assert ended is not None
+            assert ended.state is outcome.ending
+            record = record_of_ended(ended)
+            assert record is not None
+            assert (record.state, record.error, record.num_output_tokens) == (state, outcome.error_code, 6)
+            assert len(node.usage_lines()) == 1
 
     run(scenario)
 
