@@ -4,12 +4,14 @@ import asyncio
 import logging
 from pathlib import Path
 
-from loraserve.control.ingest.processes import DoesNotFitError, Ingest, IngestError
+from loraserve.control.ingest.processes import DamagedFilesError, DoesNotFitError, Ingest, IngestError
 from loraserve.control.names.served_base import does_not_fit
 from loraserve.serving.engine_client import AdapterLoadError, EngineClient, EngineDeadError
 from loraserve.serving.engine_errors import engine_dead
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import BlobStore
+
+RETRY_AFTER_S = 5
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +27,8 @@ class ContentLoader:
         self._base_name = base_name
 
     async def load(self, digest: str, *, repack: bool = False) -> int:
-        """Returns the size of the packed file. Raises `ServingError`: the content is gone or unreadable, does not fit
-        the base, the engine refuses it or is dead.
+        """Returns the size of the packed file. Raises `ServingError`: the content is gone or damaged, does not fit the
+        base, cannot be packed now (503), the engine refuses it or is dead.
 
         repack: make the packed file again, even if it looks intact.
         """
@@ -60,8 +62,10 @@ class ContentLoader:
             await self._ingest.pack(digest, folder)
         except DoesNotFitError as error:
             raise does_not_fit(self._base_name, error.reason) from error
-        except (IngestError, OSError) as error:
+        except DamagedFilesError as error:
             raise _unreadable(digest, str(error)) from error
+        except (IngestError, OSError) as error:
+            raise _not_now(digest, str(error)) from error
 
 
 def _size_of(path: Path) -> int | None:
@@ -69,6 +73,12 @@ def _size_of(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
+
+
+def _not_now(digest: str, reason: str) -> ServingError:
+    logger.error("adapter content %s cannot be packed now: %s", digest, reason)
+    message = "The server cannot prepare the adapter now; its log says why. Retry in a few seconds."
+    return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
 
 
 def _unreadable(digest: str, reason: str) -> ServingError:

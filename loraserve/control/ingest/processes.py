@@ -54,6 +54,13 @@ class IngestError(Exception):
     """The process died or ran out of time, so the adapter is neither accepted nor refused; the message says why."""
 
 
+class DamagedFilesError(IngestError):
+    """Kept files are not what was accepted: they must be uploaded again."""
+
+    def __init__(self, digest: str, reason: str) -> None:
+        super().__init__(f"the files of adapter {digest[:12]} are damaged: {reason}")
+
+
 class DoesNotFitError(IngestError):
     """Content that was accepted once is refused now, because it was made for another base model."""
 
@@ -127,7 +134,8 @@ class Ingest:
     async def pack(self, digest: str, blob: Path) -> Path:
         """Makes the packed form of a blob again, for a new base or a lost file.
 
-        Raises `IngestError`, namely `DoesNotFitError` if the content is not for the served base model.
+        Raises `IngestError`: namely `DoesNotFitError` if the content is not for the served base model, and
+        `DamagedFilesError`.
         """
         output = await asyncio.to_thread(self._new_output_folder, digest)
         try:
@@ -135,12 +143,10 @@ class Ingest:
             answer = await self._run(job)
             if answer.manifest is None:
                 if await asyncio.to_thread(self._was_accepted_before, blob):
-                    raise IngestError(f"the files of adapter {digest[:12]} are damaged: {answer.report.summary}")
+                    raise DamagedFilesError(digest, answer.report.summary)
                 raise DoesNotFitError(digest, answer.report.summary)
             if answer.manifest.digest != digest:
-                raise IngestError(
-                    f"the files of adapter {digest[:12]} are damaged: their digest is {answer.manifest.digest[:12]}"
-                )
+                raise DamagedFilesError(digest, f"their digest is {answer.manifest.digest[:12]}")
             return await asyncio.to_thread(self.keep_packed, output, answer.manifest)
         finally:
             await asyncio.to_thread(_remove_output_folder, output)

@@ -6,7 +6,7 @@ import pytest
 from loraserve_adapters.packed_file import packed_file_name
 
 from loraserve.control.documents.adapter_edits import mark_deleted
-from loraserve.control.ingest.processes import IngestError
+from loraserve.control.ingest.processes import DamagedFilesError, IngestError
 from loraserve.engine.request import EngineStats
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Tier
@@ -175,8 +175,12 @@ def test_load_failures_are_reported_and_not_permanent(valkey: Valkey, tmp_path: 
                 node.packer.error = error
                 with pytest.raises(ServingError) as refused:
                     await node.residency.load(digest)
-                assert refused.value.code is ErrorCode.ADAPTER_UNREADABLE
+                assert (refused.value.code, refused.value.retry_after_s) == (ErrorCode.SERVICE_UNAVAILABLE, 5)
                 assert str(tmp_path) not in refused.value.message
+            node.packer.error = DamagedFilesError(digest, "their digest is another")
+            with pytest.raises(ServingError) as refused:
+                await node.residency.load(digest)
+            assert refused.value.code is ErrorCode.ADAPTER_UNREADABLE
             node.packer.error = None
             node.engine.refuse_load = "it is too large"
             with pytest.raises(ServingError) as refused:
