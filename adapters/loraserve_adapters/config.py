@@ -353,8 +353,9 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
         (None, CAUSAL_LM, FEATURE_EXTRACTION, SEQ_CLS),
         f"the only supported adapters with a head of their own are classifiers of whole texts ({SEQ_CLS})",
     ),
-    # Trained biases are tensors of the file, which are refused by name: without any, it is plain LoRA.
-    "bias": (("none", "all", "lora_only"), "PEFT knows no other value"),
+    # With "all", trained biases are tensors of the file, which are refused by name: without any, it is plain LoRA. With
+    # "lora_only", PEFT before 0.21 did not save them.
+    "bias": (("none", "all"), "adapters that train biases are not supported"),
     "fan_in_fan_out": ((False, None), "transposed weights (Conv1D, as in GPT-2) are not supported"),
     "use_qalora": ((False, None), "QA-LoRA is not supported"),
     "use_bdlora": ((None, False), "block-diagonal LoRA is not supported"),

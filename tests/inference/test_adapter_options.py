@@ -57,7 +57,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "float16": {"r": 4, "target_modules": ATTENTION},
     "float32": {"r": 4, "target_modules": ATTENTION},
     "all_biases": {"r": 4, "target_modules": ATTENTION, "bias": "all"},
-    "own_biases": {"r": 4, "target_modules": ["up_proj"], "bias": "lora_only"},
     "dropout": {"r": 4, "target_modules": ["up_proj"], "lora_dropout": 0.5},
 }
 """Name → fields of `LoraConfig`."""
