@@ -15,7 +15,7 @@ class SnapshotKind(StrEnum):
     ENGINE = "e"
     PROCESS = "p"
     REQUESTS = "q"
-    """Requests that a process runs."""
+    """Requests that a process runs, or whose end it is reporting."""
 
 
 KEPT_MS = {

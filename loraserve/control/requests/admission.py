@@ -84,7 +84,7 @@ class Admission:
         self.totals = RequestTotals()
         self._settlements = Settlements(live.admission)
         self._ending: dict[str, EndedRequest] = {}
-        """By request id: those that no longer run and are not settled yet."""
+        """By request id: those whose end is being reported to Redis."""
         self._undoing = Tasks()
 
     async def admit(
@@ -143,16 +143,16 @@ class Admission:
         key = None if adapter is None else (adapter.tenant, adapter.name)
         self.totals.count(admitted.lease.tenant, key, outcome, now)
         call = ended(admitted, outcome, now, duration_ms, admitted.reserved_tokens)
-        if admitted.is_local:
-            self._local.give_back(admitted, admitted.reserved_tokens - used_tokens(outcome))
-            self._ending[admitted.request_id] = call.request
-            try:
+        self._ending[admitted.request_id] = call.request
+        try:
+            if admitted.is_local:
+                self._local.give_back(admitted, admitted.reserved_tokens - used_tokens(outcome))
                 # Redis may have admitted it too and taken tokens from its buckets, though its answer did not arrive.
                 if not await self._live.leases.drop(admitted.request_id):
                     call = ended(admitted, outcome, now, duration_ms, 0)
-            finally:
-                del self._ending[admitted.request_id]
-        await self._settlements.settle(call)
+            await self._settlements.settle(call)
+        finally:
+            del self._ending[admitted.request_id]
 
     def unsettled(self) -> list[EndedRequest]:
         """Requests that have ended here, though Redis may not know it yet."""

@@ -21,7 +21,7 @@ class LostRequests:
 
     async def sweep(self) -> int:
         """Returns how many got their ending, 15 s after their process was last heard from; 0 while Redis is gone."""
-        num_lost = 0
+        num_ended = 0
         try:
             while leases := await self._live.leases.lapsed(AT_ONCE):
                 last: dict[str, dict[str, RequestRecord]] = {}
@@ -31,9 +31,9 @@ class LostRequests:
                         last[lease.process] = {record.id: record for record in records}
                     ended = left_behind(lease, last[lease.process].get(lease.request_id), time.time())
                     reply = await self._live.admission.finish(FinishCall(lease=lease, request=ended))
-                    num_lost += reply.was_first
+                    num_ended += reply.was_first
                 if len(leases) < AT_ONCE:
                     break
         except LiveUnavailableError:
-            return num_lost
-        return num_lost
+            return num_ended
+        return num_ended

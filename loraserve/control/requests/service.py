@@ -61,24 +61,26 @@ class RequestService:
         self._snapshots = snapshots
 
     async def list(self, principal: Principal, query: RequestQuery) -> Page[RequestRecord]:
-        """Running requests, newest first; then ended ones, latest end first: about the last 5,000 of each tenant."""
+        """Running requests, newest first, and those whose end Redis may not know yet; then the other ended ones, latest
+        end first: about the last 5,000 of each tenant."""
         if not 1 <= query.limit <= MAX_PAGE:
             raise invalid_value("limit", f"is {query.limit}; it must be 1 to {MAX_PAGE}.")
         place = _Place((float("inf"), ""), None) if query.cursor is None else _place_of(query.cursor)
         tenants = self._tenants(principal, query.tenant)
         with redis_required():
             found: list[tuple[str, RequestRecord]] = []
-            if place.running is not None and query.state in (None, RequestState.RUNNING):
+            listed: set[str] = set()
+            if place.running is not None:
+                running = [record for record in await self._running(tenants) if _matches(principal, record, query)]
+                listed = {record.id for record in running}
                 found = [
                     (f"run:{record.at}:{record.id}", record)
-                    for record in await self._running(tenants)
+                    for record in running
                     if (-record.at, record.id) > (-place.running[0], place.running[1])
-                    and _matches(principal, record, query)
                 ]
             if len(found) <= query.limit and query.state is not RequestState.RUNNING:
-                # Another server's request may have ended since it was reported as running.
-                listed = {record.id for _, record in found}
-                ended = await self._ended(principal, query, tenants, place.ended, query.limit + 1)
+                # Redis may know by now how some of those ended that are on this page or an earlier one.
+                ended = await self._ended(principal, query, tenants, place.ended, query.limit + 1 + len(listed))
                 found += [(cursor, record) for cursor, record in ended if record.id not in listed]
         page = found[: query.limit]
         next_cursor = encode_cursor(page[-1][0]) if len(found) > query.limit else None
@@ -92,7 +94,7 @@ class RequestService:
         return record
 
     async def abort(self, principal: Principal, request_id: str) -> None:
-        """The request ends within a second or two, wherever it runs; does nothing if it is over."""
+        """The request ends within a few seconds, wherever it runs; does nothing if it is over."""
         principal.require(Action.OPERATE)
         record = await self.get(principal, request_id)
         if record.state is not RequestState.RUNNING or self._snapshots.abort_own(request_id):
@@ -151,7 +153,7 @@ class RequestService:
             return None
         tenant = principal.acting_tenant
         with redis_required():
-            for _ in range(REPORT_TRIES):
+            for num_left in reversed(range(REPORT_TRIES)):
                 # NOTE: before the search, so that a request that ends meanwhile is found as ended.
                 is_in_flight = await self._live.leases.is_in_flight(tenant, request_id)
                 for record in await self._running([tenant]):
@@ -160,7 +162,7 @@ class RequestService:
                 ended = await self._live.requests.ended(tenant, request_id)
                 if ended is not None:
                     return record_of_ended(ended)
-                if not is_in_flight:
+                if not is_in_flight or num_left == 0:
                     break
                 # Its client knows its id already, but the server that runs it has not reported it yet.
                 await asyncio.sleep(REPORT_TRY_EVERY_S)

@@ -19,20 +19,20 @@ class Settlements:
     def __init__(self, live: LiveAdmission) -> None:
         self._live = live
         self._unsettled: dict[str, FinishCall] = {}
-        """By request id, oldest first: those being reported, and those that Redis missed."""
+        """By request id, oldest first."""
 
     def unsettled(self) -> list[EndedRequest]:
-        """Ended requests that Redis may not know of yet."""
+        """Ended requests that Redis missed."""
         return [call.request for call in self._unsettled.values()]
 
     async def settle(self, call: FinishCall) -> bool:
         """False: Redis is gone; `retry` will report it. Reporting it twice does no harm."""
         request_id = call.lease.request_id
-        self._unsettled[request_id] = call
         try:
             await self._live.finish(call)
         except LiveUnavailableError as error:
             logger.info("request %s could not be settled in Redis yet: %s", request_id, error)
+            self._unsettled[request_id] = call
             if len(self._unsettled) > MAX_UNSETTLED:
                 del self._unsettled[next(iter(self._unsettled))]
             return False

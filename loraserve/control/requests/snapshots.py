@@ -179,7 +179,7 @@ class Snapshots:
         return {**found, self._process: self.own_requests()}
 
     async def last_requests(self, process: str) -> list[RequestRecord]:
-        """Requests that a process last reported as running, up to a minute ago. Raises `LiveUnavailableError`."""
+        """What a process last reported, up to a minute ago; see `own_requests`. Raises `LiveUnavailableError`."""
         snapshot = await self._live.snapshots.get(SnapshotKind.REQUESTS, process)
         return [] if snapshot is None else self._running_decoder.decode(snapshot.body).requests
 

@@ -200,7 +200,9 @@ def test_a_request_is_known_on_every_server_while_its_end_is_reported_to_redis(
             for server in (node, other):
                 requests = service_on(server)
                 assert (await requests.get(OPERATOR, admitted.request_id)).state is RequestState.STOP
-                assert [record.state for record in await all_pages(requests, OPERATOR, 1)] == [RequestState.STOP]
+                for query in ({}, {"state": RequestState.STOP}):
+                    found = await all_pages(requests, OPERATOR, 1, **query)
+                    assert [record.state for record in found] == [RequestState.STOP]
                 assert (await requests.list(OPERATOR, is_running)).items == []
             may_report.set()
             await finishing
@@ -280,6 +282,12 @@ def test_pages_skip_none_if_another_servers_requests_have_ended_since_it_reporte
             await node.snapshots.publish()
             for each in admitted:
                 await node.admission.finish(each, DONE)
+            ids = [each.request_id for each in reversed(admitted)] + over[::-1]
+            for limit in (1, 2):
+                found = await all_pages(service_on(other), OPERATOR, limit)
+                assert sorted(record.id for record in found) == sorted(ids)
+            stopped = await all_pages(service_on(other), OPERATOR, 2, state=RequestState.STOP)
+            assert [record.id for record in stopped] == ids
             page = await service_on(other).list(OPERATOR, RequestQuery(limit=3))
             assert {record.id for record in page.items} == {over[-1], *(each.request_id for each in admitted)}
             assert page.next_cursor is not None
