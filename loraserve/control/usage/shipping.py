@@ -68,7 +68,7 @@ class UsageShipping:
         except LiveUnavailableError:
             self.is_complete = False
             return
-        if is_all:
+        if is_all and self._of == accepted:  # unless another call has begun again for another Redis
             self._all_next_s = time.monotonic() + ALL_EVERY_S
             self.is_complete = True
 
