@@ -1528,7 +1528,7 @@ export interface paths {
         /**
          * CountInputTokens
          * @description Count the tokens in the prompt of a response, whether or not they fit the model. The body is that of
-         *     POST /v1/responses; all of its fields are checked, also those that only concern the answer.
+         *     POST /v1/responses; fields that only concern the answer are checked, too, as far as no model is needed for that.
          *
          *     Needs a key with the role `infer` or `operator` or `admin`.
          */
@@ -4140,9 +4140,9 @@ export interface components {
             chat_template_missing: boolean;
             /** @description Tokens with rows of its own in the embedding or `lm_head`, ascending; empty if there are none. */
             trained_token_ids: number[];
-            /** @description Whether its linear layers have DoRA's magnitudes. */
+            /** @description Whether its linear layers have DoRA's magnitudes; false also if that was not recorded. */
             use_dora: boolean;
-            /** @description Whether alpha is divided by the square root of the rank (rsLoRA) instead of the rank. */
+            /** @description Whether alpha is divided by the square root of the rank (rsLoRA) instead of the rank; likewise. */
             use_rslora: boolean;
             /** @description Names of the base models that it was checked against; empty if that was not recorded. */
             bases: string[];

@@ -63,7 +63,7 @@ async def create_adapter_response(
 )
 async def count_input_tokens(request: Request, context: NamedDependency[AppContext]) -> InputTokenCount:
     """Count the tokens in the prompt of a response, whether or not they fit the model. The body is that of
-    POST /v1/responses; all of its fields are checked, also those that only concern the answer."""
+    POST /v1/responses; fields that only concern the answer are checked, too, as far as no model is needed for that."""
     return await _count(request, context, None)
 
 

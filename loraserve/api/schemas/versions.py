@@ -59,9 +59,9 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     trained_token_ids: list[int]
     """Tokens with rows of its own in the embedding or `lm_head`, ascending; empty if there are none."""
     use_dora: bool
-    """Whether its linear layers have DoRA's magnitudes."""
+    """Whether its linear layers have DoRA's magnitudes; false also if that was not recorded."""
     use_rslora: bool
-    """Whether alpha is divided by the square root of the rank (rsLoRA) instead of the rank."""
+    """Whether alpha is divided by the square root of the rank (rsLoRA) instead of the rank; likewise."""
     bases: list[str]
     """Names of the base models that it was checked against; empty if that was not recorded."""
     fits: bool

@@ -11,7 +11,7 @@ from loraserve.serving.engine_errors import engine_dead
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import BlobStore
 
-RETRY_AFTER_S = 5
+PACK_RETRY_AFTER_S = 5
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def _size_of(path: Path) -> int | None:
 def _not_now(digest: str, reason: str) -> ServingError:
     logger.error("adapter content %s cannot be packed now: %s", digest, reason)
     message = "The server cannot prepare the adapter now; its log says why. Retry in a few seconds."
-    return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
+    return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=PACK_RETRY_AFTER_S)
 
 
 def _unreadable(digest: str, reason: str) -> ServingError:
