@@ -95,6 +95,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = (folder, ROOT, ROOT / "kernels", ROOT / "adapters")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # may change what is printed
 
 
 def collected(*calls: Iterable[str]) -> list[list[str]]:
