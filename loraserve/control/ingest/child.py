@@ -77,7 +77,7 @@ def main() -> int:
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        answer = JobAnswer(report=Report(checks=[]), disk_full=error.errno)
+        answer = JobAnswer(report=Report(checks=[]), write_errno=error.errno)
     sys.stdout.buffer.write(msgspec.json.encode(answer))
     sys.stdout.buffer.flush()
     return 0

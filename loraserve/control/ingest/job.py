@@ -61,5 +61,5 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     report: Report
     manifest: Manifest | None = None
     """Only for an accepted ingest."""
-    disk_full: int | None = None
-    """Error number of a write for which the disk, or the user's quota on it, has no room: nothing was decided."""
+    write_errno: int | None = None
+    """The disk, or the user's quota on it, has no room for the job's output: ENOSPC or EDQUOT. Nothing was decided."""

@@ -111,11 +111,11 @@ class Ingest:
     async def ingest(self, folder: Path, sha256: Mapping[str, str]) -> JobAnswer:
         """Checks the two files in `folder`; if accepted, it then contains a blob and `PACKED_NAME`.
 
-        sha256: announced hashes in hex, by file name. Raises `IngestError`.
+        sha256: announced hashes in hex, by file name. Raises `IngestError`; `OSError` if the disk is full.
         """
         try:
             return await self._run(self._ingest_job(folder, folder, sha256, self._rules, write_content=True))
-        except IngestError:
+        except (IngestError, OSError):
             # NOTE: on a full disk there is otherwise no room for the upload's outcome.
             await asyncio.to_thread(_remove_outputs, folder)
             raise
@@ -135,7 +135,7 @@ class Ingest:
         """Makes the packed form of a blob again, for a new base or a lost file.
 
         Raises `IngestError`: namely `DoesNotFitError` if the content is not for the served base model, and
-        `DamagedFilesError`.
+        `DamagedFilesError`. Raises `OSError` if the disk is full.
         """
         output = await asyncio.to_thread(self._new_output_folder, digest)
         try:
@@ -206,10 +206,8 @@ class Ingest:
             answer = msgspec.json.decode(ended.answer, type=JobAnswer)
         except msgspec.DecodeError as error:
             raise IngestError(f"the process that reads the adapter gave no answer: {error}") from None
-        if answer.disk_full is not None:
-            reason = f"the data directory cannot be written ({os.strerror(answer.disk_full)})"
-            _logger.error("an adapter could not be read: %s", reason)
-            raise IngestError(reason)
+        if answer.write_errno is not None:
+            raise OSError(answer.write_errno, os.strerror(answer.write_errno))
         return answer
 
 
