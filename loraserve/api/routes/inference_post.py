@@ -1,4 +1,4 @@
-"""The decorator of routes that run the model."""
+"""The decorators of routes that take a prompt: those that run the model, and those that only count or convert it."""
 
 from functools import partial
 
@@ -6,8 +6,9 @@ import msgspec
 from litestar import post
 from litestar.openapi.datastructures import ResponseSpec
 
-from loraserve.api.http.needs import INFERENCE
+from loraserve.api.http.needs import INFERENCE, needs
 from loraserve.api.openapi.document import json_body
+from loraserve.control.tenancy.principal import Action
 
 
 def inference_post(body: type[msgspec.Struct], responses: dict[int, ResponseSpec]) -> "partial[post]":
@@ -22,4 +23,16 @@ def inference_post(body: type[msgspec.Struct], responses: dict[int, ResponseSpec
         operation_class=json_body(body),
         responses=responses,
         tags=["inference"],
+    )
+
+
+def text_post(body: type[msgspec.Struct], responses: dict[int, ResponseSpec]) -> "partial[post]":
+    """As `inference_post`, for routes that do not run the model."""
+    return partial(
+        post,
+        opt=needs(Action.INFER),
+        status_code=200,
+        operation_class=json_body(body),
+        responses=responses,
+        tags=["text"],
     )

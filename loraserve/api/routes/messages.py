@@ -4,7 +4,7 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
@@ -15,7 +15,6 @@ from loraserve.api.chat.reasoning import with_reasoning
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
-from loraserve.api.http.needs import needs
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.respond import open_stream, respond_complete
 from loraserve.api.messages.errors import ANTHROPIC_ERRORS, REQUEST_ID
@@ -24,20 +23,19 @@ from loraserve.api.messages.output import MessageOutput
 from loraserve.api.messages.prompt import message_prompt, prompt_tokens
 from loraserve.api.messages.request import checked_message, counted_conversation
 from loraserve.api.messages.writer import MessageWriter
-from loraserve.api.openapi.document import answered_with, json_body, message_error_responses
-from loraserve.api.routes.inference_post import inference_post
+from loraserve.api.openapi.document import answered_with, message_error_responses
+from loraserve.api.routes.inference_post import inference_post, text_post
 from loraserve.api.schemas.message_answer import Message, TokenCount
 from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
 from loraserve.control.requests.running import Route
-from loraserve.control.tenancy.principal import Action
 
 R = TypeVar("R", bound=Response)
 
 DECODER = msgspec.json.Decoder(MessagesRequest, strict=True)
 COUNT_DECODER = msgspec.json.Decoder(CountTokensRequest, strict=True)
-COUNT_OPERATION = json_body(CountTokensRequest)
 ERRORS = message_error_responses()
 _post = inference_post(MessagesRequest, answered_with(Message, ERRORS))
+_count_post = text_post(CountTokensRequest, ERRORS)
 
 
 @_post("/v1/messages", exception_handlers=ANTHROPIC_ERRORS)
@@ -55,29 +53,13 @@ async def create_adapter_message(
     return _identified(request, await _answer(request, context, adapter))
 
 
-@post(
-    "/v1/messages/count_tokens",
-    opt=needs(Action.INFER),
-    status_code=200,
-    operation_class=COUNT_OPERATION,
-    responses=ERRORS,
-    exception_handlers=ANTHROPIC_ERRORS,
-    tags=["text"],
-)
+@_count_post("/v1/messages/count_tokens", exception_handlers=ANTHROPIC_ERRORS)
 async def count_tokens(request: Request, context: NamedDependency[AppContext]) -> Response[TokenCount]:
     """Count the tokens in the prompt of a message."""
     return _identified(request, Response(await _count(request, context, None)))
 
 
-@post(
-    "/adapters/{adapter:str}/v1/messages/count_tokens",
-    opt=needs(Action.INFER),
-    status_code=200,
-    operation_class=COUNT_OPERATION,
-    responses=ERRORS,
-    exception_handlers=ANTHROPIC_ERRORS,
-    tags=["text"],
-)
+@_count_post("/adapters/{adapter:str}/v1/messages/count_tokens", exception_handlers=ANTHROPIC_ERRORS)
 async def count_adapter_tokens(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> Response[TokenCount]:

@@ -3,7 +3,7 @@
 from functools import partial
 
 import msgspec
-from litestar import Request, Response, post, route
+from litestar import Request, Response, route
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
@@ -18,13 +18,13 @@ from loraserve.api.http.needs import needs
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.respond import open_stream, respond_complete
 from loraserve.api.inference.token_names import TokenNames
-from loraserve.api.openapi.document import ERROR_RESPONSES, answered_with, json_body
+from loraserve.api.openapi.document import ERROR_RESPONSES, answered_with
 from loraserve.api.responses.echo import begun_response
 from loraserve.api.responses.kinds import refuse_kinds
 from loraserve.api.responses.output import ResponseOutput
 from loraserve.api.responses.request import checked_response
 from loraserve.api.responses.writer import ResponseWriter
-from loraserve.api.routes.inference_post import inference_post
+from loraserve.api.routes.inference_post import inference_post, text_post
 from loraserve.api.schemas.response_answer import InputTokenCount, ResponseObject
 from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.control.requests.running import Route
@@ -32,8 +32,8 @@ from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
 
 DECODER = msgspec.json.Decoder(ResponsesRequest, strict=True)
-COUNT_OPERATION = json_body(ResponsesRequest)
 _post = inference_post(ResponsesRequest, answered_with(ResponseObject))
+_count_post = text_post(ResponsesRequest, ERROR_RESPONSES)
 
 
 @_post("/v1/responses")
@@ -53,28 +53,14 @@ async def create_adapter_response(
     return await _respond(request, context, adapter)
 
 
-@post(
-    "/v1/responses/input_tokens",
-    opt=needs(Action.INFER),
-    status_code=200,
-    operation_class=COUNT_OPERATION,
-    responses=ERROR_RESPONSES,
-    tags=["text"],
-)
+@_count_post("/v1/responses/input_tokens")
 async def count_input_tokens(request: Request, context: NamedDependency[AppContext]) -> InputTokenCount:
     """Count the tokens in the prompt of a response, whether or not they fit the model. The body is that of
     POST /v1/responses; fields that only concern the answer are checked, too, as far as no model is needed for that."""
     return await _count(request, context, None)
 
 
-@post(
-    "/adapters/{adapter:str}/v1/responses/input_tokens",
-    opt=needs(Action.INFER),
-    status_code=200,
-    operation_class=COUNT_OPERATION,
-    responses=ERROR_RESPONSES,
-    tags=["text"],
-)
+@_count_post("/adapters/{adapter:str}/v1/responses/input_tokens")
 async def count_adapter_input_tokens(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
 ) -> InputTokenCount:

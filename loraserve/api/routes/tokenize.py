@@ -1,7 +1,7 @@
 """POST /tokenize and /detokenize."""
 
 import msgspec
-from litestar import Request, post
+from litestar import Request
 from litestar.di import NamedDependency
 from msgspec import UNSET
 
@@ -11,26 +11,18 @@ from loraserve.api.chat.conversations import conversation_of
 from loraserve.api.chat.tools import checked_tools
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
-from loraserve.api.http.needs import needs
 from loraserve.api.http.ranges import check_token_ids
-from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
+from loraserve.api.openapi.document import ERROR_RESPONSES
+from loraserve.api.routes.inference_post import text_post
 from loraserve.api.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from loraserve.control.names.resolve import ResolvedAdapter
-from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
 TOKENIZE_DECODER = msgspec.json.Decoder(TokenizeRequest, strict=True)
 DETOKENIZE_DECODER = msgspec.json.Decoder(DetokenizeRequest, strict=True)
 
 
-@post(
-    "/tokenize",
-    opt=needs(Action.INFER),
-    status_code=200,
-    operation_class=json_body(TokenizeRequest),
-    responses=ERROR_RESPONSES,
-    tags=["text"],
-)
+@text_post(TokenizeRequest, ERROR_RESPONSES)("/tokenize")
 async def tokenize(request: Request, context: NamedDependency[AppContext]) -> TokenizeResponse:
     """The token ids with which a completion of `prompt` or a chat with `messages` would begin."""
     body = await decode_body(request, TOKENIZE_DECODER)
@@ -45,14 +37,7 @@ async def tokenize(request: Request, context: NamedDependency[AppContext]) -> To
     )
 
 
-@post(
-    "/detokenize",
-    opt=needs(Action.INFER),
-    status_code=200,
-    operation_class=json_body(DetokenizeRequest),
-    responses=ERROR_RESPONSES,
-    tags=["text"],
-)
+@text_post(DetokenizeRequest, ERROR_RESPONSES)("/detokenize")
 async def detokenize(request: Request, context: NamedDependency[AppContext]) -> DetokenizeResponse:
     """The text of token ids, including special tokens."""
     body = await decode_body(request, DETOKENIZE_DECODER)
