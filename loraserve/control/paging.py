@@ -2,9 +2,11 @@
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 from loraserve.serving.errors import ServingError, invalid_value
 
@@ -12,6 +14,7 @@ MAX_PAGE = 500
 DEFAULT_PAGE = 100
 
 T = TypeVar("T")
+Value = str | int | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +24,69 @@ class Page(Generic[T]):
     """None on the last page."""
 
 
-def page_of(items: Sequence[T], id_of: Callable[[T], str], *, limit: int, cursor: str | None) -> Page[T]:
-    """The items after the one that `cursor` names, at most `limit`. Raises `ServingError`.
+@dataclass(frozen=True, slots=True)
+class Order(Generic[T]):
+    name: str
+    """Part of cursors, so that one of another list is refused."""
+    value_of: Callable[[T], Value]
+    id_of: Callable[[T], str]
+    """Unique in the list. Items with the same value are in order of their ids."""
+    is_down: bool = False
+    """Whether the largest value comes first."""
 
-    items: in the order of the list. A cursor holds the id of its page's last item; if that item no longer exists, the
-    cursor is refused.
+    def sort(self, items: Iterable[T]) -> list[T]:
+        return sorted(sorted(items, key=self.id_of), key=self.value_of, reverse=self.is_down)
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The last item of a page, as its cursor says it."""
+
+    order: str
+    value: Value
+    id: str
+
+    def is_before(self, item: T, order: Order[T]) -> bool:
+        value = order.value_of(item)
+        if value == self.value:
+            return self.id < order.id_of(item)
+        if isinstance(value, str) or isinstance(self.value, str):
+            is_less = str(self.value) < str(value)  # of one kind unless the cursor is made up
+        else:
+            is_less = self.value < value
+        return is_less is not order.is_down
+
+
+def page_of(items: Iterable[T], order: Order[T], *, limit: int, cursor: str | None) -> Page[T]:
+    """The first `limit` items in this order, or those after the page that `cursor` belongs to. Raises `ServingError`.
+
+    items: all of them, in any order. A cursor holds the place of its page's last item, which may be gone by now.
     """
     if not 1 <= limit <= MAX_PAGE:
         raise invalid_value("limit", f"is {limit}; it must be 1 to {MAX_PAGE}.")
-    start = 0 if cursor is None else _start(items, id_of, cursor)
-    page = list(items[start : start + limit])
-    is_last = start + limit >= len(items)
-    return Page(page, None if is_last or not page else encode_cursor(id_of(page[-1])))
+    rest = order.sort(items)
+    if cursor is not None:
+        place = _place_of(cursor, order)
+        rest = [item for item in rest if place.is_before(item, order)]
+    page = rest[:limit]
+    if len(page) == len(rest):
+        return Page(page, None)
+    last = page[-1]
+    place = _Place(order.name, order.value_of(last), order.id_of(last))
+    return Page(page, encode_cursor(msgspec.json.encode(place).decode()))
 
 
-def encode_cursor(last_id: str) -> str:
-    return base64.urlsafe_b64encode(last_id.encode()).decode().rstrip("=")
+def _place_of(cursor: str, order: Order[T]) -> _Place:
+    try:
+        place = msgspec.json.decode(decode_cursor(cursor), type=_Place)
+    except msgspec.DecodeError:
+        raise unknown_cursor() from None
+    if place.order != order.name:
+        raise unknown_cursor()
+    return place
+
+
+def encode_cursor(place: str) -> str:
+    return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str) -> str:
@@ -44,18 +94,8 @@ def decode_cursor(cursor: str) -> str:
     try:
         return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, ValueError):
-        raise _unknown_cursor() from None
+        raise unknown_cursor() from None
 
 
-def _start(items: Sequence[T], id_of: Callable[[T], str], cursor: str) -> int:
-    last_id = decode_cursor(cursor)
-    for index, item in enumerate(items):
-        if id_of(item) == last_id:
-            return index + 1
-    raise _unknown_cursor()
-
-
-def _unknown_cursor() -> ServingError:
-    return invalid_value(
-        "cursor", "does not belong to this list, or its item no longer exists. Start again without a cursor."
-    )
+def unknown_cursor() -> ServingError:
+    return invalid_value("cursor", "does not belong to this list. Start again without a cursor.")

@@ -17,11 +17,14 @@ from loraserve.api.management.uploads import chunk_of, upload_item
 from loraserve.api.openapi.document import ERROR_RESPONSES, binary_body, json_body, multipart_body
 from loraserve.api.openapi.operation_docs import CONTENT_RANGE, IDEMPOTENCY_KEY, heeds
 from loraserve.api.schemas.uploads import ChunkReceived, CreateUploadRequest, UploadItem, UploadList
-from loraserve.control.paging import DEFAULT_PAGE, page_of
+from loraserve.control.paging import DEFAULT_PAGE, Order, page_of
 from loraserve.control.tenancy.principal import Action
-from loraserve.store.upload_session import UploadFile
+from loraserve.store.upload_session import UploadFile, UploadSession
 
 MAX_WAIT_S = 30.0
+NEWEST_FIRST: Order[UploadSession] = Order(
+    "-created_at", lambda session: session.created_at, lambda session: session.id, is_down=True
+)
 CREATE_DECODER = msgspec.json.Decoder(CreateUploadRequest, strict=True)
 
 
@@ -102,7 +105,7 @@ async def list_uploads(
     """The tenant's uploads, newest first. `limit`: items per page, 1 to 500."""
     uploads = context.control.uploads
     sessions = await uploads.list(principal_of(request))
-    page = page_of(sessions, lambda session: session.id, limit=limit, cursor=cursor)
+    page = page_of(sessions, NEWEST_FIRST, limit=limit, cursor=cursor)
     return UploadList([upload_item(session) for session in await uploads.with_reports(page.items)], page.next_cursor)
 
 

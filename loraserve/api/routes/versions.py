@@ -18,11 +18,15 @@ from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.openapi.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.schemas.reports import ReportItem, report_item
 from loraserve.api.schemas.versions import VersionItem, VersionList
-from loraserve.control.paging import DEFAULT_PAGE, page_of
+from loraserve.control.paging import DEFAULT_PAGE, Order, page_of
 from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
+from loraserve.store.records import VersionRecord
 
+NEWEST_FIRST: Order[VersionRecord] = Order(
+    "-version", lambda version: version.n, lambda version: str(version.n), is_down=True
+)
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
 MEDIA_TYPE = "application/octet-stream"
 
@@ -37,7 +41,7 @@ async def list_versions(
 ) -> VersionList:
     """The adapter's versions, newest first, without deleted ones. `limit`: items per page, 1 to 500."""
     document, versions = await context.control.versions.list(principal_of(request), name)
-    page = page_of(versions, lambda version: str(version.n), limit=limit, cursor=cursor)
+    page = page_of(versions, NEWEST_FIRST, limit=limit, cursor=cursor)
     return VersionList(
         [context.adapter_items.version(principal_of(request), document.doc, version) for version in page.items],
         page.next_cursor,

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
 
 from loraserve.control.documents.adapter_edits import live_version
-from loraserve.control.paging import DEFAULT_PAGE
+from loraserve.control.paging import DEFAULT_PAGE, Order, Value
 from loraserve.control.usage.request_totals import AdapterKey
 from loraserve.control.usage.traffic import NO_TRAFFIC, AdapterTraffic
 from loraserve.store.records import AdapterDoc, Document
@@ -72,15 +71,12 @@ ALL_ADAPTERS = AdapterQuery()
 """Except deleted ones."""
 
 
-def sort_key(
-    sort: AdapterSort, traffic: Mapping[AdapterKey, AdapterTraffic]
-) -> tuple[Callable[[Document[AdapterDoc]], Any], bool]:
-    """The key function, and whether the largest key comes first."""
+def order_of(sort: AdapterSort, traffic: Mapping[AdapterKey, AdapterTraffic]) -> Order[Document[AdapterDoc]]:
 
     def of(document: Document[AdapterDoc]) -> AdapterTraffic:
         return traffic.get((document.doc.tenant, document.doc.name), NO_TRAFFIC)
 
-    keys: dict[str, Callable[[Document[AdapterDoc]], Any]] = {
+    values: dict[str, Callable[[Document[AdapterDoc]], Value]] = {
         AdapterSort.NAME: lambda document: document.doc.name,
         AdapterSort.SIZE: lambda document: _live_size_bytes(document.doc),
         AdapterSort.CREATED: lambda document: document.doc.created_at,
@@ -88,7 +84,11 @@ def sort_key(
         AdapterSort.REQUESTS: lambda document: of(document).num_requests,
         AdapterSort.LAST_USED: lambda document: of(document).last_used_at or 0.0,
     }
-    return keys[sort.removeprefix("-")], sort.startswith("-")
+    return Order(sort, values[sort.removeprefix("-")], _name_and_tenant, is_down=sort.startswith("-"))
+
+
+def _name_and_tenant(document: Document[AdapterDoc]) -> str:
+    return f"{document.doc.name} {document.doc.tenant}"
 
 
 def _live_size_bytes(doc: AdapterDoc) -> int:

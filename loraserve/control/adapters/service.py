@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from loraserve.control.adapters.pins import Pins
-from loraserve.control.adapters.queries import ALL_ADAPTERS, NOTHING_USED, AdapterQuery, AdapterState, sort_key
+from loraserve.control.adapters.queries import ALL_ADAPTERS, NOTHING_USED, AdapterQuery, AdapterState, order_of
 from loraserve.control.contents.residency import Residency
 from loraserve.control.documents.adapter_edits import live_version, mark_deleted, mark_restored
 from loraserve.control.names.adapter_access import AdapterAccess
@@ -81,10 +81,7 @@ class AdapterService:
     ) -> Page[Document[AdapterDoc]]:
         """traffic: for sorting by requests or last use."""
         found = [found for found in self._access.readable(principal) if query.matches(found, self.state_of)]
-        found.sort(key=lambda document: document.doc.name)
-        by, is_down = sort_key(query.sort, traffic)
-        found.sort(key=by, reverse=is_down)
-        return page_of(found, lambda document: document.id, limit=query.limit, cursor=query.cursor)
+        return page_of(found, order_of(query.sort, traffic), limit=query.limit, cursor=query.cursor)
 
     async def read(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
         """Includes whatever any server committed before this call."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.tenant_edits import tenant_not_found
-from loraserve.control.paging import DEFAULT_PAGE, MAX_PAGE, Page, decode_cursor, encode_cursor
+from loraserve.control.paging import DEFAULT_PAGE, MAX_PAGE, Page, decode_cursor, encode_cursor, unknown_cursor
 from loraserve.control.requests.records import record_of_ended
 from loraserve.control.requests.snapshot_records import RequestRecord, RequestState
 from loraserve.control.requests.snapshots import Snapshots
@@ -198,7 +198,7 @@ def _place_of(cursor: str) -> _Place:
         return _Place((float(found["at"]), found["id"]), None)
     if found := ENDED_CURSOR.fullmatch(text):
         return _Place(None, (found["position"], found["tenant"]))
-    raise invalid_value("cursor", "does not belong to this list. Start again without a cursor.")
+    raise unknown_cursor()
 
 
 def _newest_first(recent: RecentRequest) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from loraserve.control.paging import DEFAULT_PAGE, MAX_PAGE, Page, decode_cursor, encode_cursor
+from loraserve.control.paging import DEFAULT_PAGE, MAX_PAGE, Page, decode_cursor, encode_cursor, unknown_cursor
 from loraserve.control.tenancy.principal import Action, Principal
 from loraserve.control.unavailable import redis_required
 from loraserve.live.audit import AuditEntry, AuditRecord
@@ -152,5 +152,5 @@ def _is_action(action: str, wanted: str) -> bool:
 def _position(cursor: str) -> str:
     position = decode_cursor(cursor)
     if not POSITION.fullmatch(position):
-        raise invalid_value("cursor", "does not belong to this list. Start again without a cursor.")
+        raise unknown_cursor()
     return position

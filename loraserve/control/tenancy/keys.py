@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.declarations import Declarations
 from loraserve.control.documents.tenant_edits import tenant_not_found
-from loraserve.control.paging import DEFAULT_PAGE, Page, page_of
+from loraserve.control.paging import DEFAULT_PAGE, Order, Page, page_of
 from loraserve.control.tenancy.api_keys import generate_key
 from loraserve.control.tenancy.key_documents import (
     IssuedKey,
@@ -25,6 +25,9 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Limits, Role, Status
 
 MAX_KEYS = 1000
+NEWEST_FIRST: Order[Document[KeyDoc]] = Order(
+    "-created_at", lambda document: document.doc.created_at, lambda document: document.id, is_down=True
+)
 """Per tenant, and for keys of all tenants (`*`); revoked and expired keys do not count. Approximate: requests at the
 same moment may exceed it."""
 
@@ -51,8 +54,7 @@ class KeyService:
             for document in self._catalog.all_keys()
             if _may_see(principal, document.doc) and tenant in (None, document.doc.tenant)
         ]
-        found.sort(key=lambda document: (-document.doc.created_at, document.id))
-        return page_of(found, lambda document: document.id, limit=limit, cursor=cursor)
+        return page_of(found, NEWEST_FIRST, limit=limit, cursor=cursor)
 
     async def read(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
         """Includes whatever any server committed before this call."""

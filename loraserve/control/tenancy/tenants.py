@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.declarations import Declarations
 from loraserve.control.documents.tenant_edits import id_taken, tenant_not_found
-from loraserve.control.paging import DEFAULT_PAGE, Page, page_of
+from loraserve.control.paging import DEFAULT_PAGE, Order, Page, page_of
 from loraserve.control.tenancy.limit_checks import NO_LIMITS, check_limits
 from loraserve.control.tenancy.principal import Action, Principal
 from loraserve.control.tenancy.quota import Quota
@@ -23,6 +23,7 @@ from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT, Document, Doc
 
 MAX_DESCRIPTION_CHARACTERS = 2000
 MAX_WEIGHT = 1000.0
+BY_ID: Order[Document[TenantDoc]] = Order("id", lambda document: document.id, lambda document: document.id)
 SERVER_ACTOR = "server"
 
 
@@ -94,8 +95,7 @@ class TenantService:
             for document in self._catalog.known_tenants()
             if _may_see(principal, document.id) and (document.doc.deleted_at is not None) == deleted
         ]
-        found.sort(key=lambda document: document.id)
-        return page_of(found, lambda document: document.id, limit=limit, cursor=cursor)
+        return page_of(found, BY_ID, limit=limit, cursor=cursor)
 
     async def read(self, principal: Principal, tenant: str) -> Document[TenantDoc]:
         """Includes whatever any server committed before this call, and deleted tenants."""

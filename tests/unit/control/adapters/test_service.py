@@ -421,7 +421,14 @@ def test_lists_are_filtered_sorted_and_paged(valkey: Valkey, tmp_path: Path) -> 
             assert page.next_cursor is not None
             assert names(AdapterQuery(limit=2, cursor=page.next_cursor)) == ["charlie"]
             assert node.adapters.list(ACME, AdapterQuery(limit=3)).next_cursor is None
-            for query, param in ((AdapterQuery(limit=501), "limit"), (AdapterQuery(cursor="!"), "cursor")):
+            await node.adapters.delete(ACME, "r", "bravo", drain_s=0)
+            assert names(AdapterQuery(limit=2, cursor=page.next_cursor)) == ["charlie"], "its last item may be gone"
+            by_size = AdapterQuery(sort=AdapterSort.LARGEST, cursor=page.next_cursor)
+            for query, param in (
+                (AdapterQuery(limit=501), "limit"),
+                (AdapterQuery(cursor="!"), "cursor"),
+                (by_size, "cursor"),
+            ):
                 with pytest.raises(ServingError) as refused:
                     node.adapters.list(ACME, query)
                 assert refused.value.param == param
