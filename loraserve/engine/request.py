@@ -152,6 +152,8 @@ class EngineRequest:
     tenant: str = ""
     tenant_weight: float = 1.0
     """Share of the engine relative to other tenants; above 0."""
+    priority: int = 0
+    """Among the tenant's own requests, lower ones are more urgent."""
     predicted_token_ids: list[int] = field(default_factory=list)
     """An approximate prediction of its outputs. Affects how soon they arrive, not what they are."""
     pooling: PoolingParams | None = None

@@ -1,4 +1,4 @@
-"""Waiting requests, one first-in-first-out queue for each tenant, ordered between tenants by service received.
+"""Waiting requests: a queue for each tenant, ordered by priority and arrival; between tenants by service received.
 
 Virtual token counters (Sheng et al., OSDI 2024, "Fairness in Serving Large Language Models"): each tenant's counter
 grows by the tokens computed for it; the tenant with the smallest counter goes first. A tenant with nothing waiting
@@ -14,12 +14,42 @@ from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from math import inf
 
+from loraserve.engine.request import EngineRequest
 from loraserve.engine.scheduling.sequence import Sequence
+
+
+class _TenantQueue:
+    """First in, first out among sequences of one priority; lower ones go first."""
+
+    def __init__(self) -> None:
+        self._by_priority: dict[int, deque[Sequence]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_priority)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain.from_iterable(self._by_priority[priority] for priority in sorted(self._by_priority))
+
+    @property
+    def least_priority(self) -> int:
+        return min(self._by_priority)
+
+    def append(self, sequence: Sequence) -> None:
+        self._by_priority.setdefault(sequence.request.priority, deque()).append(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        self._by_priority.setdefault(sequence.request.priority, deque()).appendleft(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        priority = sequence.request.priority
+        self._by_priority[priority].remove(sequence)
+        if not self._by_priority[priority]:
+            del self._by_priority[priority]
 
 
 class FairQueue:
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Sequence]] = {}
+        self._waiting: dict[str, _TenantQueue] = {}
         self._served: dict[str, float] = {}
         self._num_live: dict[str, int] = {}
         """Waiting and running sequences of each tenant; a tenant with none is idle."""
@@ -72,22 +102,30 @@ class FairQueue:
     def served(self, tenant: str) -> float:
         return self._served[tenant]
 
-    def has_waiting_before(self, tenant: str) -> bool:
-        """Whether another tenant is waiting that was not served more."""
-        return any(name != tenant and self._served[name] <= self._served[tenant] for name in self._waiting)
+    def first(self) -> Sequence | None:
+        """The first in order; None if none waits."""
+        return next(iter(self), None)
+
+    def has_waiting_before(self, request: EngineRequest) -> bool:
+        """Whether another tenant is waiting that was not served more, or the same one with a more urgent request."""
+        tenant, served = request.tenant, self._served[request.tenant]
+        own = self._waiting.get(tenant)
+        if own is not None and own.least_priority < request.priority:
+            return True
+        return any(name != tenant and self._served[name] <= served for name in self._waiting)
 
     def append(self, sequence: Sequence) -> None:
-        """Last in its tenant's queue."""
+        """Last in its tenant's queue among those of its priority."""
         tenant = sequence.request.tenant
         if tenant not in self._waiting:
             self._served[tenant] = max(self._served[tenant], self._least_of_new())
-            self._waiting[tenant] = deque()
+            self._waiting[tenant] = _TenantQueue()
         self._waiting[tenant].append(sequence)
         self._num_waiting += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        """First in its tenant's queue, for a preempted sequence."""
-        self._waiting.setdefault(sequence.request.tenant, deque()).appendleft(sequence)
+        """First in its tenant's queue among those of its priority, for a preempted sequence."""
+        self._waiting.setdefault(sequence.request.tenant, _TenantQueue()).put_back(sequence)
         self._num_waiting += 1
 
     def remove(self, sequence: Sequence) -> None:

@@ -88,6 +88,9 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """NOTE: not to be called while a queued step's tokens are unknown: it may preempt a sequence of that step."""
         plan = StepPlan()
+        for sequence in self._in_the_way():
+            self._preempt(sequence)
+            self._num_closed_steps = 0
         num_preempted_before = self.num_preemptions
         if not self._try_schedule_rows(self.running, plan):
             self._schedule_each(self.running, plan)
@@ -106,6 +109,8 @@ class Scheduler:
 
         Returns None and changes nothing if a sequence might have to be preempted.
         """
+        if self._in_the_way():
+            return None
         going_on = [each for each in self.running if each.num_uncomputed_tokens > 0 or not ends(each)]
         plan = StepPlan()
         if not self._try_schedule_rows(going_on, plan):
@@ -205,18 +210,19 @@ class Scheduler:
                 continue
             most = budget
             is_prompt = sequence.num_uncomputed_tokens > 1
-            if is_prompt and has_seat and self.waiting.has_waiting_before(sequence.request.tenant):
+            if is_prompt and has_seat and self.waiting.has_waiting_before(sequence.request):
                 most = min(budget, -(-self._max_num_batched_tokens // LONG_PROMPT_SHARE))
             budget -= self._schedule_running(sequence, most, plan)
 
-    def _turn(self, sequence: Sequence, *, in_turn: bool) -> tuple[float, float]:
-        """Sort key: decodes first, so that a long prompt never stalls them, then prompts, least-served tenants first.
+    def _turn(self, sequence: Sequence, *, in_turn: bool) -> tuple[float, float, int]:
+        """Sort key: decodes first, so that a long prompt never stalls them, then prompts, least-served tenants first,
+        and among those of one tenant the most urgent.
 
         in_turn: there are too few rows even for all decodes, so those with the fewest output tokens go first.
         """
         if sequence.num_uncomputed_tokens > 1:
-            return 1, self.waiting.served(sequence.request.tenant)
-        return 0, in_turn * sequence.num_output_tokens
+            return 1, self.waiting.served(sequence.request.tenant), sequence.request.priority
+        return 0, in_turn * sequence.num_output_tokens, 0
 
     def _has_blocks(self, sequences: Seq[Sequence]) -> bool:
         """Whether all of them can be scheduled without preemption, even if each gets as many rows as it can use."""
@@ -251,12 +257,16 @@ class Scheduler:
         budget = self._max_num_batched_tokens - sum(item.num_rows for item in plan.scheduled)
         num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in staying)
         bypassed: list[Sequence] = []
+        held_back: dict[str, int] = {}  # tenants whose requests wait if they are less urgent than this
         is_alone = not self.running
         self._adapters.settle_uploads()
         self._num_closed_steps = MAX_CLOSED_STEPS
         if num_seats <= 0:
             return
         for sequence in self.waiting:
+            tenant, priority = sequence.request.tenant, sequence.request.priority
+            if priority > held_back.get(tenant, priority):
+                continue
             if num_seats < _num_seats(sequence):
                 break
             if budget == 0:
@@ -269,6 +279,7 @@ class Scheduler:
                 if sequence.state.num_bypassed >= MAX_BYPASSED:
                     break
                 bypassed.append(sequence)
+                held_back.setdefault(tenant, priority)
             elif admission is _Admission.ADMITTED:
                 num_seats -= _num_seats(sequence)
                 budget -= plan.scheduled[-1].num_rows
@@ -284,11 +295,9 @@ class Scheduler:
         copied."""
         if not self._adapters.can_acquire(sequence):
             return _Admission.NO_ADAPTER_ROOM  # before its prompt is hashed
-        needs_every_row = _needs_prompt_logprobs(sequence) or sequence.state.wants_mean
-        cached = [] if needs_every_row else self._blocks.find_prefix(sequence)
+        cached = self._prefix_of(sequence)
         num_cached = len(cached) * self._block_size
-        num_blocks = -(-sequence.num_tokens // self._block_size) - len(cached)
-        if num_blocks + self.pool.num_evictable(cached) > self.pool.num_available:
+        if self._num_blocks_to_admit(sequence, cached) > self.pool.num_available:
             return _Admission.NO_ROOM
         num_rows = min(sequence.num_tokens - num_cached, budget)
         is_cold = self._adapters.is_cold(sequence)
@@ -316,6 +325,15 @@ class Scheduler:
         assert has_blocks, "blocks were counted before admission"
         self._append(plan, sequence, num_rows)
         return _Admission.ADMITTED
+
+    def _prefix_of(self, sequence: Sequence) -> list[int]:
+        """Cached blocks that it need not compute again."""
+        needs_every_row = _needs_prompt_logprobs(sequence) or sequence.state.wants_mean
+        return [] if needs_every_row else self._blocks.find_prefix(sequence)
+
+    def _num_blocks_to_admit(self, sequence: Sequence, cached: list[int]) -> int:
+        """Number of available blocks that it takes, including those of its prefix that nobody references."""
+        return -(-sequence.num_tokens // self._block_size) - len(cached) + self.pool.num_evictable(cached)
 
     def _append(self, plan: StepPlan, sequence: Sequence, num_rows: int) -> None:
         num_sampled_rows, num_pooled_rows = _num_sampled_rows(sequence, num_rows), 0
@@ -349,8 +367,37 @@ class Scheduler:
         return min(num_rows, MAX_PROMPT_LOGPROB_ROWS) if _needs_prompt_logprobs(sequence) else num_rows
 
     def _choose_victim(self) -> Sequence:
-        """The newest sequence of the most-served tenant."""
-        return max(self.running, key=lambda s: (self.waiting.served(s.request.tenant), s.admitted))
+        """Of the most-served tenant, the newest sequence of the least urgent ones."""
+        return max(self.running, key=lambda s: (self.waiting.served(s.request.tenant), *_dispensability(s)))
+
+    def _in_the_way(self) -> list[Sequence]:
+        """Running sequences whose preemption gives the first waiting one a seat and blocks: less urgent ones of its own
+        tenant. Empty if it has room anyway, or would have too little even so.
+
+        What they have computed stays in the prefix cache, so they lose little if the blocks are not needed.
+        """
+        if len(self.waiting) == 0 or self._is_closed():
+            return []
+        first = self.waiting.first()
+        if first is None or not self._adapters.can_acquire(first):
+            return []
+        less_urgent = [
+            each
+            for each in self.running
+            if each.request.tenant == first.request.tenant and each.request.priority > first.request.priority
+        ]
+        if not less_urgent:
+            return []
+        num_seats = _num_seats(first) + sum(map(_num_seats, self.running)) - self._max_num_seqs
+        num_blocks = self._num_blocks_to_admit(first, self._prefix_of(first)) - self.pool.num_available
+        chosen: list[Sequence] = []
+        for each in sorted(less_urgent, key=_dispensability, reverse=True):
+            if num_seats <= 0 and num_blocks <= 0:
+                break
+            chosen.append(each)
+            num_seats -= _num_seats(each)
+            num_blocks -= sum(not self.pool.is_shared(block) for block in each.blocks)
+        return chosen if num_seats <= 0 and num_blocks <= 0 else []
 
     def _preempt(self, sequence: Sequence) -> None:
         """Return it to the head of its tenant's queue and free everything it holds; its tokens are recomputed later."""
@@ -387,6 +434,11 @@ def _needs_prompt_logprobs(sequence: Sequence) -> bool:
     """True until the prompt has been computed once with all its logits."""
     state = sequence.state
     return state.wants_prompt_logprobs and sequence.index == 0 and not state.has_all_prompt_logprobs
+
+
+def _dispensability(sequence: Sequence) -> tuple[int, int]:
+    """Sort key: among sequences of one tenant, the largest is the first to preempt."""
+    return sequence.request.priority, sequence.admitted
 
 
 def _num_sampled_rows(sequence: Sequence, num_rows: int) -> int:

@@ -12,13 +12,13 @@ from loraserve.engine.scheduling.sequence import RequestState, Sequence
 TENANTS = ["a", "b", "c"]
 
 
-def make_sequence(tenant: str, name: str = "r") -> Sequence:
-    request = EngineRequest(name, [1], SamplingParams(max_tokens=1), tenant=tenant)
+def make_sequence(tenant: str, name: str = "r", priority: int = 0) -> Sequence:
+    request = EngineRequest(name, [1], SamplingParams(max_tokens=1), tenant=tenant, priority=priority)
     return Sequence(RequestState(request, arrival_s=0.0, root_hash=b""), 0, [1], 1)
 
 
-def push(queue: FairQueue, tenant: str, name: str = "r") -> Sequence:
-    sequence = make_sequence(tenant, name)
+def push(queue: FairQueue, tenant: str, name: str = "r", priority: int = 0) -> Sequence:
+    sequence = make_sequence(tenant, name, priority)
     queue.arrive(tenant)
     queue.append(sequence)
     return sequence
@@ -41,6 +41,28 @@ def test_requests_of_one_tenant_are_served_first_in_first_out() -> None:
     for name in ("1", "2", "3"):
         push(queue, "a", name)
     assert names(queue) == ["1", "2", "3"]
+
+
+def test_requests_of_one_tenant_are_served_by_priority_first_and_those_put_back_before_their_equals() -> None:
+    queue = FairQueue()
+    assert queue.first() is None
+    for name, priority in (("c1", 5), ("b1", 0), ("c2", 5), ("a1", -1), ("b2", 0)):
+        push(queue, "a", name, priority)
+    assert names(queue) == ["a1", "b1", "b2", "c1", "c2"]
+    queue.put_back(make_sequence("a", "c0", 5))
+    assert names(queue) == ["a1", "b1", "b2", "c0", "c1", "c2"]
+    first = queue.first()
+    assert first is not None
+    queue.remove(first)
+    assert names(queue) == ["b1", "b2", "c0", "c1", "c2"]
+    assert sorted(each.request.request_id for each in queue.in_any_order()) == ["b1", "b2", "c0", "c1", "c2"]
+
+
+def test_priority_does_not_order_tenants() -> None:
+    queue = FairQueue()
+    push(queue, "a", "later", 9)
+    push(queue, "b", "urgent", -9)
+    assert names(queue) == ["later", "urgent"]
 
 
 def test_the_least_served_tenant_goes_first() -> None:

@@ -79,13 +79,14 @@ class Bench:
         adapter: TinyAdapter | None = None,
         salt: str = "",
         prompt_logprobs: int | None = None,
+        priority: int = 0,
     ) -> RequestState:
         """num_prompt: the prompt's tokens, or how many tokens that no other prompt contains."""
         number = next(self._names)
         tokens = num_prompt if isinstance(num_prompt, list) else [1000 * number + i for i in range(num_prompt)]
         params = SamplingParams(max_tokens=max_tokens, n=n, prompt_logprobs=prompt_logprobs)
         digest = None if adapter is None else adapter.digest
-        request = EngineRequest(name or f"r{number}", tokens, params, digest, salt, tenant, weight)
+        request = EngineRequest(name or f"r{number}", tokens, params, digest, salt, tenant, weight, priority)
         state = RequestState(request, float(number), root_hash(salt, "base", digest))
         state.sequences.append(Sequence(state, 0, list(tokens), len(tokens)))
         self.scheduler.add(state)
@@ -643,6 +644,119 @@ def test_a_prefetched_adapter_is_charged_to_the_first_tenant_that_uses_it(device
     assert bench.scheduler.waiting.served("second") == 3
 
 
+# ---- priority among the requests of one tenant
+
+
+def running(bench: Bench) -> list[str]:
+    return [sequence.request.request_id for sequence in bench.scheduler.running]
+
+
+def test_the_most_urgent_request_of_a_tenant_is_admitted_first() -> None:
+    bench = Bench(max_num_seqs=1)
+    for name, priority in (("later", 7), ("1st", 0), ("2nd", 0), ("urgent", -3)):
+        bench.add(4, name=name, priority=priority, max_tokens=1)
+    bench.run()
+    assert bench.finished == ["urgent", "1st", "2nd", "later"]
+
+
+def test_the_prompts_of_a_tenant_are_computed_by_priority() -> None:
+    bench = Bench(num_blocks=200, budget=16)
+    bench.add(100, name="later", priority=1)
+    bench.step()
+    bench.add(20, name="sooner")
+    assert rows(bench.step()) == {"later": 8, "sooner": 8}, "half of the rows are for the one that waits"
+    assert rows(bench.step()) == {"sooner": 12, "later": 4}
+
+
+@pytest.mark.parametrize(("num_blocks", "max_num_seqs"), [(100, 3), (7, 8)], ids=["no seat", "no blocks"])
+def test_a_request_takes_the_place_of_the_newest_least_urgent_of_its_tenant(num_blocks: int, max_num_seqs: int) -> None:
+    bench = Bench(num_blocks=num_blocks, max_num_seqs=max_num_seqs)
+    for name, priority in (("later 1", 2), ("later 2", 2), ("sooner", 1)):
+        bench.add(4, name=name, priority=priority, max_tokens=4)
+    bench.step()
+    bench.step()
+    bench.add(5, name="urgent", max_tokens=1)
+    assert rows(bench.step()) == {"later 1": 1, "sooner": 1, "urgent": 5}
+    assert bench.scheduler.num_preemptions == 1
+    assert rows(bench.step()) == {"later 1": 1, "sooner": 1, "later 2": 2}, "its full block was found again"
+    bench.run()
+    assert bench.scheduler.waiting._served == {}
+
+
+def test_nothing_gives_way_to_a_request_of_another_tenant_or_one_as_urgent() -> None:
+    bench = Bench(max_num_seqs=2)
+    bench.add(4, name="other", tenant="other", priority=9)
+    bench.add(4, name="as urgent")
+    bench.step()
+    bench.add(4, name="waits")
+    assert rows(bench.step()) == {"other": 1, "as urgent": 1}
+    assert bench.scheduler.num_preemptions == 0
+
+
+def test_nothing_gives_way_if_that_would_not_be_enough() -> None:
+    bench = Bench(num_blocks=12, max_num_seqs=2)
+    bench.add(20, name="urgent", priority=-2)
+    bench.add(4, name="later", priority=1)
+    bench.run_until(lambda: len(running(bench)) == 2 and bench.scheduler.running[0].num_uncomputed_tokens == 1)
+    bench.add(40, name="large")
+    bench.step()
+    bench.add(4, name="two choices", n=2, priority=-2)
+    bench.step()
+    assert running(bench) == ["urgent", "later"]
+    assert bench.scheduler.num_preemptions == 0
+
+
+def test_nothing_gives_way_if_there_is_room() -> None:
+    bench = Bench()
+    bench.add(4, name="later", priority=1)
+    bench.step()
+    bench.add(4, name="urgent")
+    assert rows(bench.step()) == {"later": 1, "urgent": 4}
+
+
+def test_several_requests_give_way_to_one_with_several_choices() -> None:
+    bench = Bench(max_num_seqs=4)
+    for number in range(4):
+        bench.add(4, name=str(number), priority=1)
+    bench.step()
+    bench.add(4, name="urgent", n=3)
+    bench.step()
+    assert running(bench) == ["0", "urgent", "urgent", "urgent"]
+
+
+def test_no_request_starts_before_a_more_urgent_one_of_its_tenant(memory: AdapterMemory) -> None:
+    """Not even if the more urgent one waits for memory for its adapter."""
+    bench = Bench(adapters=memory)
+    bench.add(4, name="runs", adapter=SMALL, max_tokens=3)
+    bench.step()
+    bench.add(4, name="urgent", adapter=LARGE, max_tokens=1)
+    bench.add(4, name="as urgent", max_tokens=1)
+    bench.add(4, name="later", priority=1, max_tokens=1)
+    bench.add(4, name="other", tenant="other", priority=2, max_tokens=1)
+    bench.run()
+    assert bench.names_begun == ["runs", "other", "as urgent", "urgent", "later"]
+
+
+def test_the_first_to_be_preempted_is_the_least_urgent_of_the_most_served_tenant() -> None:
+    bench = Bench(num_blocks=3, budget=16)
+    for name, priority in (("1", 0), ("2", 1), ("3", 0)):
+        bench.add(3, name=name, priority=priority, max_tokens=8)
+    for _ in range(3):
+        bench.step()
+    assert "2" not in running(bench)
+    assert "1" in running(bench)
+
+
+def test_steps_are_not_scheduled_ahead_of_one_in_which_a_sequence_gives_way() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.add(4, name="later", priority=1)
+    sequences = queue(bench)
+    bench.add(4, name="urgent")
+    assert bench.scheduler.try_schedule_ahead(lambda _: False) is None
+    collect(sequences)
+    assert rows(bench.step()) == {"urgent": 4}
+
+
 # ---- steps scheduled ahead, while tokens are unknown
 
 
@@ -884,6 +998,7 @@ workload = st.lists(
         st.sampled_from([1, 1, 2, 3]),
         st.sampled_from("abc"),
         st.sampled_from([None, SMALL, OTHER_SMALL, LARGE]),
+        st.sampled_from([0, 0, 5, -1]),
         st.integers(0, 3),
     ),
     min_size=1,
@@ -897,7 +1012,7 @@ workload = st.lists(
 )
 def test_every_workload_ends_and_each_token_is_charged_once(
     paths: dict[TinyAdapter, Path],
-    workload: list[tuple[int, int, int, str, TinyAdapter | None, int]],
+    workload: list[tuple[int, int, int, str, TinyAdapter | None, int, int]],
     num_blocks: int,
     budget: int,
     max_loras: int | None,
@@ -915,13 +1030,13 @@ def test_every_workload_ends_and_each_token_is_charged_once(
 
     charge_tenant, bench.scheduler.waiting.charge = bench.scheduler.waiting.charge, charge
     num_computed = 0
-    for num_prompt, max_tokens, n, tenant, adapter, num_steps in workload:
-        bench.add(num_prompt, max_tokens=max_tokens, n=n, tenant=tenant, adapter=adapter)
+    for num_prompt, max_tokens, n, tenant, adapter, priority, num_steps in workload:
+        bench.add(num_prompt, max_tokens=max_tokens, n=n, tenant=tenant, adapter=adapter, priority=priority)
         num_computed += num_prompt + n * (max_tokens - 1)
         for _ in range(num_steps):
             bench.step()
     bench.run()
-    assert len(bench.finished) == sum(n for _, _, n, _, _, _ in workload)
+    assert len(bench.finished) == sum(n for _, _, n, _, _, _, _ in workload)
     assert charged == num_computed + COLD_LOAD_TOKENS * memory.num_loads
     assert bench.scheduler.waiting._served == {}
     memory.check_invariants({})
