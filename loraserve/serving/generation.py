@@ -58,6 +58,8 @@ class GenerationJob:
     tenant: str = ""
     tenant_weight: float = 1.0
     """Share of the engine relative to other tenants."""
+    priority: int = 0
+    """See `EngineRequest.priority`."""
     max_prompts_at_once: int | None = None
     """Maximum number in the engine at once; None = all of them."""
     on_first_token: Callable[[], None] | None = None
@@ -245,6 +247,7 @@ class Generation:
             cache_salt=job.cache_salt,
             tenant=job.tenant,
             tenant_weight=job.tenant_weight,
+            priority=job.priority,
             predicted_token_ids=prompt.predicted_token_ids,
             pooling=prompt.pooling,
         )

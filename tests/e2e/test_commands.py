@@ -121,9 +121,10 @@ class TestBatch:
         assert answers["unknown"]["response"]["status_code"] == 404
         assert all(answer["response"]["request_id"] and answer["error"] is None for answer in answers.values())
 
-    def test_the_model_option_overrides_the_model_in_the_file(self, server: ServerProcess, tmp_path: Path) -> None:
+    def test_options_override_the_fields_in_the_file(self, server: ServerProcess, tmp_path: Path) -> None:
         line = _line("a", "chat/completions", model="uppercase", messages=[{"role": "user", "content": "hello"}])
-        assert run_batch(server, tmp_path, line, options=("--model", "reverse")).returncode == 0
+        options = ("--model", "reverse", "--priority", "1")
+        assert run_batch(server, tmp_path, line, options=options).returncode == 0
         (answer,) = answers_in(tmp_path).values()
         assert answer["response"]["body"]["choices"][0]["message"]["content"] == "olleh"
 

@@ -152,7 +152,6 @@ class TestFields:
             ("guided_decoding_backend", "other", "unsupported_parameter"),
             ("use_beam_search", True, "unsupported_parameter"),
             ("store", True, "unsupported_parameter"),
-            ("priority", 3, "unsupported_parameter"),
         ):
             response = http.post(path, json=request_to(path, **{field: value}))
             error = error_of(response)

@@ -153,7 +153,7 @@ class TestTruncation:
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "is 'int8'; it must be 'float' or 'base64'"),
         ({"input": "a", "encoding_format": 8}, "encoding_format", "Invalid type"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "is 0; it must be between 1 and 512"),
-        ({"input": "a", "priority": 3}, "priority", "only 0"),
+        ({"input": "a", "priority": 2**31}, "priority", "must be between -2147483648 and 2147483647"),
         ({"input": "a", "cache_salt": ""}, "cache_salt", "is 0; it must be between 1 and 256"),
         ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages", "Send their text with 'input'"),
         ({"input": "a", "temperature": 0}, "temperature", "Unknown parameter"),

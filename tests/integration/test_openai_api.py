@@ -512,7 +512,6 @@ class TestRefusals:
             ("spaces_between_special_tokens", False),
             ("store", True),
             ("service_tier", "flex"),
-            ("priority", 1),
         ],
     )
     def test_unsupported_fields_are_named(self, http: httpx.Client, field: str, value: object) -> None:

@@ -4315,7 +4315,7 @@ export interface components {
              */
             cache_salt: string | null;
             /**
-             * @description Only 0 is accepted.
+             * @description Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0.
              * @default null
              */
             priority: number | null;
@@ -4694,7 +4694,7 @@ export interface components {
              */
             cache_salt: string | null;
             /**
-             * @description Only 0 is accepted.
+             * @description Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0.
              * @default null
              */
             priority: number | null;
@@ -5176,7 +5176,7 @@ export interface components {
              */
             cache_salt: string | null;
             /**
-             * @description Only 0 is accepted.
+             * @description Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0.
              * @default null
              */
             priority: number | null;
@@ -5582,7 +5582,7 @@ export interface components {
              */
             cache_salt: string | null;
             /**
-             * @description Only 0 is accepted.
+             * @description Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0.
              * @default null
              */
             priority: number | null;
@@ -5949,7 +5949,7 @@ export interface components {
              */
             cache_salt: string | null;
             /**
-             * @description Only 0 is accepted.
+             * @description Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0.
              * @default null
              */
             priority: number | null;
@@ -6019,7 +6019,7 @@ export interface components {
              */
             cache_salt: string | null;
             /**
-             * @description Only 0 is accepted.
+             * @description Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0.
              * @default null
              */
             priority: number | null;
@@ -6076,7 +6076,7 @@ export interface components {
              */
             cache_salt: string | null;
             /**
-             * @description Only 0 is accepted.
+             * @description Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0.
              * @default null
              */
             priority: number | null;
@@ -6150,7 +6150,7 @@ export interface components {
              */
             cache_salt: string | null;
             /**
-             * @description Only 0 is accepted.
+             * @description Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0.
              * @default null
              */
             priority: number | null;

@@ -14,6 +14,7 @@ from loraserve.api.http.processing_time import received_s
 from loraserve.api.http.request_id import own_request_id
 from loraserve.api.inference.activation import check_activated
 from loraserve.api.inference.classifiers import check_has_text
+from loraserve.api.inference.common_fields import CommonFields
 from loraserve.control.background import Tasks
 from loraserve.control.control_plane import ControlPlane
 from loraserve.control.names.labels import label_of
@@ -64,7 +65,7 @@ class InferenceCall:
         return headers
 
     async def start(
-        self, prompts: list[Prompt], text: TextOptions, cache_salt: str, *, max_prompts_at_once: int | None = None
+        self, prompts: list[Prompt], text: TextOptions, fields: CommonFields, *, max_prompts_at_once: int | None = None
     ) -> Generation:
         """Load the adapter if necessary, then start the generation. Raises `ServingError`."""
         admitted, adapter = self.admitted, self.adapter
@@ -81,9 +82,10 @@ class InferenceCall:
             None if adapter is None else bound(adapter),
             text,
             self._received_s,
-            cache_salt=salted(admitted.kv_salt, cache_salt),
+            cache_salt=salted(admitted.kv_salt, fields.cache_salt),
             tenant=admitted.principal.acting_tenant,
             tenant_weight=self._calls.weight_of(admitted.principal.acting_tenant),
+            priority=fields.priority,
             max_prompts_at_once=max_prompts_at_once,
             on_first_token=admitted.running.note_started,
         )

@@ -1,17 +1,26 @@
-"""Checks fields that mean the same in every inference request."""
+"""Fields that mean the same in every inference request."""
 
-from loraserve.api.http.ranges import check_range, unsupported
+from dataclasses import dataclass
+
+from loraserve.api.http.ranges import check_range
+from loraserve.api.schemas.inputs import PooledFields
+from loraserve.api.schemas.sampling import SamplingFields
 
 MAX_SALT_CHARS = 256
+INT32 = 1 << 31
 
 
-def check_priority(priority: int | None) -> None:
-    if priority:
-        raise unsupported("priority", f"is {priority}; only 0 is supported.")
+@dataclass(frozen=True, slots=True)
+class CommonFields:
+    cache_salt: str = ""
+    priority: int = 0
+    """See `EngineRequest.priority`."""
 
 
-def checked_salt(cache_salt: str | None) -> str:
-    if cache_salt is None:
-        return ""
-    check_range("cache_salt", len(cache_salt), 1, MAX_SALT_CHARS)
-    return cache_salt
+def checked_fields(request: SamplingFields | PooledFields) -> CommonFields:
+    """Raises `ServingError`."""
+    cache_salt, priority = request.cache_salt, request.priority or 0
+    if cache_salt is not None:
+        check_range("cache_salt", len(cache_salt), 1, MAX_SALT_CHARS)
+    check_range("priority", priority, -INT32, INT32 - 1)
+    return CommonFields(cache_salt or "", priority)

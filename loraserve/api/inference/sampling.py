@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from loraserve.api.http.ranges import check_at_most, check_range, check_token_ids, unsupported
 from loraserve.api.http.request_id import HARMLESS_ID
-from loraserve.api.inference.common_fields import check_priority, checked_salt
+from loraserve.api.inference.common_fields import CommonFields, checked_fields
 from loraserve.api.inference.structured_outputs import RequestedFormat, formats_of, grammar_of
 from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
 from loraserve.engine.model_description import ModelDescription
@@ -59,7 +59,7 @@ class CheckedSampling:
     text: TextOptions
     max_tokens: int | None
     seed: int | None
-    cache_salt: str
+    fields: CommonFields
 
 
 class SamplingChecker:
@@ -157,7 +157,7 @@ class SamplingChecker:
             min_tokens=min_tokens,
             discard_tokens=max_tokens == 0,
         )
-        return CheckedSampling(params, text, max_tokens, seed, checked_salt(request.cache_salt))
+        return CheckedSampling(params, text, max_tokens, seed, checked_fields(request))
 
     def default_max_tokens(self, room: int) -> int:
         """For a request without max_tokens: `room`, or the generation_config's max_new_tokens if that is less."""
@@ -169,7 +169,6 @@ class SamplingChecker:
         check_range(param, count, 0, self._limits.max_top_logprobs)
 
     def _check_without_effect(self, request: SamplingFields) -> None:
-        check_priority(request.priority)
         if request.store:
             raise unsupported("store", "is true; this server stores nothing. Leave it out.")
         if request.service_tier not in (None, "auto", "default"):

@@ -69,7 +69,7 @@ async def _chat(
             check_prompt_logprobs("prompt_logprobs", num_tokens, 1, body.prompt_logprobs, limits)
         prompt, text = with_reasoning(runtime, call.adapter, conversation, prompt, checked.text)
         prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
-        generation = await call.start([prompt], text, checked.cache_salt)
+        generation = await call.start([prompt], text, checked.fields)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         writer = ChatWriter(
             response_head("chatcmpl-", kind, target.name, request_id, context.fingerprint),

@@ -68,7 +68,7 @@ async def _complete(
     demand = _demand(body, given, checked)
     async with context.calls.admit(request, target, demand) as call:
         prompts = await _prompts(context, body, given, checked)
-        generation = await call.start(prompts, checked.text, checked.cache_salt)
+        generation = await call.start(prompts, checked.text, checked.fields)
         writer = CompletionWriter(
             response_head("cmpl-", "text_completion", target.name, request_id, context.fingerprint),
             CompletionOptions(

@@ -123,7 +123,7 @@ async def _generate(
         text = checked.text
         if parameters.apply_chat_template:
             prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
-        generation = await call.start([prompt], text, "")
+        generation = await call.start([prompt], text, checked.fields)
         seed = prompt.sampling.seed if prompt.sampling.temperature > 0 else None
         writer = LoraxWriter(runtime.tokenizer, body.inputs, parameters, seed)
         if stream:

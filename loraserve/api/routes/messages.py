@@ -80,7 +80,7 @@ async def _answer(request: Request, context: AppContext, path_adapter: str | Non
         found = await message_prompt(context, body, sampling, conversation, call.adapter)
         prompt, text = with_reasoning(runtime, call.adapter, conversation, found.prompt, sampling.text)
         prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
-        generation = await call.start([prompt], text, sampling.cache_salt)
+        generation = await call.start([prompt], text, sampling.fields)
         max_depth = runtime.settings.limits.max_json_depth
         output = MessageOutput(checked.use, checked.eager_tools, max_depth, fills_context=found.fills_context)
         writer = MessageWriter(f"msg_{request_id}", target.name, output)

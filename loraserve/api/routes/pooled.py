@@ -11,7 +11,7 @@ from litestar import Request, Response
 from loraserve.api.app_context import AppContext
 from loraserve.api.inference.call import InferenceCall
 from loraserve.api.inference.classifiers import activation_of, reranker_of
-from loraserve.api.inference.common_fields import check_priority, checked_salt
+from loraserve.api.inference.common_fields import checked_fields
 from loraserve.api.inference.pooled_inputs import PooledInputs
 from loraserve.api.inference.respond import respond_complete
 from loraserve.api.schemas.inputs import PairFields, PooledFields
@@ -56,8 +56,7 @@ async def answer_with_vectors(
     body from the model's name as requested, the call and the generation."""
     runtime, model = context.runtime, context.runtime.engine.model
     target = await context.calls.resolve(request, body.model, path_adapter, body.user)
-    check_priority(body.priority)
-    cache_salt, kind = checked_salt(body.cache_salt), kind_of(target.adapter)
+    fields, kind = checked_fields(body), kind_of(target.adapter)
     limits = runtime.settings.limits
     inputs = read_inputs(target.adapter, model, limits)
     _check_num_values(inputs, kind, limits)
@@ -70,7 +69,7 @@ async def answer_with_vectors(
         token_ids = await inputs.token_ids(call.adapter, runtime.tokenizer)
         prompts = [Prompt(prompt, SamplingParams(max_tokens=1), pooling=kind.pooling) for prompt in token_ids]
         text = TextOptions(frozenset())
-        generation = await call.start(prompts, text, cache_salt, max_prompts_at_once=num_at_once)
+        generation = await call.start(prompts, text, fields, max_prompts_at_once=num_at_once)
         return await respond_complete(
             request,
             runtime,

@@ -104,7 +104,7 @@ async def _respond(
         prompt = await conversation_prompt(context, body, sampling, conversation, call.adapter, "max_output_tokens")
         prompt, text = with_reasoning(runtime, call.adapter, conversation, prompt, sampling.text)
         prompt, text = with_turn_ends(runtime, call.adapter, prompt, text)
-        generation = await call.start([prompt], text, sampling.cache_salt)
+        generation = await call.start([prompt], text, sampling.fields)
         names = TokenNames(runtime.tokenizer.token_text, as_ids=False)
         writer = ResponseWriter(
             begun_response(body, checked, target.name, request_id),

@@ -16,7 +16,7 @@ class PooledFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     cache_salt: str | None = None
     """Cached prefixes are shared only between requests with the same salt. 1 to 256 characters."""
     priority: int | None = None
-    """Only 0 is accepted."""
+    """Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0."""
     user: str | None = None
     """Identifies the end user, so that an adapter's canary gives the same user the same version each time."""
 

@@ -73,7 +73,7 @@ class SamplingFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields=T
     cache_salt: str | None = None
     """Cached prefixes are shared only between requests with the same salt. 1 to 256 characters."""
     priority: int | None = None
-    """Only 0 is accepted."""
+    """Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0."""
     request_id: str | None = None
     """Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'."""
     user: str | None = None

@@ -1,7 +1,7 @@
 """A file of requests: lines in the format of OpenAI's Batch API."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,9 +29,9 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body: dict[str, Raw]
     method: Literal["POST"] = "POST"
 
-    def content(self, model: str | None) -> bytes:
-        """The body as JSON. model: replaces the body's own; None = keep it."""
-        return msgspec.json.encode(self.body if model is None else {**self.body, "model": model})
+    def content(self, fields: Mapping[str, object]) -> bytes:
+        """The body as JSON. fields: they replace the body's own."""
+        return msgspec.json.encode({**self.body, **fields})
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class BatchSettings:
     requests_file: Path
     answers_file: Path
     model: str | None
+    priority: int | None
     resume: bool
     concurrency: int
     retry_for_s: float
@@ -33,6 +34,12 @@ class BatchSettings:
     url: str
     api_key: str | None
     tenant: str | None
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Fields of every request that replace its own."""
+        given = {"model": self.model, "priority": self.priority}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(slots=True)
@@ -69,7 +76,7 @@ async def _send(settings: BatchSettings, requests: RequestsFile) -> _Outcome:
     headers = {} if settings.tenant is None else {"x-tenant": settings.tenant}
     async with async_http_client(settings.url, settings.api_key, headers) as client:
         await fetch(client, without_user(settings.url), "v1/models")  # raises if no server answers or the key is wrong
-        sender = Sender(client, settings.model, settings.timeout_s)
+        sender = Sender(client, settings.fields, settings.timeout_s)
         with open_answers(settings.answers_file, requests.custom_ids, resume=settings.resume) as answers:
             return await _send_waiting(sender, settings, requests, answers)
 

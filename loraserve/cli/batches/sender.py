@@ -1,5 +1,6 @@
 """Sends a request of a batch once, and turns the response into a line of the answers file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from uuid import uuid4
@@ -54,8 +55,8 @@ class Attempt:
 @dataclass(frozen=True, slots=True)
 class Sender:
     client: aiohttp.ClientSession
-    model: str | None
-    """Replaces the requests' own; None = keep them."""
+    fields: Mapping[str, object]
+    """They replace the requests' own."""
     timeout_s: float
 
     async def send(self, request: BatchRequest) -> Attempt:
@@ -64,7 +65,7 @@ class Sender:
         try:
             async with self.client.post(
                 request.url.removeprefix("/"),
-                data=request.content(self.model),
+                data=request.content(self.fields),
                 headers=JSON_BODY,
                 allow_redirects=False,
                 timeout=ClientTimeout(total=self.timeout_s),

@@ -24,7 +24,7 @@ UNSUPPORTED_FLAGS = {
     "--speculative-config": "use --num-speculative-tokens, which drafts from the request's text; no draft models",
     "--enable-chunked-prefill": "long prompts are always computed in chunks (--max-num-batched-tokens)",
     "--no-enable-chunked-prefill": "long prompts are always computed in chunks (--max-num-batched-tokens)",
-    "--scheduling-policy": "requests are scheduled fairly between tenants",
+    "--scheduling-policy": "requests are scheduled fairly between tenants, and those of one tenant by their `priority`",
     "--exclude-tools-when-tool-choice-none": "the model never sees tools that it may not call",
     "--tool-parser-plugin": "--tool-call-parser lists the available parsers",
     "--structured-outputs-config": "llguidance enforces all schemas and grammars",

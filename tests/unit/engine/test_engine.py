@@ -81,9 +81,10 @@ def ask(
     params: SamplingParams = GREEDY,
     salt: str = "",
     tenant: str = "t",
+    priority: int = 0,
 ) -> EngineRequest:
     digest = None if adapter is None else adapter.digest
-    return EngineRequest(name, prompt or [1, 2, 3, 4, 5], params, digest, salt, tenant)
+    return EngineRequest(name, prompt or [1, 2, 3, 4, 5], params, digest, salt, tenant, priority=priority)
 
 
 def answer(request: EngineRequest, adapter: TinyAdapter | None = None, index: int = 0) -> Choice:
@@ -273,6 +274,26 @@ def test_a_tiny_pool_preempts_sequences(monkeypatch: pytest.MonkeyPatch) -> None
         engine.add_request(ask(f"{i}", [i + 1] * 12, params=replace(GREEDY, max_tokens=16)))
     run_to_idle(engine)
     assert engine.stats().num_preemptions > 3
+
+
+def test_a_request_that_gave_way_to_a_more_urgent_one_gets_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_hash_engine(monkeypatch, num_blocks=24, max_num_seqs=2)
+    params = replace(GREEDY, max_tokens=20, temperature=1.0, presence_penalty=0.7, seed=3, logprobs=1)
+    later = [ask(f"later {i}", [i + 1] * 9, params=params, priority=1) for i in range(2)]
+    for request in later:
+        engine.add_request(request)
+    outputs = [output for _ in range(8) for output in engine.step()]
+    engine.add_request(ask("urgent", [7] * 9))
+    while engine.has_work():
+        outputs += engine.step()
+    assert engine.stats().num_preemptions == 1
+    assert next(output.request_id for output in outputs if output.finish_reason) == "urgent"
+    for request in later:
+        choice = Choice()
+        for output in outputs:
+            if output.request_id == request.request_id:
+                choice.take(output)
+        assert choice == answer(request)
 
 
 # ---- non-finite values

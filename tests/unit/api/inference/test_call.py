@@ -17,6 +17,7 @@ from litestar import Request
 from loraserve.api.http.auth import STATE_KEY as PRINCIPAL_KEY
 from loraserve.api.http.processing_time import STATE_KEY as RECEIVED_KEY
 from loraserve.api.inference.call import InferenceCall, salted
+from loraserve.api.inference.common_fields import CommonFields
 from loraserve.control.requests.endings import used_tokens
 from loraserve.control.requests.running import Demand, RouteInfo
 from loraserve.control.tenancy.principal import Principal, server_principal
@@ -73,7 +74,7 @@ async def use_while_deleted(live: LiveServer, *, starts_before: bool, restore: b
     request, demand = request_of(principal, time.monotonic()), Demand(1, 1, RouteInfo())
     target = await live.context.calls.resolve(request, "sql")
     assert target.adapter is not None
-    start: Any = ([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
+    start: Any = ([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), CommonFields())
     async with live.context.calls.admit(request, target, demand) as call:
         generation = await call.start(*start) if starts_before else None
         deleting = asyncio.create_task(adapters.delete(principal, "", "sql"))
@@ -125,7 +126,9 @@ async def end_and_let_go(live: LiveServer, way: Way) -> weakref.ref[InferenceCal
             ended.append(weakref.ref(call))
             if way is Way.IS_REFUSED:
                 raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "")
-            generation = await call.start([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
+            generation = await call.start(
+                [Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), CommonFields()
+            )
             if way is Way.IS_ENDED_FROM_OUTSIDE:
                 call.admitted.running.abort(ServingError(ErrorCode.REQUEST_ABORTED, ""))
             assert await collect(generation.steps())
@@ -147,7 +150,9 @@ async def leave_or_be_refused(live: LiveServer, is_sent: Callable[[Generation], 
     target, demand = await live.context.calls.resolve(request, "tiny"), Demand(1, 1, RouteInfo())
     with contextlib.suppress(ServingError, asyncio.CancelledError):
         async with live.context.calls.admit(request, target, demand) as call:
-            generation = await call.start([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
+            generation = await call.start(
+                [Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), CommonFields()
+            )
             answer = asyncio.ensure_future(collect(generation.steps()))
             while not answer.done() and not is_sent(generation):
                 await asyncio.sleep(0)

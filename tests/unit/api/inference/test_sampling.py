@@ -41,7 +41,7 @@ def check(checker: SamplingChecker = CHECKER, **fields: object) -> CheckedSampli
         ("stop", ["x", list("abcdefghijklmnop"), "x" * 256, []], ["", ["a", ""], list("abcdefghijklmnopq"), "x" * 257]),
         ("cache_salt", ["s"], ["", "s" * 257]),
         ("prompt_logprobs", [0, 20], [-1, 21]),
-        ("priority", [0], [1, -1]),
+        ("priority", [0, None, -(2**31), 2**31 - 1], [-(2**31) - 1, 2**31]),
         ("store", [False], [True]),
         ("service_tier", ["auto", "default"], ["flex", ""]),
         ("request_id", ["abc-1"], ["", "a b", "x" * 129, "a\n"]),

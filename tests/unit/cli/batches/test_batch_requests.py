@@ -38,14 +38,15 @@ def test_requests_are_read_in_order_and_blank_lines_skipped(tmp_path: Path) -> N
 def test_a_body_is_sent_byte_for_byte(tmp_path: Path) -> None:
     line = '{"custom_id":"a","url":"/v1/completions","body":{"model":"m","seed":12345678901234567890,"top_p":0.10}}'
     (request,) = check_requests(written(tmp_path, line)).requests()
-    assert request.content(None) == b'{"model":"m","seed":12345678901234567890,"top_p":0.10}'
+    assert request.content({}) == b'{"model":"m","seed":12345678901234567890,"top_p":0.10}'
 
 
-def test_a_given_model_replaces_the_model_of_each_line(tmp_path: Path) -> None:
+def test_given_fields_replace_those_of_each_line(tmp_path: Path) -> None:
     without = {**LINE, "custom_id": "b", "body": {"messages": []}}
     requests = check_requests(written(tmp_path, LINE, without)).requests()
-    contents = [json.loads(request.content("sql@live")) for request in requests]
-    assert contents == [{**LINE["body"], "model": "sql@live"}, {"messages": [], "model": "sql@live"}]
+    given = {"model": "sql@live", "priority": 7}
+    contents = [json.loads(request.content(given)) for request in requests]
+    assert contents == [{**LINE["body"], **given}, {"messages": [], **given}]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from tests.support.loopback import Handler, client_of
 REQUEST = BatchRequest("a", "/v1/completions", {"model": Raw(b'"m"'), "prompt": Raw(b'"x"')})
 
 
-def attempt_at(handler: Handler, model: str | None = None, timeout_s: float = 60.0) -> Attempt:
+def attempt_at(handler: Handler, fields: dict[str, object] | None = None, timeout_s: float = 60.0) -> Attempt:
     async def send() -> Attempt:
         async with client_of(handler) as client:
-            return await Sender(client, model, timeout_s).send(REQUEST)
+            return await Sender(client, fields or {}, timeout_s).send(REQUEST)
 
     return asyncio.run(send())
 
@@ -28,18 +28,18 @@ def attempt_with(response: web.StreamResponse) -> Attempt:
     return attempt_at(handle)
 
 
-@pytest.mark.parametrize(("model", "asked"), [(None, "m"), ("sql", "sql")])
-def test_a_successful_answer_has_the_servers_status_request_id_and_body(model: str | None, asked: str) -> None:
+@pytest.mark.parametrize("fields", [{}, {"model": "sql"}, {"priority": 3}])
+def test_a_successful_answer_has_the_servers_status_request_id_and_body(fields: dict[str, object]) -> None:
     async def echo(request: web.Request) -> web.Response:
         got = [request.path, request.content_type, await request.json()]
         return web.json_response({"got": got}, headers={"x-request-id": "r"})
 
-    attempt = attempt_at(echo, model)
+    attempt = attempt_at(echo, fields)
     answer = attempt.answer
     assert (attempt.status, attempt.trouble, answer.failure, answer.error) == (200, None, None, None)
     assert answer.response is not None
     assert (answer.custom_id, answer.response.status_code, answer.response.request_id) == ("a", 200, "r")
-    body = {"model": asked, "prompt": "x"}
+    body = {"model": "m", "prompt": "x", **fields}
     assert msgspec.json.decode(answer.response.body) == {"got": ["/v1/completions", "application/json", body]}
     assert answer.id.startswith("batch_req_")
 
@@ -109,7 +109,7 @@ def test_a_redirect_is_not_followed() -> None:
 def test_a_refused_connection_may_be_retried(refusing_port: int) -> None:
     async def send() -> Attempt:
         async with async_http_client(f"http://127.0.0.1:{refusing_port}", None) as client:
-            return await Sender(client, None, 60).send(REQUEST)
+            return await Sender(client, {}, 60).send(REQUEST)
 
     attempt = asyncio.run(send())
     assert (attempt.status, attempt.trouble, attempt.answer.response) == (None, Trouble.AWAY, None)

@@ -1,0 +1,48 @@
+"""`priority` reaches the engine from every endpoint that computes an answer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
+from tests.support.live_server import LiveServer, live_server, make_settings
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+INT32 = 2**31
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    engine = FakeEngine(model=make_model(make_tokenizer()))
+    with live_server(engine, make_settings(tmp_path_factory.mktemp("data"))) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {**CHAT, "max_tokens": 2}),
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+    ],
+)
+def test_every_prompt_has_the_priority_of_its_request(
+    server: LiveServer, http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    for given in (-INT32, 7, INT32 - 1):
+        server.engine.requests.clear()
+        response = http.post(path, json={"model": "tiny", **body, "priority": given})
+        assert response.status_code == 200, response.text
+        assert {request.priority for request in server.engine.requests} == {given}
+    for neutral in ({}, {"priority": None}, {"priority": 0}):
+        server.engine.requests.clear()
+        assert http.post(path, json={"model": "tiny", **body, **neutral}).status_code == 200
+        assert {request.priority for request in server.engine.requests} == {0}
+    for wrong, named in ((INT32, str(INT32)), (-INT32 - 1, str(-INT32 - 1)), (1.5, "priority"), ("1", "priority")):
+        refused = http.post(path, json={"model": "tiny", **body, "priority": wrong})
+        assert refused.status_code == 400
+        assert named in refused.json()["error"]["message"]
