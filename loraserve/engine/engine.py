@@ -18,6 +18,7 @@ from loraserve.engine.engine_stats import EngineCounts, engine_stats
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
 from loraserve.engine.grammars.matcher import OutputMatcher
+from loraserve.engine.grammars.reasoning_limit import ReasoningLimiter
 from loraserve.engine.kv.blocks import BlockPool, root_hash
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import (
@@ -116,9 +117,15 @@ class Engine:
         if digest is not None:
             self._users.enter(digest)
         if grammar is None:
-            self._scheduler.add(state)
+            self._add(state, None)
         else:
             self._compiling[state] = self._grammars.compile(grammar, request.tenant)
+
+    def _add(self, state: RequestState, grammar: OutputMatcher | None) -> None:
+        limit = state.request.sampling.reasoning_limit
+        limited = None if limit is None else ReasoningLimiter(limit, self._description.vocab_size, grammar)
+        state.sequences[0].matcher = limited or grammar
+        self._scheduler.add(state)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """Stop a request or one of its choices, and free all it holds. A no-op if it is unknown or finished."""
@@ -208,8 +215,7 @@ class Engine:
                 continue
             del self._compiling[state]
             self._grammars.forget_costly()
-            state.sequences[0].matcher = compiled.result().copy()
-            self._scheduler.add(state)
+            self._add(state, compiled.result().copy())
         return outputs
 
     def _wait(self) -> None:
@@ -370,7 +376,8 @@ class Engine:
         private = [block for block in sorted(blocks) if not self._is_shared_outside(block, sequence.state)]
         error, error_code = NOT_FINITE_MESSAGE, EngineErrorCode.NOT_FINITE
         vocab_size = self._description.vocab_size
-        token_id = None if sequence.matcher is None else _first_allowed(sequence.matcher.mask())
+        mask = None if sequence.matcher is None else sequence.matcher.mask()
+        token_id = None if mask is None else _first_allowed(mask)
         if token_id is not None and token_id >= vocab_size:
             error = _NO_EMBEDDING.format(token_id=token_id, num_embeddings=vocab_size)
             error_code = EngineErrorCode.GRAMMAR

@@ -36,12 +36,19 @@ class GrammarKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarReasoning:
-    """Reasoning that may precede the output that a grammar constrains: anything up to the closing token."""
+class ReasoningTokens:
+    """The tokens that mark the reasoning with which an output may begin: anything up to the closing one."""
 
     opening_id: int | None
     """The first token of an output that reasons; None = the output is reasoning from its start."""
     closing_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningLimit:
+    tokens: ReasoningTokens
+    max_tokens: int
+    """Between the marks, at least 0; then the closing one must follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,8 @@ class Grammar:
 
     kind: GrammarKind
     text: str
-    reasoning: GrammarReasoning | None = None
+    reasoning: ReasoningTokens | None = None
+    """Reasoning that may precede what the grammar constrains."""
     calls: GrammarCalls | None = None
     """Only with a JSON schema. None = the output is never a call."""
     param: str | None = field(default=None, compare=False)
@@ -98,6 +106,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     """Constrains the output and decides where it ends; None = no constraint."""
+    reasoning_limit: ReasoningLimit | None = None
+    """None = only `max_tokens` ends the reasoning."""
 
     @property
     def has_penalties(self) -> bool:

@@ -1,10 +1,11 @@
 """Checks that the engine can serve a request."""
 
 import math
+from itertools import chain
 
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import EngineRequest, Grammar, PoolingParams
+from loraserve.engine.request import EngineRequest, Grammar, PoolingParams, ReasoningLimit, SamplingParams
 
 
 def check_request(request: EngineRequest, model: ModelDescription) -> None:
@@ -32,11 +33,13 @@ def check_request(request: EngineRequest, model: ModelDescription) -> None:
         *params.stop_token_ids,
         *params.allowed_token_ids,
         *params.logit_bias,
-        *_marks_of_reasoning(params.grammar),
+        *_marks_of_reasoning(params),
     ]
     if min(ids) < 0 or max(ids) >= vocab_size:
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
         raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})")
+    if params.reasoning_limit is not None:
+        _check_limit(params.reasoning_limit, params.grammar)
     if not 0 < request.tenant_weight < math.inf:
         raise EngineRequestError(f"the tenant's weight is {request.tenant_weight}; it must be above 0 and finite")
 
@@ -50,7 +53,15 @@ def _check_pooling(request: EngineRequest, params: PoolingParams, hidden_size: i
         raise EngineRequestError("a pooling request can have neither several choices nor a grammar")
 
 
-def _marks_of_reasoning(grammar: Grammar | None) -> list[int]:
-    reasoning = None if grammar is None else grammar.reasoning
-    ids = () if reasoning is None else (reasoning.opening_id, reasoning.closing_id)
-    return [token_id for token_id in ids if token_id is not None]
+def _check_limit(limit: ReasoningLimit, grammar: Grammar | None) -> None:
+    if limit.max_tokens < 0:
+        raise EngineRequestError(f"the limit of the reasoning is {limit.max_tokens} tokens; it must be at least 0")
+    if grammar is not None and grammar.reasoning != limit.tokens:
+        raise EngineRequestError("the limit and the grammar do not agree on what is reasoning")
+
+
+def _marks_of_reasoning(params: SamplingParams) -> list[int]:
+    of_grammar = None if params.grammar is None else params.grammar.reasoning
+    of_limit = None if params.reasoning_limit is None else params.reasoning_limit.tokens
+    marks = [(tokens.opening_id, tokens.closing_id) for tokens in (of_grammar, of_limit) if tokens is not None]
+    return [token_id for token_id in chain.from_iterable(marks) if token_id is not None]

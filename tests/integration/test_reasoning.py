@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response
 from tokenizers import AddedToken
 
-from loraserve.engine.request import GrammarReasoning
+from loraserve.engine.request import ReasoningTokens
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.integration import test_messages_api
@@ -273,16 +273,16 @@ class TestGrammars:
     @pytest.mark.parametrize(
         ("fields", "reasoning"),
         [
-            ({}, GrammarReasoning(OPENING_ID, CLOSING_ID)),
-            (NONE, GrammarReasoning(OPENING_ID, CLOSING_ID)),
-            (BEGUN, GrammarReasoning(None, CLOSING_ID)),
+            ({}, ReasoningTokens(OPENING_ID, CLOSING_ID)),
+            (NONE, ReasoningTokens(OPENING_ID, CLOSING_ID)),
+            (BEGUN, ReasoningTokens(None, CLOSING_ID)),
         ],
     )
     @pytest.mark.parametrize(
         "held", [{"response_format": {"type": "json_object"}}, {"tools": [ADD], "tool_choice": "required"}]
     )
     def test_a_grammar_applies_after_the_reasoning(
-        self, server: LiveServer, http: httpx.Client, fields: Any, held: Any, reasoning: GrammarReasoning
+        self, server: LiveServer, http: httpx.Client, fields: Any, held: Any, reasoning: ReasoningTokens
     ) -> None:
         http.post("/v1/chat/completions", json={**ASKED, **fields, **held, "max_tokens": 1}).raise_for_status()
         grammar = server.engine.requests[-1].sampling.grammar

@@ -45,7 +45,7 @@ from loraserve.engine.scheduling.plan import ScheduledSequence
 from loraserve.engine.steps.batch_builder import BatchBuilder
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.steps.graphs import NO_GRAPHS
-from tests.support.hash_grammars import EOS, VOCAB_SIZE, can_follow, hash_grammars
+from tests.support.hash_grammars import EOS, VOCAB_SIZE, can_come, can_follow, hash_grammars
 
 LOGITS_SIZE = 32
 BASE = -1.0
@@ -371,9 +371,9 @@ def _compute_choice(
         tokens = prompt + choice.token_ids
         row = SamplingRow(params, params.seed + index, len(tokens), prompt, choice.token_ids, (EOS,))
         logits = logits_after(adapter_value, tokens)
-        if params.grammar is not None:
-            can_come = can_follow(params.grammar, choice.token_ids)
-            logits = np.where(np.isin(np.arange(LOGITS_SIZE), can_come), logits, np.float32(-np.inf))
+        if params.grammar is not None or params.reasoning_limit is not None:
+            allowed = can_come(params, choice.token_ids)
+            logits = np.where(np.isin(np.arange(LOGITS_SIZE), allowed), logits, np.float32(-np.inf))
         sampled = sampler.sample(torch.from_numpy(logits[None]), [row])
         token_id, logprob = sampled.token_ids[0], sampled.logprobs[0]
         choice.token_ids = [*choice.token_ids, token_id]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from loraserve.api.chat.adapter_template import template_of, with_ends
 from loraserve.api.http.ranges import unsupported
 from loraserve.control.names.resolve import ResolvedAdapter
-from loraserve.engine.request import Grammar, GrammarReasoning
+from loraserve.engine.request import Grammar, ReasoningTokens
 from loraserve.serving.generation import Prompt
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.text.chat_template import ChatTemplate
@@ -45,9 +45,9 @@ def with_reasoning(
     if grammar is not None:
         if opening_id is None or closing_id is None:
             return prompt, text
-        reasoning = GrammarReasoning(None if start.has_begun else opening_id, closing_id)
+        reasoning = ReasoningTokens(None if start.has_begun else opening_id, closing_id)
         prompt = replace(prompt, sampling=replace(prompt.sampling, grammar=replace(grammar, reasoning=reasoning)))
-        start = replace(start, grammar_reasoning=reasoning)
+        start = replace(start, reasoning_tokens=reasoning)
     if {opening_id, closing_id} & token_text.special_ids:
         text = replace(text, skip_special_tokens=False)
     return prompt, replace(text, reasoning=start)

@@ -47,6 +47,11 @@ class OutputMatcher(Protocol):
         come next."""
         ...
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the mask after the next token depends on that token."""
+        ...
+
     def take(self, token_id: int) -> bool:
         """Take the output's next token. False: there is an `error`, also from the last mask, which then allows only an
         end."""
@@ -56,11 +61,12 @@ class OutputMatcher(Protocol):
         """Tokens that must follow whatever the model computes, as the tokenizer splits them."""
         ...
 
-    def mask(self) -> NDArray[np.uint8]:
-        """One bit per token, the least significant first: 1 = it may come next. Must not be written to."""
+    def mask(self) -> NDArray[np.uint8] | None:
+        """One bit per token, the least significant first: 1 = it may come next; tokens beyond the last bit may not.
+        Must not be written to. None = every token may come."""
         ...
 
-    def masks_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
+    def masks_after(self, draft: Sequence[int]) -> Sequence[NDArray[np.uint8] | None]:
         """The mask after each drafted token, for as many as are allowed themselves; none if it takes too long."""
         ...
 
@@ -82,6 +88,10 @@ class GrammarMatcher:
     @property
     def error(self) -> str:
         return first_line(self._matcher.get_error()) or (TOO_SLOW if self._is_too_slow else "")
+
+    @property
+    def is_awaited(self) -> bool:
+        return True
 
     @property
     def is_complete(self) -> bool:

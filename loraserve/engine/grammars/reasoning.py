@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loraserve.engine.grammars.matcher import GrammarMatcher
-from loraserve.engine.request import GrammarReasoning
+from loraserve.engine.request import ReasoningTokens
 
 
 class ReasoningMatcher:
     """Leaves the reasoning unconstrained, except that it must end before the output does. See `OutputMatcher`."""
 
-    def __init__(self, answer: GrammarMatcher, reasoning: GrammarReasoning, free_mask: NDArray[np.uint8]) -> None:
+    def __init__(self, answer: GrammarMatcher, reasoning: ReasoningTokens, free_mask: NDArray[np.uint8]) -> None:
         """free_mask: allows all tokens except those that end outputs."""
         self._answer = answer
         self._reasoning = reasoning
@@ -27,6 +27,10 @@ class ReasoningMatcher:
     @property
     def error(self) -> str:
         return self._answer.error
+
+    @property
+    def is_awaited(self) -> bool:
+        return True
 
     @property
     def is_complete(self) -> bool:

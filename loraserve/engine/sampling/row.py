@@ -126,7 +126,7 @@ class SamplingRow:
         self.needs_outputs = params.has_penalties or params.min_tokens > 0
         self.all_stop_token_ids = frozenset(self.eos_token_ids + params.stop_token_ids)
         self.is_always_edited = bool(params.allowed_token_ids or params.logit_bias or params.has_penalties)
-        is_plain = not (self.is_always_edited or params.grammar)
+        is_plain = not (self.is_always_edited or params.grammar or params.reasoning_limit)
         self.takes_argmax = self.is_greedy and is_plain
         self.takes_best = self.takes_argmax and params.min_tokens == 0 and params.logprobs is None
         self.draws_freely = not self.is_greedy and is_plain

@@ -84,9 +84,8 @@ class Drafter:
         num_left = self._endings.num_left(sequence) - 1
         max_length, max_trusted_length = min(max_length, num_left), min(max_trusted_length, num_left)
         draft, is_predicted = sequence.draft.next(sequence.token_ids, max_length, max_trusted_length)
-        masks = []
-        if draft and sequence.matcher is not None:
-            masks = sequence.matcher.masks_after(draft)
+        masks = sequence.matcher.masks_after(draft) if draft and sequence.matcher is not None else ()
+        if sequence.matcher is not None:
             draft = draft[: len(masks)]
         if not draft or not self._scheduler.try_lengthen(item, len(draft)):
             return 0

@@ -37,7 +37,7 @@ class StepInFlight:
     @property
     def is_awaited(self) -> bool:
         """Whether the next step needs to know its tokens: a grammar's next mask depends on them."""
-        return any(sequence.matcher is not None for sequence in self.sequences)
+        return any(each.matcher is not None and each.matcher.is_awaited for each in self.sequences)
 
     def wait(self) -> Sampled:
         """Wait for its tokens."""

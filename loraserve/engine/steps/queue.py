@@ -72,9 +72,9 @@ class StepQueue:
         if before is not None and _continues(before, plan):
             return self._queue_again_ahead(plan, before)
         if self._last is not None and _continues(self._last, plan):
-            self._last = step = self._queue_again(plan, self._last)
-            return step
-        step = self._queue(plan, before)
+            step = self._queue_again(plan, self._last)
+        else:
+            step = self._queue(plan, before)
         is_known = self._ahead is None and not step.is_awaited
         self._last = step if is_known else None
         return step
@@ -103,7 +103,8 @@ class StepQueue:
             start_row, end_row = end_row, end_row + item.num_sampled_rows
             for sequence in self._account(item, logits, start_row):
                 if sequence.matcher is not None:
-                    masks += enumerate([sequence.matcher.mask(), *item.draft_masks], start=len(rows))
+                    of_rows = enumerate([sequence.matcher.mask(), *item.draft_masks], start=len(rows))
+                    masks += [(row, mask) for row, mask in of_rows if mask is not None]
                 sequences.append(sequence)
                 items.append(item)
                 if item.draft:

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
-from loraserve.engine.request import GrammarReasoning
+from loraserve.engine.request import ReasoningTokens
 from loraserve.serving.text.found import CallPart
 from loraserve.serving.text.stop_strings import overlap
 
@@ -43,7 +43,7 @@ class ReasoningStart:
     marks: ReasoningMarks
     has_begun: bool
     """Whether the answer begins in the middle of its reasoning."""
-    grammar_reasoning: GrammarReasoning | None = None
+    reasoning_tokens: ReasoningTokens | None = None
     """Set if a grammar constrains the content: then only the tokens that the grammar recognizes count as marks.
     Otherwise any text that equals a mark does."""
 
@@ -82,7 +82,7 @@ class ReasoningSplitter:
         self._was_found = start.has_begun
         self._was_shown = False
         """Whether text of the current part was emitted."""
-        self._may_close = start.grammar_reasoning is None
+        self._may_close = start.reasoning_tokens is None
         self._blank: list[str] = []
         """White space that counts only if more of the same part follows; models may write unlimited amounts of it."""
         self._held = ""
@@ -94,11 +94,11 @@ class ReasoningSplitter:
 
     def take_token(self, token_id: int, start: int) -> None:
         """See `AnswerReader`."""
-        grammar_reasoning = self._start.grammar_reasoning
-        if grammar_reasoning is not None:
-            if not self._token_starts and grammar_reasoning.opening_id not in (None, token_id):
+        reasoning_tokens = self._start.reasoning_tokens
+        if reasoning_tokens is not None:
+            if not self._token_starts and reasoning_tokens.opening_id not in (None, token_id):
                 self._state = _State.CONTENT
-            self._may_close = self._may_close or token_id == grammar_reasoning.closing_id
+            self._may_close = self._may_close or token_id == reasoning_tokens.closing_id
         if self._state is not _State.CONTENT:
             self._token_starts.append(start)
 

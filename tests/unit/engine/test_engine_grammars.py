@@ -17,7 +17,8 @@ from loraserve.engine.request import (
     FinishReason,
     Grammar,
     GrammarKind,
-    GrammarReasoning,
+    ReasoningLimit,
+    ReasoningTokens,
     SamplingParams,
 )
 from tests.support.delayed_accelerator import DelayedAccelerator
@@ -26,7 +27,8 @@ from tests.support.hash_model import BASE, HashRunner, expected_choice, make_has
 
 TEXTS = ("abc", "abd", "bab", "zzzzzz", "b")
 HELD = one_of(*TEXTS)
-THINKING, MAYBE_THINKING = behind(GrammarReasoning(None, 3), HELD), behind(GrammarReasoning(1, 3), HELD)
+BEGUN, MAY_OPEN = ReasoningTokens(None, 3), ReasoningTokens(1, 3)
+THINKING, MAYBE_THINKING = behind(BEGUN, HELD), behind(MAY_OPEN, HELD)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, grammar=HELD)
 
 
@@ -90,6 +92,15 @@ def ask(request_id: str, params: SamplingParams = GREEDY, prompt: int = 1) -> En
         replace(GREEDY, temperature=1.0, max_tokens=40, grammar=THINKING),
         replace(GREEDY, temperature=1.0, max_tokens=40, grammar=MAYBE_THINKING, min_tokens=9),
         replace(GREEDY, temperature=1.0, grammar=THINKING, stop_token_ids=(25, 3, 4)),
+        replace(GREEDY, grammar=None, ignore_eos=True, reasoning_limit=ReasoningLimit(BEGUN, 0)),
+        replace(GREEDY, grammar=None, ignore_eos=True, reasoning_limit=ReasoningLimit(BEGUN, 3)),
+        replace(GREEDY, grammar=None, temperature=1.0, reasoning_limit=ReasoningLimit(BEGUN, 5), min_tokens=9),
+        replace(GREEDY, grammar=None, logit_bias={1: 9.0}, reasoning_limit=ReasoningLimit(MAY_OPEN, 0)),
+        replace(
+            GREEDY, grammar=None, logit_bias={1: 4.0}, reasoning_limit=ReasoningLimit(MAY_OPEN, 4), temperature=1.0
+        ),
+        replace(GREEDY, grammar=THINKING, reasoning_limit=ReasoningLimit(BEGUN, 4), temperature=1.0, max_tokens=30),
+        replace(GREEDY, grammar=MAYBE_THINKING, reasoning_limit=ReasoningLimit(MAY_OPEN, 1), temperature=1.0),
     ],
 )
 def test_tokens_are_chosen_among_those_that_the_grammar_allows(
@@ -200,6 +211,41 @@ def test_a_device_runs_ahead_again_after_the_last_constrained_sequence(monkeypat
     engine.add_request(ask("free", SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)))
     run_to_idle(engine)
     assert runner.num_ahead > 0
+
+
+def test_reasoning_ends_at_its_limit_and_the_output_goes_on(engine: Engine) -> None:
+    params = SamplingParams(20, temperature=1.0, ignore_eos=True, reasoning_limit=ReasoningLimit(BEGUN, 6))
+    requests = [ask(str(seed), replace(params, seed=seed), prompt=seed) for seed in range(12)]
+    for request in requests:
+        engine.add_request(request)
+    ends = [choice.token_ids.index(3) for choice in run_to_idle(engine).values()]
+    assert max(ends) == 6
+    assert min(ends) < 6, "reasoning may also end by itself"
+
+
+def test_a_limit_of_reasoning_takes_no_step_of_its_own_unless_logprobs_are_requested(engine: Engine) -> None:
+    params = SamplingParams(5, temperature=0.0, ignore_eos=True, reasoning_limit=ReasoningLimit(BEGUN, 2))
+    engine.add_request(ask("forced", replace(params, logit_bias={3: -100.0})))
+    engine.add_request(ask("sampled", replace(params, logit_bias={3: -100.0}, logprobs=0)))
+    steps: dict[str, list[int]] = {"forced": [], "sampled": []}
+    while engine.has_work():
+        for output in engine.step():
+            steps[output.request_id].append(len(output.token_ids))
+    assert steps == {"forced": [1, 2, 1, 1], "sampled": [1] * 5}
+
+
+@pytest.mark.parametrize("tokens", [BEGUN, MAY_OPEN])
+def test_a_device_waits_only_for_the_token_before_the_limit(
+    monkeypatch: pytest.MonkeyPatch, tokens: ReasoningTokens
+) -> None:
+    engine, runner = make_hash_engine(monkeypatch, accelerator=DelayedAccelerator())
+    limit = ReasoningLimit(tokens, 10)
+    params = SamplingParams(20, temperature=0.0, ignore_eos=True, reasoning_limit=limit, logit_bias={3: -100.0, 1: 5.0})
+    engine.add_request(ask("r", params))
+    answer = run_to_idle(engine)["r", 0]
+    assert answer == expected_choice(ask("r", params), 0, BASE)
+    assert answer.token_ids.index(3) == 10 + (tokens is MAY_OPEN)
+    assert runner.num_ahead >= 15
 
 
 def test_other_requests_run_while_a_grammar_is_compiled(engine: Engine, grammars: SlowGrammars) -> None:

@@ -20,9 +20,11 @@ from loraserve.engine.request import (
     EngineErrorCode,
     EngineRequest,
     FinishReason,
-    GrammarReasoning,
+    Grammar,
     Pooling,
     PoolingParams,
+    ReasoningLimit,
+    ReasoningTokens,
     SamplingParams,
     SequenceOutput,
 )
@@ -44,11 +46,15 @@ PROMPTS = [
 ]
 """Prompts are prefixes of these, so that they share blocks."""
 
+BEGUN, MAY_OPEN = ReasoningTokens(None, 3), ReasoningTokens(20, 3)
 GRAMMARS = [one_of("abc", "abd", "b", "bcde", "bcdefg"), one_of("i0i1i2i3k", "i0i1j"), one_of("uvwxyz")]
-GRAMMARS += [
-    behind(GrammarReasoning(None, 3), one_of("abc", "abd")),
-    behind(GrammarReasoning(20, 3), one_of("b", "bcde", "bcdefg")),
+GRAMMARS += [behind(BEGUN, one_of("abc", "abd")), behind(MAY_OPEN, one_of("b", "bcde", "bcdefg"))]
+CONSTRAINTS: list[tuple[Grammar | None, ReasoningLimit | None]] = [
+    *((grammar, None) for grammar in (*[None] * 6, *GRAMMARS)),
+    *((grammar, ReasoningLimit(BEGUN, 2)) for grammar in (None, GRAMMARS[-2])),
+    *((grammar, ReasoningLimit(MAY_OPEN, 1)) for grammar in (None, GRAMMARS[-1])),
 ]
+"""A grammar, and a limit of the reasoning."""
 
 TENANTS = ["red", "blue", "green"]
 
@@ -70,7 +76,8 @@ asks = st.builds(
     Ask,
     prompt=st.builds(lambda prompt, length: prompt[:length], st.sampled_from(PROMPTS), st.integers(1, 20)),
     params=st.builds(
-        SamplingParams,
+        lambda constraint, **others: SamplingParams(grammar=constraint[0], reasoning_limit=constraint[1], **others),
+        constraint=st.sampled_from(CONSTRAINTS),
         max_tokens=st.integers(1, 10),
         n=st.sampled_from([1, 1, 2, 3]),
         temperature=st.sampled_from([0.0, 1.0]),
@@ -81,7 +88,6 @@ asks = st.builds(
         min_tokens=st.integers(0, 2),
         logprobs=st.sampled_from([None, 1]),
         prompt_logprobs=st.sampled_from([None, None, 1]),
-        grammar=st.sampled_from([None, None, *GRAMMARS]),
     ),
     adapter=st.sampled_from([None, *ADAPTERS]),
     tenant=st.sampled_from(TENANTS),
@@ -93,6 +99,7 @@ recency = st.integers(0, 5)
 
 def random_ask(random: Random) -> Ask:
     """Long enough that such requests use up the blocks."""
+    grammar, limit = random.choice(CONSTRAINTS)
     params = SamplingParams(
         max_tokens=random.randint(1, 20),
         n=random.choice([1, 1, 2, 3]),
@@ -103,7 +110,8 @@ def random_ask(random: Random) -> Ask:
         ignore_eos=random.random() < 0.8,
         logprobs=random.choice([None, 1]),
         prompt_logprobs=random.choice([None, None, 1]),
-        grammar=random.choice([None, None, *GRAMMARS]),
+        grammar=grammar,
+        reasoning_limit=limit,
     )
     prompt = random.choice(PROMPTS)[: random.randint(1, 20)]
     return Ask(prompt, params, random.choice([None, *ADAPTERS]), random.choice(TENANTS), random.random() < 0.5)

@@ -8,9 +8,10 @@ from loraserve.engine.request import (
     EngineRequest,
     Grammar,
     GrammarKind,
-    GrammarReasoning,
     Pooling,
     PoolingParams,
+    ReasoningLimit,
+    ReasoningTokens,
     SamplingParams,
 )
 from loraserve.engine.request_check import check_request
@@ -20,9 +21,14 @@ REQUEST = EngineRequest("r", [1, 29], SamplingParams(max_tokens=1, n=2, stop_tok
 TO_POOL = EngineRequest("p", [1, 2, 29], SamplingParams(max_tokens=1), pooling=PoolingParams(Pooling.MEAN, 8))
 
 
-def held_behind(reasoning: GrammarReasoning) -> EngineRequest:
+def held_behind(reasoning: ReasoningTokens) -> EngineRequest:
     grammar = Grammar(GrammarKind.REGEX, "a", reasoning)
     return replace(REQUEST, sampling=replace(REQUEST.sampling, grammar=grammar))
+
+
+def limited(tokens: ReasoningTokens, max_tokens: int = 0, grammar: Grammar | None = None) -> EngineRequest:
+    limit = ReasoningLimit(tokens, max_tokens)
+    return replace(REQUEST, sampling=replace(REQUEST.sampling, grammar=grammar, reasoning_limit=limit))
 
 
 def check(request: EngineRequest) -> None:
@@ -31,8 +37,10 @@ def check(request: EngineRequest) -> None:
 
 def test_requests_just_within_the_limits_are_accepted() -> None:
     check(REQUEST)
-    check(held_behind(GrammarReasoning(0, 29)))
-    check(held_behind(GrammarReasoning(None, 29)))
+    check(held_behind(ReasoningTokens(0, 29)))
+    check(held_behind(ReasoningTokens(None, 29)))
+    check(limited(ReasoningTokens(0, 29)))
+    check(limited(ReasoningTokens(0, 29), 1, Grammar(GrammarKind.REGEX, "a", ReasoningTokens(0, 29))))
     check(TO_POOL)
 
 
@@ -47,8 +55,12 @@ def test_requests_just_within_the_limits_are_accepted() -> None:
         (replace(REQUEST, sampling=replace(REQUEST.sampling, n=3)), r"n is 3; 1 to 2 \(--max-num-seqs\)"),
         (replace(REQUEST, sampling=replace(REQUEST.sampling, max_tokens=0)), "max_tokens is 0; it must be at least 1"),
         (replace(REQUEST, sampling=replace(REQUEST.sampling, allowed_token_ids=(-1,))), "token id -1 is outside"),
-        (held_behind(GrammarReasoning(None, 30)), "token id 30 is outside"),
-        (held_behind(GrammarReasoning(-1, 29)), "token id -1 is outside"),
+        (held_behind(ReasoningTokens(None, 30)), "token id 30 is outside"),
+        (held_behind(ReasoningTokens(-1, 29)), "token id -1 is outside"),
+        (limited(ReasoningTokens(None, 30)), "token id 30 is outside"),
+        (limited(ReasoningTokens(30, 1)), "token id 30 is outside"),
+        (limited(ReasoningTokens(0, 1), -1), "the limit of the reasoning is -1 tokens; it must be at least 0"),
+        (limited(ReasoningTokens(0, 1), grammar=Grammar(GrammarKind.REGEX, "a")), "do not agree on what is reasoning"),
         (replace(TO_POOL, prompt_token_ids=[1] * 4), "the prompt has 4 tokens; 1 to 3 are allowed"),
         (replace(TO_POOL, pooling=PoolingParams(Pooling.LAST, 9)), "dimensions is 9; 1 to 8 are allowed"),
         (replace(TO_POOL, pooling=PoolingParams(Pooling.LAST, 0)), "dimensions is 0; 1 to 8 are allowed"),

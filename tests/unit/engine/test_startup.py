@@ -20,8 +20,8 @@ from loraserve.engine.request import (
     FinishReason,
     Grammar,
     GrammarKind,
-    GrammarReasoning,
     Pooling,
+    ReasoningTokens,
     SamplingParams,
 )
 from loraserve.engine.startup import EngineParts, start
@@ -87,7 +87,7 @@ def test_turn_end_tokens_are_allowed_only_where_the_grammar_may_end(tmp_path: Pa
     assert parts.description.turn_end_ids == {"<|user|>": 257, "<|pad|>": 260}
     eos, ends, closing, special = 259, {257, 260}, 256, range(256, 261)
 
-    def may_come(text: str, reasoning: GrammarReasoning | None = None) -> set[int]:
+    def may_come(text: str, reasoning: ReasoningTokens | None = None) -> set[int]:
         compiled = parts.grammars.compile(Grammar(GrammarKind.REGEX, "[a-z]+!?", reasoning)).result().copy()
         for token_id in [*([closing] if reasoning and text else []), *text.encode()]:
             assert compiled.take(token_id), compiled.error
@@ -96,7 +96,7 @@ def test_turn_end_tokens_are_allowed_only_where_the_grammar_may_end(tmp_path: Pa
 
     assert may_come("") == set()
     assert may_come("ab") == {eos, 258} | ends
-    thinking = GrammarReasoning(None, closing)
+    thinking = ReasoningTokens(None, closing)
     assert may_come("", thinking) == {closing}
     assert may_come("ab", thinking) == {eos, 258} | ends
     ended = parts.grammars.compile(Grammar(GrammarKind.REGEX, "[a-z]+!?")).result().copy()
@@ -105,9 +105,9 @@ def test_turn_end_tokens_are_allowed_only_where_the_grammar_may_end(tmp_path: Pa
 
 
 @pytest.mark.parametrize("min_tokens", [0, 5])
-@pytest.mark.parametrize("reasoning", [None, GrammarReasoning(None, 256)])
+@pytest.mark.parametrize("reasoning", [None, ReasoningTokens(None, 256)])
 def test_a_constrained_output_ends_with_a_turn_end_token_no_sooner_than_allowed(
-    min_tokens: int, reasoning: GrammarReasoning | None
+    min_tokens: int, reasoning: ReasoningTokens | None
 ) -> None:
     """Although the logit bias makes the model prefer that token at every step."""
     engine = make_engine(DEMO, tokenizer=None, backend="reference", turn_end_tokens=("<|pad|>",))

@@ -8,7 +8,7 @@ import pytest
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.grammars.compiler import Grammars
 from loraserve.engine.grammars.matcher import OutputMatcher
-from loraserve.engine.request import Grammar, GrammarCalls, GrammarKind, GrammarReasoning
+from loraserve.engine.request import Grammar, GrammarCalls, GrammarKind, ReasoningTokens
 
 CHARS = 'acefhilmnoprsty"{}[]<>/_:, 012uACLSkg;'
 END, CALLS, ARGS, TAG, THINK, ANSWER = range(len(CHARS), len(CHARS) + 6)
@@ -31,7 +31,7 @@ def ids(text: str) -> list[int]:
     return [CHARS.index(char) for char in text]
 
 
-def matcher_of(calls: GrammarCalls, reasoning: GrammarReasoning | None = None) -> OutputMatcher:
+def matcher_of(calls: GrammarCalls, reasoning: ReasoningTokens | None = None) -> OutputMatcher:
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), reasoning=reasoning, calls=calls)
     return grammars().compile(grammar).result()
 
@@ -81,7 +81,7 @@ def test_an_output_begins_with_json_or_a_call_and_not_with_a_blank() -> None:
 
 
 def test_a_call_may_follow_reasoning() -> None:
-    matcher = matcher_of(GrammarCalls("[CALLS]", CALLS), GrammarReasoning(THINK, ANSWER))
+    matcher = matcher_of(GrammarCalls("[CALLS]", CALLS), ReasoningTokens(THINK, ANSWER))
     assert takes(matcher, [THINK, *ids("hm"), ANSWER])
     assert takes(matcher.copy(), [CALLS, *ids("f{")])
     assert takes(matcher, ids('{"a":0}'))

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from loraserve.engine.grammars.matcher import GrammarMatcher
-from loraserve.engine.request import Grammar, GrammarKind, GrammarReasoning
+from loraserve.engine.request import Grammar, GrammarKind, ReasoningTokens
 from tests.support.hash_grammars import CHARS, EOS, VOCAB_SIZE, hash_grammars
 
 OPENING, CLOSING = CHARS.index("0"), CHARS.index("1")
-BEGUN, MAY_OPEN = GrammarReasoning(None, CLOSING), GrammarReasoning(OPENING, CLOSING)
+BEGUN, MAY_OPEN = ReasoningTokens(None, CLOSING), ReasoningTokens(OPENING, CLOSING)
 EVERYTHING = {*range(VOCAB_SIZE)}
 
 
@@ -17,7 +17,7 @@ def ids(text: str) -> list[int]:
     return [CHARS.index(char) for char in text]
 
 
-def matcher_of(reasoning: GrammarReasoning, text: str = "") -> GrammarMatcher:
+def matcher_of(reasoning: ReasoningTokens, text: str = "") -> GrammarMatcher:
     grammar = Grammar(GrammarKind.CHOICE, '["ab", "ac"]', reasoning)
     matcher = hash_grammars().compile(grammar).result().copy()
     for token_id in ids(text):
@@ -46,7 +46,7 @@ def test_reasoning_may_contain_any_token_except_eos(text: str) -> None:
 @pytest.mark.parametrize(
     ("reasoning", "text"), [(BEGUN, "1"), (BEGUN, "xyz1"), (MAY_OPEN, "01"), (MAY_OPEN, "0ab01"), (BEGUN, "ab1")]
 )
-def test_the_grammar_constrains_the_output_after_reasoning(reasoning: GrammarReasoning, text: str) -> None:
+def test_the_grammar_constrains_the_output_after_reasoning(reasoning: ReasoningTokens, text: str) -> None:
     matcher = matcher_of(reasoning, text)
     assert allowed(matcher) == {*ids("a")}
     assert matcher.forced_tokens() == ids("a")
@@ -86,7 +86,7 @@ def test_a_copy_starts_from_the_beginning() -> None:
     ],
 )
 def test_masks_after_a_draft_equal_those_after_taking_its_tokens(
-    reasoning: GrammarReasoning, text: str, draft: str, num_masks: int
+    reasoning: ReasoningTokens, text: str, draft: str, num_masks: int
 ) -> None:
     matcher, beside = matcher_of(reasoning, text), matcher_of(reasoning, text)
     before = allowed(matcher)

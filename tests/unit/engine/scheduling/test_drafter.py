@@ -11,7 +11,7 @@ from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.step_batch import StepBatch
 
 from loraserve.engine.engine import Engine
-from loraserve.engine.request import EngineRequest, FinishReason, GrammarReasoning, SamplingParams
+from loraserve.engine.request import EngineRequest, FinishReason, ReasoningLimit, ReasoningTokens, SamplingParams
 from loraserve.engine.scheduling.drafter import TRUSTED_ROWS, FreeRows
 from tests.support.hash_grammars import behind, one_of
 from tests.support.hash_model import BASE, Choice, HashRunner, expected_choice, make_hash_engine, run_to_idle
@@ -135,11 +135,11 @@ def test_tokens_that_a_grammar_forces_may_also_be_drafted(
         assert run_grammars_to_idle(engine) == {(request.request_id, 0): answer(request)}
 
 
-@pytest.mark.parametrize("reasoning", [GrammarReasoning(None, 3), GrammarReasoning(1, 3)])
+@pytest.mark.parametrize("reasoning", [ReasoningTokens(None, 3), ReasoningTokens(1, 3)])
 @pytest.mark.parametrize("logprobs", [None, 0])
 @pytest.mark.parametrize("right", [99, 3, 1])
 def test_reasoning_and_the_grammar_constrained_output_after_it_can_be_drafted(
-    make: Callable[..., tuple[Engine, HashRunner]], right: int, logprobs: int | None, reasoning: GrammarReasoning
+    make: Callable[..., tuple[Engine, HashRunner]], right: int, logprobs: int | None, reasoning: ReasoningTokens
 ) -> None:
     texts = ["".join(pair) for pair in product(("ab", "ac"), ("def0", "gfh1"), ("ijk", "ilm"))]
     params: dict[str, object] = {"grammar": behind(reasoning, one_of(*texts)), "temperature": 1.0, "logprobs": logprobs}
@@ -150,6 +150,40 @@ def test_reasoning_and_the_grammar_constrained_output_after_it_can_be_drafted(
         engine.add_request(request)
         assert run_grammars_to_idle(engine) == {(request.request_id, 0): answer(request)}
         assert engine.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("tokens", [ReasoningTokens(None, 3), ReasoningTokens(1, 3)])
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("has_grammar", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1, 4, 7])
+def test_drafts_do_not_carry_reasoning_beyond_its_limit(
+    make: Callable[..., tuple[Engine, HashRunner]],
+    tokens: ReasoningTokens,
+    logprobs: int | None,
+    has_grammar: bool,
+    max_tokens: int,
+) -> None:
+    texts = ["".join(pair) for pair in product(("ab", "ac"), ("def0", "gfk1"), ("ijk", "ilm"))]
+    requests = [
+        ask(
+            f"r{seed}",
+            max_tokens=30,
+            seed=seed,
+            temperature=1.0,
+            logit_bias={1: 9.0, 3: -2.0},
+            logprobs=logprobs,
+            grammar=behind(tokens, one_of(*texts)) if has_grammar else None,
+            reasoning_limit=ReasoningLimit(tokens, max_tokens),
+        )
+        for seed in range(4)
+    ]
+    num_accepted = 0
+    for request in requests:
+        engine, _ = make(requests)
+        engine.add_request(request)
+        assert run_grammars_to_idle(engine) == {(request.request_id, 0): answer(request)}
+        num_accepted += engine.stats().num_accepted_tokens
+    assert num_accepted > 0
 
 
 def run_grammars_to_idle(engine: Engine) -> dict[tuple[str, int], Choice]:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraserve.engine.request import GrammarReasoning
+from loraserve.engine.request import ReasoningTokens
 from loraserve.serving.text.reasoning import MARKS, ReasoningFormat, ReasoningSplitter, ReasoningStart
 
 QWEN3, MISTRAL = MARKS[ReasoningFormat.QWEN3], MARKS[ReasoningFormat.MISTRAL]
@@ -81,7 +81,7 @@ def test_reasoning_tokens_are_counted(has_begun: bool, tokens: list[str], num_to
         assert each.num_tokens == num_tokens
 
 
-def split_by_tokens(reasoning: GrammarReasoning, *tokens: tuple[int, str]) -> tuple[str, str, int]:
+def split_by_tokens(reasoning: ReasoningTokens, *tokens: tuple[int, str]) -> tuple[str, str, int]:
     splitter = ReasoningSplitter(ReasoningStart(QWEN3, reasoning.opening_id is None, reasoning))
     parts, num_chars = list[tuple[str, str]](), 0
     for token_id, text in tokens:
@@ -92,12 +92,12 @@ def split_by_tokens(reasoning: GrammarReasoning, *tokens: tuple[int, str]) -> tu
     return "".join(each for each, _ in parts), "".join(each for _, each in parts), splitter.num_tokens
 
 
-BEGUN, MAY_OPEN = GrammarReasoning(None, 2), GrammarReasoning(1, 2)
+BEGUN, MAY_OPEN = ReasoningTokens(None, 2), ReasoningTokens(1, 2)
 OPENING, CLOSING, SPELT = (1, "<think>"), (2, "</think>"), [(0, "</"), (0, "think"), (0, ">")]
 
 
 @pytest.mark.parametrize(
-    ("grammar_reasoning", "tokens", "outcome"),
+    ("reasoning_tokens", "tokens", "outcome"),
     [
         (BEGUN, [(0, "a"), *SPELT, (0, " b\n"), CLOSING, (0, "4")], ("a</think> b", "4", 6)),
         (BEGUN, [OPENING, (0, "a"), (0, "</thi"), CLOSING, (0, "</think>")], ("a</thi", "</think>", 4)),
@@ -108,9 +108,9 @@ OPENING, CLOSING, SPELT = (1, "<think>"), (2, "</think>"), [(0, "</"), (0, "thin
     ],
 )
 def test_text_that_spells_a_mark_is_not_one_if_a_grammar_goes_by_tokens(
-    grammar_reasoning: GrammarReasoning, tokens: list[tuple[int, str]], outcome: tuple[str, str, int]
+    reasoning_tokens: ReasoningTokens, tokens: list[tuple[int, str]], outcome: tuple[str, str, int]
 ) -> None:
-    assert split_by_tokens(grammar_reasoning, *tokens) == outcome
+    assert split_by_tokens(reasoning_tokens, *tokens) == outcome
 
 
 def test_long_whitespace_is_not_scanned_repeatedly() -> None:
