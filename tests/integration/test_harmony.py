@@ -164,6 +164,13 @@ def test_reasoning_cannot_be_turned_off(client: openai.OpenAI) -> None:
         client.chat.completions.create(**ASKED, reasoning_effort="none")
 
 
+def test_reasoning_cannot_be_limited(client: openai.OpenAI) -> None:
+    fields: Any = {"extra_body": {"thinking_token_budget": 9}}
+    with pytest.raises(openai.BadRequestError, match="not supported for gpt-oss, which thinks less"):
+        client.chat.completions.create(**ASKED, **fields)
+    client.chat.completions.create(**ASKED, response_format={"type": "json_object"}, **fields)
+
+
 def test_the_tokens_that_begin_the_answer_count_toward_the_context(http: httpx.Client) -> None:
     asked: Any = {**ASKED, "response_format": {"type": "json_object"}}
     num_tokens = http.post("/v1/chat/completions", json={**asked, "max_tokens": 1}).json()["usage"]["prompt_tokens"]

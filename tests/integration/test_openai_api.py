@@ -512,6 +512,7 @@ class TestRefusals:
             ("spaces_between_special_tokens", False),
             ("store", True),
             ("service_tier", "flex"),
+            ("thinking_token_budget", 9),
         ],
     )
     def test_unsupported_fields_are_named(self, http: httpx.Client, field: str, value: object) -> None:

@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response
 from tokenizers import AddedToken
 
-from loraserve.engine.request import ReasoningTokens
+from loraserve.engine.request import ReasoningLimit, ReasoningTokens
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.integration import test_messages_api
@@ -245,7 +245,6 @@ class TestMessages:
                 {"thinking": {"type": "disabled"}, **BEGUN},
                 "'thinking.type' is 'disabled', but this model always reasons first",
             ),
-            ({"thinking": {"type": "enabled", "budget_tokens": 50}}, "Send 89, or the type 'adaptive'"),
             (
                 {"output_config": {"effort": "low"}},
                 "'output_config.effort' is 'low'; the model's chat template takes no",
@@ -325,6 +324,66 @@ class TestGrammars:
             message = message_of(client, tools=[ADD], tool_choice=choice, **BEGUN)
             assert (message.reasoning_content, message.content) == ("Hm.", None)
             assert [call.function.arguments for call in message.tool_calls] == ['{"a": 1}']
+
+
+class TestBudgets:
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/chat/completions", {**ASKED, "thinking_token_budget": 7}),
+            ("/v1/chat/completions", {**ASKED, "thinking_token_budget": 0}),
+            ("/v1/responses", {"model": "tiny", "input": "2 + 2?", "thinking_token_budget": 7}),
+            ("/v1/messages", {**ASKED, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 7}}),
+        ],
+    )
+    @pytest.mark.parametrize(("mode", "opening_id"), [({}, OPENING_ID), (NONE, OPENING_ID), (BEGUN, None)])
+    def test_the_engine_gets_the_limit_and_the_marks(
+        self, server: LiveServer, http: httpx.Client, path: str, body: Any, mode: Any, opening_id: int | None
+    ) -> None:
+        http.post(path, json={**body, **mode}).raise_for_status()
+        limit = server.engine.requests[-1].sampling.reasoning_limit
+        assert limit == ReasoningLimit(ReasoningTokens(opening_id, CLOSING_ID), body.get("thinking_token_budget", 7))
+
+    def test_the_limit_holds_for_reasoning_before_a_format_too(self, server: LiveServer, http: httpx.Client) -> None:
+        body = {**ASKED, **BEGUN, "response_format": {"type": "json_object"}, "thinking_token_budget": 3}
+        http.post("/v1/chat/completions", json=body).raise_for_status()
+        sampling = server.engine.requests[-1].sampling
+        assert sampling.grammar is not None
+        assert sampling.grammar.reasoning is not None
+        assert sampling.reasoning_limit == ReasoningLimit(sampling.grammar.reasoning, 3)
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/chat/completions", ASKED),
+            ("/v1/chat/completions", {**ASKED, "thinking_token_budget": -1}),
+            ("/v1/chat/completions", {**ASKED, "thinking_token_budget": None}),
+            ("/v1/responses", {"model": "tiny", "input": "2 + 2?", "thinking_token_budget": -1}),
+            ("/v1/messages", {**ASKED, "max_tokens": 8, "thinking": {"type": "enabled", "budget_tokens": 7}}),
+            ("/v1/messages", {**ASKED, "max_tokens": 9, "thinking": {"type": "adaptive"}}),
+        ],
+    )
+    def test_there_is_no_limit_unless_one_is_asked_for(
+        self, server: LiveServer, http: httpx.Client, path: str, body: Any
+    ) -> None:
+        http.post(path, json=body).raise_for_status()
+        assert server.engine.requests[-1].sampling.reasoning_limit is None
+
+    @pytest.mark.parametrize(("budget", "message"), [(-2, "is -2; it must be between -1"), (1.5, "got `float`")])
+    def test_a_wrong_budget_is_refused(self, http: httpx.Client, budget: float, message: str) -> None:
+        for path, body in (("/v1/chat/completions", ASKED), ("/v1/responses", {"model": "tiny", "input": "x"})):
+            refused = http.post(path, json={**body, "thinking_token_budget": budget})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+            assert message in refused.json()["error"]["message"]
+
+    def test_a_budget_is_refused_where_the_end_of_reasoning_is_unknown(self, tmp_path: Path) -> None:
+        fields: Any = {"extra_body": {"thinking_token_budget": 4}}
+        with thinking_server(tmp_path, make_tokenizer()) as (server, client):
+            client.chat.completions.create(**ASKED, response_format={"type": "json_object"}, **fields)
+            assert server.engine.requests[-1].sampling.reasoning_limit is None, "such an answer has no reasoning"
+            with pytest.raises(openai.BadRequestError, match="this model has no tokens that mark reasoning") as refused:
+                client.chat.completions.create(**ASKED, **fields)
+            assert refused.value.param == "thinking_token_budget"
 
 
 class TestMarks:

@@ -4860,6 +4860,12 @@ export interface components {
              */
             include_reasoning: boolean;
             /**
+             * @description Most tokens of reasoning, after which it ends and the answer begins; needs a server with --reasoning-parser. -1 =
+             *     no limit, which is the default.
+             * @default null
+             */
+            thinking_token_budget: number | null;
+            /**
              * @description Approximately what the answer will be, such as the file that is to be edited. The answer stays the same, but
              *     arrives sooner where it agrees with the prediction.
              * @default null
@@ -5259,6 +5265,12 @@ export interface components {
              * @default null
              */
             top_logprobs: number | null;
+            /**
+             * @description Most tokens of reasoning, after which it ends and the answer begins; needs a server with --reasoning-parser. -1 =
+             *     no limit, which is the default.
+             * @default null
+             */
+            thinking_token_budget: number | null;
             /**
              * @description Returned in the answer: at most 16 pairs, with keys of at most 64 and values of at most 512 characters.
              * @default null
@@ -5833,8 +5845,8 @@ export interface components {
              */
             type: string;
             /**
-             * @description Required for type "enabled". On a server with --reasoning-parser it must be at least `max_tokens` - 1, because
-             *     thinking is not ended earlier.
+             * @description Most tokens of thinking, at least 1, after which the answer begins. Required for type "enabled"; not for
+             *     others.
              * @default null
              */
             budget_tokens: number | null;

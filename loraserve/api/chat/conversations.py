@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from loraserve.api.chat.tools import check_function_name, check_is_function
 from loraserve.api.http.nesting import nesting_depth
-from loraserve.api.http.ranges import check_at_most, unsupported
+from loraserve.api.http.ranges import INT64, check_at_most, check_range, unsupported
 from loraserve.api.http.raw_json import num_bytes_of, parsed
 from loraserve.api.schemas.chat import ChatCompletionRequest, RequestMessage
 from loraserve.api.schemas.tokenize import TokenizeRequest
@@ -16,9 +16,17 @@ from loraserve.api.schemas.tools import RequestToolCall
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import RequestLimits
-from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ReasoningEffort, ToolCall
+from loraserve.serving.text.conversation import (
+    ChatMessage,
+    Conversation,
+    JsonObject,
+    ReasoningBudget,
+    ReasoningEffort,
+    ToolCall,
+)
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+BUDGET = "thinking_token_budget"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text",)
 SPLIT_TEXT = "\n"
@@ -43,6 +51,7 @@ def conversation_of(
     tools: Sequence[JsonObject],
     limits: RequestLimits,
     effort: str | None = None,
+    budget: int | None = None,
 ) -> Conversation:
     """Raises `ServingError` naming the invalid field."""
     if not messages:
@@ -59,6 +68,7 @@ def conversation_of(
         tools=tools,
         template_kwargs=checked_template_kwargs(body.chat_template_kwargs, limits),
         effort=checked_effort("reasoning_effort", effort),
+        budget=checked_budget(budget),
     )
 
 
@@ -84,6 +94,14 @@ def checked_effort(param: str, value: str | None) -> ReasoningEffort | None:
     if value not in EFFORTS:
         raise invalid_value(param, f"is {value[:32]!r}; it must be one of {', '.join(EFFORTS)}.")
     return ReasoningEffort(param, value)
+
+
+def checked_budget(max_tokens: int | None) -> ReasoningBudget | None:
+    """None also for -1, as in vLLM. Raises `ServingError`."""
+    if max_tokens is None:
+        return None
+    check_range(BUDGET, max_tokens, -1, INT64 - 1)
+    return None if max_tokens == -1 else ReasoningBudget(BUDGET, max_tokens)
 
 
 def _chat_message(param: str, message: RequestMessage, limits: RequestLimits) -> ChatMessage:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from loraserve.api.chat.adapter_template import template_of, with_ends
 from loraserve.api.http.ranges import unsupported
 from loraserve.control.names.resolve import ResolvedAdapter
-from loraserve.engine.request import Grammar, ReasoningTokens
+from loraserve.engine.request import Grammar, ReasoningLimit, ReasoningTokens, SamplingParams
 from loraserve.serving.generation import Prompt
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.text.chat_template import ChatTemplate
 from loraserve.serving.text.choice import TextOptions
-from loraserve.serving.text.conversation import Conversation, ReasoningEffort
+from loraserve.serving.text.conversation import Conversation, ReasoningBudget, ReasoningEffort
 from loraserve.serving.text.harmony import CALL, CHANNEL, END, FINAL, MESSAGE, RETURN, START, HarmonyStart
 from loraserve.serving.text.harmony import MARKS as HARMONY_MARKS
 from loraserve.serving.text.reasoning import MARKS, ReasoningFormat, ReasoningMarks, ReasoningStart
@@ -26,10 +26,12 @@ def with_reasoning(
 ) -> tuple[Prompt, TextOptions]:
     """A grammar constrains only what follows the reasoning, or the whole answer if the model has no tokens for marks.
 
-    Raises `ServingError` if the request asks for no reasoning but the model will reason anyway.
+    Raises `ServingError` if the request asks for no reasoning but the model will reason anyway, or limits reasoning
+    that cannot be limited.
     """
     parser, token_text = runtime.settings.reasoning_parser, runtime.tokenizer.token_text
     if parser is None:
+        _refuse_budget(conversation.budget, "needs a server started with --reasoning-parser.")
         return prompt, text
     own = runtime.tokenizer.adapter_template(template_of(adapter))
     if parser is ReasoningFormat.OPENAI_GPTOSS:
@@ -42,15 +44,23 @@ def with_reasoning(
         _refuse_none(conversation.effort)
     opening_id, closing_id = try_token_id(runtime, marks.opening), try_token_id(runtime, marks.closing)
     grammar = prompt.sampling.grammar
-    if grammar is not None:
-        if opening_id is None or closing_id is None:
-            return prompt, text
-        reasoning = ReasoningTokens(None if start.has_begun else opening_id, closing_id)
-        prompt = replace(prompt, sampling=replace(prompt.sampling, grammar=replace(grammar, reasoning=reasoning)))
-        start = replace(start, reasoning_tokens=reasoning)
+    if opening_id is not None and closing_id is not None:
+        tokens = ReasoningTokens(None if start.has_begun else opening_id, closing_id)
+        prompt = replace(prompt, sampling=_marked(prompt.sampling, tokens, conversation.budget))
+        start = replace(start, reasoning_tokens=None if grammar is None else tokens)
+    elif grammar is not None:
+        return prompt, text
+    else:
+        _refuse_budget(conversation.budget, "cannot be honored: this model has no tokens that mark reasoning.")
     if {opening_id, closing_id} & token_text.special_ids:
         text = replace(text, skip_special_tokens=False)
     return prompt, replace(text, reasoning=start)
+
+
+def _marked(sampling: SamplingParams, tokens: ReasoningTokens, budget: ReasoningBudget | None) -> SamplingParams:
+    limit = None if budget is None else ReasoningLimit(tokens, budget.max_tokens)
+    grammar = None if sampling.grammar is None else replace(sampling.grammar, reasoning=tokens)
+    return replace(sampling, grammar=grammar, reasoning_limit=limit)
 
 
 def answer_header(
@@ -79,6 +89,7 @@ def _with_harmony(
     if prompt.sampling.grammar is not None or None in (ids[START], ids[CHANNEL], ids[MESSAGE], ids[END]):
         return prompt, text
     _refuse_none(conversation.effort)
+    _refuse_budget(conversation.budget, "is not supported for gpt-oss, which thinks less with a lower effort.")
     reports_calls = runtime.settings.tool_call_parser is ToolCallFormat.OPENAI and conversation.tools
     start = HarmonyStart(
         marks={token_id: mark for mark, token_id in ids.items() if token_id is not None},
@@ -95,6 +106,11 @@ def _refuse_none(effort: ReasoningEffort | None) -> None:
     if effort is not None and effort.is_none:
         message = f"is {effort.word or effort.value!r}, but this model always reasons first."
         raise unsupported(effort.param, message)
+
+
+def _refuse_budget(budget: ReasoningBudget | None, reason: str) -> None:
+    if budget is not None:
+        raise unsupported(budget.param, reason)
 
 
 def try_token_id(runtime: Runtime, mark: str) -> int | None:

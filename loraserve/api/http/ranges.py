@@ -5,6 +5,8 @@ from collections.abc import Collection
 from loraserve.api.http.quoting import beginning
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
+INT32, INT64 = 2**31, 2**63
+
 
 def check_range(param: str, value: float, low: float, high: float) -> None:
     """Both ends are allowed; NaN never is."""

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from loraserve.api.http.ranges import check_range
+from loraserve.api.http.ranges import INT32, check_range
 from loraserve.api.schemas.inputs import PooledFields
 from loraserve.api.schemas.sampling import SamplingFields
 
 MAX_SALT_CHARS = 256
-INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)

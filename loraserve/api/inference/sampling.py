@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from loraserve.api.http.ranges import check_at_most, check_range, check_token_ids, unsupported
+from loraserve.api.http.ranges import INT64, check_at_most, check_range, check_token_ids, unsupported
 from loraserve.api.http.request_id import HARMLESS_ID
 from loraserve.api.inference.common_fields import CommonFields, checked_fields
 from loraserve.api.inference.structured_outputs import RequestedFormat, formats_of, grammar_of
@@ -21,7 +21,6 @@ T = TypeVar("T")
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 1e-2
 """As in vLLM: below the first, sampling is greedy; below the second, which is used instead, logits could overflow."""
-INT64 = 2**63
 NUM_SEEDS = 2**62
 """Seeds are reduced modulo this number so that seed + choice stays a positive int64."""
 

@@ -7,12 +7,12 @@ import msgspec
 
 from loraserve.api.chat.prompts import with_calls_shown
 from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
-from loraserve.api.http.ranges import check_at_most, check_range, unsupported
-from loraserve.api.inference.sampling import INT64, CheckedSampling, SamplingChecker
+from loraserve.api.http.ranges import INT64, check_at_most, check_range, unsupported
+from loraserve.api.inference.sampling import CheckedSampling, SamplingChecker
 from loraserve.api.inference.structured_outputs import RequestedFormat, text_format
 from loraserve.api.messages.input import message_conversation
 from loraserve.api.messages.kinds import ANY, AUTO, CHOICES, NONE, TOOL, check_tool_type
-from loraserve.api.messages.thinking import check_thinking
+from loraserve.api.messages.thinking import thinking_budget
 from loraserve.api.schemas.messages import (
     CountTokensRequest,
     MessagesRequest,
@@ -48,7 +48,7 @@ def checked_message(body: MessagesRequest, checker: SamplingChecker, settings: S
     if body.stop is not None and body.stop_sequences is not None:
         raise invalid_value("stop", "cannot be combined with 'stop_sequences', which is its name in this API.")
     separates_thinking = settings.reasoning_parser is not None
-    check_thinking(body.thinking, body.max_tokens, separates_thinking=separates_thinking)
+    budget = thinking_budget(body.thinking, body.max_tokens, separates_thinking=separates_thinking)
     use, conversation = _shown(body, settings)
     sampling = checker.check_shared(
         msgspec.structs.replace(body, service_tier=None),
@@ -62,12 +62,12 @@ def checked_message(body: MessagesRequest, checker: SamplingChecker, settings: S
         stop = checker.checked_stop("stop_sequences", body.stop_sequences)
         sampling = replace(sampling, text=replace(sampling.text, stop=stop))
     eager_tools = frozenset(tool.name for tool in body.tools or [] if tool.eager_input_streaming)
-    return CheckedMessage(with_calls_shown(sampling, use), conversation, use, eager_tools)
+    return CheckedMessage(with_calls_shown(sampling, use), replace(conversation, budget=budget), use, eager_tools)
 
 
 def counted_conversation(body: CountTokensRequest, settings: ServingSettings) -> Conversation:
     """The conversation of a message with these fields. Raises `ServingError` naming the invalid field."""
-    check_thinking(body.thinking, 0, separates_thinking=False)
+    thinking_budget(body.thinking, 0, separates_thinking=False)
     return _shown(body, settings)[1]
 
 

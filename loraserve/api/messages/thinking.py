@@ -1,21 +1,25 @@
 """Translates `thinking` and `output_config.effort` into the terms of chat templates."""
 
-from loraserve.api.http.ranges import check_range, unsupported
+from loraserve.api.http.ranges import INT64, check_range, unsupported
 from loraserve.api.messages.kinds import DISABLED, ENABLED, THINKINGS
 from loraserve.api.schemas.messages import OutputConfig, Thinking
 from loraserve.serving.errors import invalid_value, missing
-from loraserve.serving.text.conversation import ReasoningEffort
+from loraserve.serving.text.conversation import ReasoningBudget, ReasoningEffort
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 DEFAULT_EFFORT = "high"
 """In Anthropic's API, this is the same as not sending an effort."""
 SUMMARIZED = "summarized"
+BUDGET = "thinking.budget_tokens"
 
 
-def check_thinking(thinking: Thinking | None, max_tokens: int, *, separates_thinking: bool) -> None:
-    """Raises `ServingError`. separates_thinking: from text, on this server (--reasoning-parser)."""
+def thinking_budget(thinking: Thinking | None, max_tokens: int, *, separates_thinking: bool) -> ReasoningBudget | None:
+    """None if nothing ends the thinking earlier than `max_tokens`. Raises `ServingError`.
+
+    separates_thinking: from text, on this server (--reasoning-parser). If not, nothing is known to be thinking.
+    """
     if thinking is None:
-        return
+        return None
     if thinking.type not in THINKINGS:
         message = f"is {thinking.type[:32]!r}; only {', '.join(map(repr, THINKINGS))} are supported."
         raise unsupported("thinking.type", message)
@@ -25,14 +29,12 @@ def check_thinking(thinking: Thinking | None, max_tokens: int, *, separates_thin
     budget = thinking.budget_tokens
     if thinking.type != ENABLED:
         if budget is not None:
-            raise invalid_value("thinking.budget_tokens", f"is only for the type {ENABLED!r}.")
-        return
+            raise invalid_value(BUDGET, f"is only for the type {ENABLED!r}.")
+        return None
     if budget is None:
-        raise missing("thinking.budget_tokens")
-    check_range("thinking.budget_tokens", budget, 1, 2**63 - 1)
-    if separates_thinking and budget < max_tokens - 1:
-        message = f"is {budget}; only 'max_tokens' ends thinking. Send {max_tokens - 1}, or the type 'adaptive'."
-        raise unsupported("thinking.budget_tokens", message)
+        raise missing(BUDGET)
+    check_range(BUDGET, budget, 1, INT64 - 1)
+    return ReasoningBudget(BUDGET, budget) if separates_thinking and budget < max_tokens - 1 else None
 
 
 def reasoning_effort(thinking: Thinking | None, output: OutputConfig | None) -> ReasoningEffort | None:

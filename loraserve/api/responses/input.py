@@ -8,6 +8,7 @@ from msgspec import Raw
 
 from loraserve.api.chat.conversations import (
     SPLIT_TEXT,
+    checked_budget,
     checked_call,
     checked_effort,
     checked_template_kwargs,
@@ -60,7 +61,8 @@ def response_conversation(body: ResponsesRequest, tools: Sequence[JsonObject], l
     messages = [replace(each, content="") if _is_reasoning(each) else each for each in messages]
     kwargs = checked_template_kwargs(body.chat_template_kwargs, limits)
     effort = checked_effort("reasoning.effort", body.reasoning.effort if body.reasoning else None)
-    return Conversation(messages, tools=tools, template_kwargs=kwargs, effort=effort, param="input")
+    budget = checked_budget(body.thinking_token_budget)
+    return Conversation(messages, tools=tools, template_kwargs=kwargs, effort=effort, budget=budget, param="input")
 
 
 def _message(param: str, item: InputItem) -> ChatMessage:

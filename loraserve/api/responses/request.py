@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from loraserve.api.chat.prompts import with_calls_shown
 from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
-from loraserve.api.http.ranges import check_at_most, check_range, unsupported
-from loraserve.api.inference.sampling import INT64, CheckedSampling, SamplingChecker, check_stream_options
+from loraserve.api.http.ranges import INT64, check_at_most, check_range, unsupported
+from loraserve.api.inference.sampling import CheckedSampling, SamplingChecker, check_stream_options
 from loraserve.api.inference.structured_outputs import ANY_OBJECT, RequestedFormat, text_format
 from loraserve.api.responses.input import response_conversation
 from loraserve.api.responses.kinds import check_tool_type

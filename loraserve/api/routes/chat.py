@@ -60,7 +60,14 @@ async def _chat(
     limit = _answer_limit(body)
     checked = _check(context, body, use, limit.max_tokens)
     predicted = predicted_text(body.prediction, runtime.engine.model)
-    conversation = conversation_of(body, body.messages, use.tools, runtime.settings.limits, body.reasoning_effort)
+    conversation = conversation_of(
+        body,
+        body.messages,
+        use.tools,
+        runtime.settings.limits,
+        body.reasoning_effort,
+        body.thinking_token_budget,
+    )
     demand = conversation_demand(context, checked, conversation, Route.CHAT, body.stream)
     async with context.calls.admit(request, target, demand) as call:
         prompt = await conversation_prompt(context, body, checked, conversation, call.adapter, limit.param, predicted)

@@ -103,6 +103,9 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     include_reasoning: bool = True
     """False: reasoning is generated and counted but left out of the answer; needs a server with --reasoning-parser.
     Default: true."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning, after which it ends and the answer begins; needs a server with --reasoning-parser. -1 =
+    no limit, which is the default."""
     prediction: Prediction | None = None
     """Approximately what the answer will be, such as the file that is to be edited. The answer stays the same, but
     arrives sooner where it agrees with the prediction."""

@@ -112,8 +112,8 @@ class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """ "enabled" and "disabled" set the chat template's variable `enable_thinking`, if it uses it; "adaptive" leaves
     the decision to the template."""
     budget_tokens: int | None = None
-    """Required for type "enabled". On a server with --reasoning-parser it must be at least `max_tokens` - 1, because
-    thinking is not ended earlier."""
+    """Most tokens of thinking, at least 1, after which the answer begins. Required for type "enabled"; not for
+    others."""
     display: str | None = None
     """Only "summarized" is accepted; thinking is returned in full."""
 

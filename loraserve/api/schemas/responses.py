@@ -130,6 +130,9 @@ class ResponsesRequest(SamplingFields, frozen=True, forbid_unknown_fields=True, 
     top_logprobs: int | None = None
     """Most likely alternatives to return for each token, 0 to 20; needs "message.output_text.logprobs" in `include`.
     Default: 0."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning, after which it ends and the answer begins; needs a server with --reasoning-parser. -1 =
+    no limit, which is the default."""
     metadata: dict[str, str] | None = None
     """Returned in the answer: at most 16 pairs, with keys of at most 64 and values of at most 512 characters."""
     chat_template_kwargs: dict[str, Raw] | None = None

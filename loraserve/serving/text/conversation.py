@@ -82,6 +82,14 @@ class ReasoningEffort:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningBudget:
+    param: str
+    """The request field that sets it."""
+    max_tokens: int
+    """Most tokens of reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     messages: Sequence[ChatMessage]
     add_generation_prompt: bool = True
@@ -91,6 +99,8 @@ class Conversation:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Additional template variables."""
     effort: ReasoningEffort | None = None
+    budget: ReasoningBudget | None = None
+    """None = only the answer's limit ends the reasoning."""
     param: str = "messages"
     """The request's name for the messages, for errors."""
 

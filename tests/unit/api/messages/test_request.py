@@ -12,6 +12,7 @@ from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.engine.request import GrammarKind
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.settings import RequestLimits, ServingSettings
+from loraserve.serving.text.conversation import ReasoningBudget
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.fake_engine_client import make_model
@@ -119,8 +120,8 @@ def test_fields_that_request_nothing_are_accepted() -> None:
         (THINKING, {"type": "disabled"}),
     ],
 )
-def test_a_thinking_budget_that_needs_no_enforcement_is_accepted(settings: ServingSettings, thinking: object) -> None:
-    check(settings, thinking=thinking)
+def test_a_thinking_budget_that_nothing_could_exceed_is_no_limit(settings: ServingSettings, thinking: object) -> None:
+    assert check(settings, thinking=thinking).conversation.budget is None
 
 
 @pytest.mark.parametrize(
@@ -179,10 +180,9 @@ def test_invalid_and_unsupported_fields_are_refused_by_name(fields: dict[str, An
     assert message in caught.value.message
 
 
-def test_a_thinking_budget_that_cannot_be_enforced_is_refused() -> None:
-    with pytest.raises(ServingError, match="Send 8, or the type 'adaptive'") as caught:
-        check(THINKING, thinking=ENABLED | {"budget_tokens": 7})
-    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "thinking.budget_tokens")
+def test_a_thinking_budget_below_max_tokens_is_a_limit() -> None:
+    budget = check(THINKING, thinking=ENABLED | {"budget_tokens": 7}).conversation.budget
+    assert budget == ReasoningBudget("thinking.budget_tokens", 7)
 
 
 def test_counted_tokens_are_of_the_same_conversation_as_a_message() -> None:
