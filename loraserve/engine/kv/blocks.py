@@ -115,6 +115,9 @@ class BlockPool:
                 else:
                     self._evictable[block] = None
 
+    def num_references(self, block: int) -> int:
+        return self._num_references[block]
+
     def is_shared(self, block: int) -> bool:
         return self._num_references[block] > 1
 

@@ -31,8 +31,8 @@ class _TenantQueue:
         return chain.from_iterable(self._by_priority[priority] for priority in sorted(self._by_priority))
 
     @property
-    def least_priority(self) -> int:
-        return min(self._by_priority)
+    def first(self) -> Sequence:
+        return self._by_priority[min(self._by_priority)][0]
 
     def append(self, sequence: Sequence) -> None:
         self._by_priority.setdefault(sequence.request.priority, deque()).append(sequence)
@@ -102,15 +102,16 @@ class FairQueue:
     def served(self, tenant: str) -> float:
         return self._served[tenant]
 
-    def first(self) -> Sequence | None:
-        """The first in order; None if none waits."""
-        return next(iter(self), None)
+    def first_of(self, tenant: str) -> Sequence | None:
+        """None if none of the tenant waits."""
+        own = self._waiting.get(tenant)
+        return None if own is None else own.first
 
     def has_waiting_before(self, request: EngineRequest) -> bool:
         """Whether another tenant is waiting that was not served more, or the same one with a more urgent request."""
         tenant, served = request.tenant, self._served[request.tenant]
         own = self._waiting.get(tenant)
-        if own is not None and own.least_priority < request.priority:
+        if own is not None and own.first.request.priority < request.priority:
             return True
         return any(name != tenant and self._served[name] <= served for name in self._waiting)
 

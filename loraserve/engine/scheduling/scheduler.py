@@ -5,9 +5,11 @@ are not computed yet. This covers chunked prompts, prefix hits and recompute aft
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from enum import Enum
+from itertools import chain
 
 from loraserve_adapters.errors import AdapterError
 
@@ -88,16 +90,17 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """NOTE: not to be called while a queued step's tokens are unknown: it may preempt a sequence of that step."""
         plan = StepPlan()
-        for sequence in self._in_the_way():
-            self._preempt(sequence)
-            self._num_closed_steps = 0
+        is_open = self._is_open(self.running)
         num_preempted_before = self.num_preemptions
         if not self._try_schedule_rows(self.running, plan):
             self._schedule_each(self.running, plan)
         if self.num_preemptions != num_preempted_before:
             self._num_closed_steps = 0
-        else:
-            self._admit_waiting(self.running, plan)
+        elif is_open:
+            urgent = self._make_way(plan)
+            self._admit_waiting(self.running, plan, urgent)
+            if urgent is not None:
+                self._num_closed_steps = 0  # others may be urgent, too
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
         return plan
 
@@ -109,15 +112,19 @@ class Scheduler:
 
         Returns None and changes nothing if a sequence might have to be preempted.
         """
-        if self._in_the_way():
-            return None
         going_on = [each for each in self.running if each.num_uncomputed_tokens > 0 or not ends(each)]
+        is_open = self._is_open(going_on)
+        if is_open and self._find_way() is not None:
+            self._num_closed_steps = 0
+            return None
         plan = StepPlan()
         if not self._try_schedule_rows(going_on, plan):
             if not self._has_blocks(going_on):
+                self._num_closed_steps = 0 if is_open else self._num_closed_steps
                 return None
             self._schedule_each(going_on, plan)
-        self._admit_waiting(going_on, plan)
+        if is_open:
+            self._admit_waiting(going_on, plan)
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
         return plan
 
@@ -236,37 +243,36 @@ class Scheduler:
         num_returned = 0
         while not self._blocks.try_extend(sequence, num_rows, plan.block_copies):
             victim = self._choose_victim()
-            for i, item in enumerate(plan.scheduled):
-                if item.sequence is victim:
-                    num_returned += item.num_rows
-                    del plan.scheduled[i]
-                    break
+            num_returned += _take_out(victim, plan)
             self._preempt(victim)
             if victim is sequence:
                 return -num_returned
         self._append(plan, sequence, num_rows)
         return num_rows - num_returned
 
-    def _admit_waiting(self, staying: Seq[Sequence], plan: StepPlan) -> None:
-        """staying: the running sequences that keep their seats."""
+    def _is_open(self, staying: Seq[Sequence]) -> bool:
+        """Whether to try to admit a sequence in this step. To be asked once.
+
+        staying: the running sequences that keep their seats.
+        """
         if len(self.waiting) == 0:
-            return
-        if staying and len(staying) == len(self.running) and self._is_closed():
+            return False
+        if self._num_closed_steps > 0 and not self._adapters.has_news() and len(staying) == len(self.running) > 0:
             self._num_closed_steps -= 1
-            return
+            return False
+        self._adapters.settle_uploads()
+        return True
+
+    def _admit_waiting(self, staying: Seq[Sequence], plan: StepPlan, urgent: Sequence | None = None) -> None:
+        """staying: as in `_is_open`. urgent: to be tried first, because others gave way to it."""
         budget = self._max_num_batched_tokens - sum(item.num_rows for item in plan.scheduled)
         num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in staying)
         bypassed: list[Sequence] = []
-        held_back: dict[str, int] = {}  # tenants whose requests wait if they are less urgent than this
         is_alone = not self.running
-        self._adapters.settle_uploads()
         self._num_closed_steps = MAX_CLOSED_STEPS
         if num_seats <= 0:
             return
-        for sequence in self.waiting:
-            tenant, priority = sequence.request.tenant, sequence.request.priority
-            if priority > held_back.get(tenant, priority):
-                continue
+        for sequence in chain([] if urgent is None else [urgent], self.waiting):
             if num_seats < _num_seats(sequence):
                 break
             if budget == 0:
@@ -279,16 +285,11 @@ class Scheduler:
                 if sequence.state.num_bypassed >= MAX_BYPASSED:
                     break
                 bypassed.append(sequence)
-                held_back.setdefault(tenant, priority)
             elif admission is _Admission.ADMITTED:
                 num_seats -= _num_seats(sequence)
                 budget -= plan.scheduled[-1].num_rows
                 for earlier in bypassed:
                     earlier.state.num_bypassed += 1
-
-    def _is_closed(self) -> bool:
-        """Whether no waiting sequence could be admitted now, as far as this can be known without trying."""
-        return self._num_closed_steps > 0 and not self._adapters.has_news()
 
     def _try_admit(self, sequence: Sequence, budget: int, plan: StepPlan, *, is_alone: bool) -> _Admission:
         """is_alone: no sequence is running whose next token would wait, in the same step, for an adapter still being
@@ -370,34 +371,74 @@ class Scheduler:
         """Of the most-served tenant, the newest sequence of the least urgent ones."""
         return max(self.running, key=lambda s: (self.waiting.served(s.request.tenant), *_dispensability(s)))
 
-    def _in_the_way(self) -> list[Sequence]:
-        """Running sequences whose preemption gives the first waiting one a seat and blocks: less urgent ones of its own
-        tenant. Empty if it has room anyway, or would have too little even so.
+    def _make_way(self, plan: StepPlan) -> Sequence | None:
+        """Preempt sequences for a more urgent one of their tenant, which is returned and has room then.
 
-        What they have computed stays in the prefix cache, so they lose little if the blocks are not needed.
+        Their tokens are charged again as far as they are recomputed: giving way is at the tenant's own expense.
         """
-        if len(self.waiting) == 0 or self._is_closed():
-            return []
-        first = self.waiting.first()
-        if first is None or not self._adapters.can_acquire(first):
-            return []
-        less_urgent = [
-            each
-            for each in self.running
-            if each.request.tenant == first.request.tenant and each.request.priority > first.request.priority
-        ]
-        if not less_urgent:
-            return []
-        num_seats = _num_seats(first) + sum(map(_num_seats, self.running)) - self._max_num_seqs
-        num_blocks = self._num_blocks_to_admit(first, self._prefix_of(first)) - self.pool.num_available
+        way = self._find_way()
+        if way is None:
+            return None
+        urgent, victims = way
+        for victim in victims:
+            _take_out(victim, plan)
+            self._preempt(victim)
+            victim.num_charged_tokens = 0
+        return urgent
+
+    def _find_way(self) -> tuple[Sequence, list[Sequence]] | None:
+        """A waiting sequence, and less urgent ones of its tenant whose preemption gives it a seat and blocks.
+
+        They have computed their prompts, so most of what they lose is found in the prefix cache, and each gets a token
+        before it can be chosen again.
+        """
+        decoding: dict[str, list[Sequence]] = {}
+        for each in self.running:
+            if each.num_uncomputed_tokens <= 1:
+                decoding.setdefault(each.request.tenant, []).append(each)
+        for tenant, own in decoding.items():
+            first = self.waiting.first_of(tenant)
+            if first is None:
+                continue
+            less_urgent = [each for each in own if each.request.priority > first.request.priority]
+            victims = self._choose_victims(first, less_urgent) if less_urgent else []
+            if victims and self._is_ready(first):
+                return first, victims
+        return None
+
+    def _choose_victims(self, urgent: Sequence, less_urgent: list[Sequence]) -> list[Sequence]:
+        """The least urgent and newest, as few as suffice; empty if it has room anyway, or too little even so."""
+        prefix = self._prefix_of(urgent)
+        num_seats = _num_seats(urgent) + sum(map(_num_seats, self.running)) - self._max_num_seqs
+        num_blocks = self._num_blocks_to_admit(urgent, prefix) - self.pool.num_available
         chosen: list[Sequence] = []
         for each in sorted(less_urgent, key=_dispensability, reverse=True):
-            if num_seats <= 0 and num_blocks <= 0:
-                break
+            if num_seats <= 0 and num_blocks <= self._num_freed_blocks(chosen, prefix):
+                return chosen
             chosen.append(each)
             num_seats -= _num_seats(each)
-            num_blocks -= sum(not self.pool.is_shared(block) for block in each.blocks)
-        return chosen if num_seats <= 0 and num_blocks <= 0 else []
+        return chosen if num_seats <= 0 and num_blocks <= self._num_freed_blocks(chosen, prefix) else []
+
+    def _num_freed_blocks(self, victims: list[Sequence], prefix: list[int]) -> int:
+        """How many blocks nobody references without them, apart from those of `prefix`."""
+        held = Counter(block for each in victims for block in each.blocks)
+        is_kept = {*prefix}
+        return sum(count == self.pool.num_references(block) for block, count in held.items() if block not in is_kept)
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        """Whether its adapter can be used in this step; starts to load it if not."""
+        if not self._adapters.can_acquire(sequence):
+            return False
+        is_cold = self._adapters.is_cold(sequence)
+        try:
+            has_adapter = self._adapters.try_acquire(sequence, 0)
+        except AdapterError:
+            return False
+        if has_adapter:
+            self._adapters.release(sequence)
+        if is_cold and not self._adapters.is_cold(sequence):
+            self._charge(sequence.request, COLD_LOAD_TOKENS)
+        return has_adapter
 
     def _preempt(self, sequence: Sequence) -> None:
         """Return it to the head of its tenant's queue and free everything it holds; its tokens are recomputed later."""
@@ -434,6 +475,15 @@ def _needs_prompt_logprobs(sequence: Sequence) -> bool:
     """True until the prompt has been computed once with all its logits."""
     state = sequence.state
     return state.wants_prompt_logprobs and sequence.index == 0 and not state.has_all_prompt_logprobs
+
+
+def _take_out(sequence: Sequence, plan: StepPlan) -> int:
+    """Returns the number of rows that were scheduled for it."""
+    for i, item in enumerate(plan.scheduled):
+        if item.sequence is sequence:
+            del plan.scheduled[i]
+            return item.num_rows
+    return 0
 
 
 def _dispensability(sequence: Sequence) -> tuple[int, int]:

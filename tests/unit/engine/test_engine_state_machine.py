@@ -67,6 +67,7 @@ class Ask:
     tenant: str
     has_own_salt: bool
     pooling: PoolingParams | None = None
+    priority: int = 0
 
 
 POOLINGS = [PoolingParams(Pooling.LAST), PoolingParams(Pooling.MEAN, dimensions=5), PoolingParams(Pooling.MEAN)]
@@ -93,6 +94,7 @@ asks = st.builds(
     tenant=st.sampled_from(TENANTS),
     has_own_salt=st.booleans(),
     pooling=st.sampled_from([*[None] * 12, *POOLINGS]),
+    priority=st.sampled_from([0, 0, 1, 2]),
 )
 recency = st.integers(0, 5)
 
@@ -114,7 +116,8 @@ def random_ask(random: Random) -> Ask:
         reasoning_limit=limit,
     )
     prompt = random.choice(PROMPTS)[: random.randint(1, 20)]
-    return Ask(prompt, params, random.choice([None, *ADAPTERS]), random.choice(TENANTS), random.random() < 0.5)
+    adapter, tenant, has_own_salt = random.choice([None, *ADAPTERS]), random.choice(TENANTS), random.random() < 0.5
+    return Ask(prompt, params, adapter, tenant, has_own_salt, priority=random.choice([0, 0, 1, 2]))
 
 
 @dataclass
@@ -204,6 +207,7 @@ class EngineMachine(RuleBasedStateMachine):
             cache_salt=ask.tenant if ask.has_own_salt else "",
             tenant=ask.tenant,
             pooling=ask.pooling,
+            priority=ask.priority,
         )
         if adapter is not None and adapter not in self.usable:
             with pytest.raises(EngineRequestError, match="is not loaded"):

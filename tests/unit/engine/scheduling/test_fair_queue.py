@@ -45,14 +45,15 @@ def test_requests_of_one_tenant_are_served_first_in_first_out() -> None:
 
 def test_requests_of_one_tenant_are_served_by_priority_first_and_those_put_back_before_their_equals() -> None:
     queue = FairQueue()
-    assert queue.first() is None
+    assert queue.first_of("a") is None
     for name, priority in (("c1", 5), ("b1", 0), ("c2", 5), ("a1", -1), ("b2", 0)):
         push(queue, "a", name, priority)
     assert names(queue) == ["a1", "b1", "b2", "c1", "c2"]
     queue.put_back(make_sequence("a", "c0", 5))
     assert names(queue) == ["a1", "b1", "b2", "c0", "c1", "c2"]
-    first = queue.first()
+    first = queue.first_of("a")
     assert first is not None
+    assert queue.first_of("b") is None
     queue.remove(first)
     assert names(queue) == ["b1", "b2", "c0", "c1", "c2"]
     assert sorted(each.request.request_id for each in queue.in_any_order()) == ["b1", "b2", "c0", "c1", "c2"]

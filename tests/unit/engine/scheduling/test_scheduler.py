@@ -65,6 +65,8 @@ class Bench:
         )
         self.finished: list[str] = []
         self.begun: list[BegunPrompt] = []
+        self.charged = 0.0
+        self._charge, self.scheduler.waiting.charge = self.scheduler.waiting.charge, self._count
         self._names = count()
 
     def add(
@@ -91,6 +93,10 @@ class Bench:
         state.sequences.append(Sequence(state, 0, list(tokens), len(tokens)))
         self.scheduler.add(state)
         return state
+
+    def _count(self, tenant: str, num_tokens: float) -> None:
+        self.charged += num_tokens
+        self._charge(tenant, num_tokens)
 
     @property
     def names_begun(self) -> list[str]:
@@ -724,17 +730,105 @@ def test_several_requests_give_way_to_one_with_several_choices() -> None:
     assert running(bench) == ["0", "urgent", "urgent", "urgent"]
 
 
-def test_no_request_starts_before_a_more_urgent_one_of_its_tenant(memory: AdapterMemory) -> None:
-    """Not even if the more urgent one waits for memory for its adapter."""
-    bench = Bench(adapters=memory)
-    bench.add(4, name="runs", adapter=SMALL, max_tokens=3)
+def test_a_request_takes_the_place_of_its_own_tenants_even_if_others_wait_before_it() -> None:
+    bench = Bench(max_num_seqs=2)
+    for name in ("later 1", "later 2"):
+        bench.add(4, name=name, priority=1, max_tokens=9)
+    bench.step()
+    bench.add(4, name="other", tenant="other", max_tokens=1)
+    bench.add(4, name="urgent", max_tokens=1)
+    assert rows(bench.step()) == {"later 1": 1, "urgent": 4}
+    assert rows(bench.step()) == {"later 1": 1, "other": 4}, "what became free goes to whoever is next"
+
+
+def test_several_urgent_requests_take_their_places_in_consecutive_steps() -> None:
+    bench = Bench(max_num_seqs=3)
+    for number in range(3):
+        bench.add(4, name=f"later {number}", priority=1)
+    bench.step()
+    for number in range(3):
+        bench.add(4, name=f"urgent {number}")
+    for _ in range(3):
+        bench.step()
+    assert running(bench) == ["urgent 0", "urgent 1", "urgent 2"]
+
+
+def test_no_request_gives_way_while_its_prompt_is_computed() -> None:
+    """It would have to begin again each time, as nothing of its prompt can be found before it has a token."""
+    bench = Bench(max_num_seqs=1, budget=16)
+    bench.add(100, name="later", priority=1, max_tokens=3)
+    for number in range(40):
+        if number % 6 == 0:
+            bench.add(4, name=f"urgent {number}", max_tokens=1)
+        bench.step()
+    bench.run()
+    assert bench.scheduler.num_preemptions <= 3, "at most once for each of its tokens"
+    assert bench.finished.index("later") < 5
+
+
+def test_recomputing_what_gave_way_is_charged_to_its_tenant() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.add(7, name="later", priority=1, max_tokens=3)
+    bench.step()
+    bench.add(4, name="urgent", max_tokens=1)
+    bench.run()
+    # 7 tokens, then urgent's 4; of later's 8 tokens one block is found, 4 are computed again, and then one more.
+    assert bench.scheduler.num_preemptions == 1
+    assert bench.charged == 7 + 1 + 4 + 4 + 1
+
+
+def test_nothing_gives_way_for_memory_of_adapters(memory: AdapterMemory) -> None:
+    bench = Bench(adapters=memory, max_num_seqs=2)
+    bench.add(4, name="later 1", adapter=SMALL, priority=1, max_tokens=4)
+    bench.add(4, name="later 2", adapter=SMALL, priority=1, max_tokens=5)
     bench.step()
     bench.add(4, name="urgent", adapter=LARGE, max_tokens=1)
-    bench.add(4, name="as urgent", max_tokens=1)
-    bench.add(4, name="later", priority=1, max_tokens=1)
-    bench.add(4, name="other", tenant="other", priority=2, max_tokens=1)
     bench.run()
-    assert bench.names_begun == ["runs", "other", "as urgent", "urgent", "later"]
+    assert bench.scheduler.num_preemptions == 0
+    assert bench.finished == ["later 1", "later 2", "urgent"]
+
+
+def test_nothing_gives_way_before_an_adapter_is_there(
+    paths: dict[TinyAdapter, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_manual_threads(monkeypatch)
+    memory = make_adapter_memory(4, accelerator=HostAccelerator())
+    memory.add(SMALL.digest, str(paths[SMALL]))
+    bench = Bench(adapters=memory, max_num_seqs=1)
+    bench.add(4, name="later", priority=1)
+    (sequence,) = queue(bench)
+    bench.add(4, name="urgent", adapter=SMALL)
+    served = bench.scheduler.waiting.served("t")
+    plan = ahead(bench)
+    assert rows(plan) == {"later": 1}
+    collect(note_queued(bench, plan))
+    memory.wait_for_upload()
+    assert bench.scheduler.try_schedule_ahead(lambda _: False) is None
+    assert sequence.num_charged_tokens == 5
+    assert rows(bench.scheduler.schedule()) == {"urgent": 4}
+    assert bench.scheduler.waiting.served("t") == served + 1 + 1 + 4 + COLD_LOAD_TOKENS, "loading is charged once"
+
+
+def test_nothing_gives_way_if_the_blocks_it_would_free_are_the_requests_own_prefix() -> None:
+    shared = list(range(40))
+    bench = Bench(num_blocks=16, budget=64)
+    bench.add(7, name="other", tenant="other", max_tokens=2)
+    bench.add([*shared, 50], name="later", priority=1, max_tokens=3)
+    bench.step()
+    bench.add([*shared, *range(60, 84)], name="urgent", max_tokens=1)
+    assert rows(bench.step()) == {"other": 1, "later": 1}
+    assert rows(bench.step()) == {"urgent": 24}, "with the blocks of the other request"
+    bench.run()
+
+
+def test_choices_that_share_blocks_free_them_together() -> None:
+    bench = Bench(num_blocks=8, budget=64)
+    bench.add(23, name="later", n=2, priority=1, max_tokens=9)
+    bench.step()
+    bench.add(20, name="urgent", max_tokens=1)
+    assert rows(bench.step()) == {"urgent": 20}
+    assert bench.scheduler.num_preemptions == 2
+    bench.run()
 
 
 def test_the_first_to_be_preempted_is_the_least_urgent_of_the_most_served_tenant() -> None:
@@ -1021,14 +1115,6 @@ def test_every_workload_ends_and_each_token_is_charged_once(
     for adapter, path in paths.items():
         memory.add(adapter.digest, str(path))
     bench = Bench(num_blocks=num_blocks, budget=budget, max_num_seqs=4, max_loras=max_loras, adapters=memory)
-    charged = 0
-
-    def charge(tenant: str, num_tokens: int) -> None:
-        nonlocal charged
-        charged += num_tokens
-        charge_tenant(tenant, num_tokens)
-
-    charge_tenant, bench.scheduler.waiting.charge = bench.scheduler.waiting.charge, charge
     num_computed = 0
     for num_prompt, max_tokens, n, tenant, adapter, priority, num_steps in workload:
         bench.add(num_prompt, max_tokens=max_tokens, n=n, tenant=tenant, adapter=adapter, priority=priority)
@@ -1037,6 +1123,9 @@ def test_every_workload_ends_and_each_token_is_charged_once(
             bench.step()
     bench.run()
     assert len(bench.finished) == sum(n for _, _, n, _, _, _, _ in workload)
-    assert charged == num_computed + COLD_LOAD_TOKENS * memory.num_loads
+    if any(priority != 0 for _, _, _, _, _, priority, _ in workload):
+        assert bench.charged >= num_computed + COLD_LOAD_TOKENS * memory.num_loads, "giving way is charged"
+    else:
+        assert bench.charged == num_computed + COLD_LOAD_TOKENS * memory.num_loads
     assert bench.scheduler.waiting._served == {}
     memory.check_invariants({})
