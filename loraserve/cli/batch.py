@@ -13,7 +13,11 @@ from loraserve.cli.number_range import NumberRange
 @click.argument("requests_file", metavar="REQUESTS", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("answers_file", metavar="ANSWERS", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--model", help="Use this model for all requests: an adapter, NAME@ALIAS, or the base model.")
-@click.option("--priority", type=int, help="Use this priority for all requests: lower ones go first. Others have 0.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-(2**31), 2**31 - 1),
+    help="Use this priority for all requests: lower ones go first. Requests without one have 0.",
+)
 @click.option("--resume", is_flag=True, help="Continue ANSWERS: send the requests whose custom_id has no 200 there.")
 @click.option("--concurrency", type=click.IntRange(1), default=16, help="Requests to keep running.")
 @click.option(

@@ -27,7 +27,7 @@ class Page(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class Order(Generic[T]):
     name: str
-    """Part of cursors, so that one of another list is refused."""
+    """Of the list and its order: part of cursors, so that those of others are refused."""
     value_of: Callable[[T], Value]
     id_of: Callable[[T], str]
     """Unique in the list. Items with the same value are in order of their ids."""

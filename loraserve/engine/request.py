@@ -42,6 +42,8 @@ class ReasoningTokens:
     opening_id: int | None
     """The first token of an output that reasons; None = the output is reasoning from its start."""
     closing_id: int
+    opens_within: int = 1
+    """Tokens of the output among which the opening one may be; more than one for white space before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from itertools import chain
 
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import EngineRequest, Grammar, PoolingParams, ReasoningLimit, SamplingParams
+from loraserve.engine.request import EngineRequest, PoolingParams, ReasoningLimit, SamplingParams
 
 
 def check_request(request: EngineRequest, model: ModelDescription) -> None:
@@ -39,7 +39,7 @@ def check_request(request: EngineRequest, model: ModelDescription) -> None:
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
         raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})")
     if params.reasoning_limit is not None:
-        _check_limit(params.reasoning_limit, params.grammar)
+        _check_limit(params.reasoning_limit, params)
     if not 0 < request.tenant_weight < math.inf:
         raise EngineRequestError(f"the tenant's weight is {request.tenant_weight}; it must be above 0 and finite")
 
@@ -53,11 +53,16 @@ def _check_pooling(request: EngineRequest, params: PoolingParams, hidden_size: i
         raise EngineRequestError("a pooling request can have neither several choices nor a grammar")
 
 
-def _check_limit(limit: ReasoningLimit, grammar: Grammar | None) -> None:
+def _check_limit(limit: ReasoningLimit, params: SamplingParams) -> None:
+    closing_id = limit.tokens.closing_id
     if limit.max_tokens < 0:
         raise EngineRequestError(f"the limit of the reasoning is {limit.max_tokens} tokens; it must be at least 0")
-    if grammar is not None and grammar.reasoning != limit.tokens:
+    if params.grammar is not None and params.grammar.reasoning != limit.tokens:
         raise EngineRequestError("the limit and the grammar do not agree on what is reasoning")
+    if params.allowed_token_ids and closing_id not in params.allowed_token_ids:
+        raise EngineRequestError(f"the reasoning has a limit, but token {closing_id}, which ends it, is not allowed")
+    if params.min_tokens > 0 and closing_id in params.stop_token_ids:
+        raise EngineRequestError(f"the reasoning has a limit, but min_tokens forbids token {closing_id}, which ends it")
 
 
 def _marks_of_reasoning(params: SamplingParams) -> list[int]:

@@ -1,4 +1,4 @@
-"""`priority` reaches the engine from every endpoint that computes an answer."""
+"""`priority` reaches the engine from every endpoint whose requests have it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
+from loraserve.store.records import ClassifierRecord
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
-from tests.support.live_server import LiveServer, live_server, make_settings
+from tests.support.live_server import LiveServer, live_server, make_settings, register
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 INT32 = 2**31
@@ -17,6 +18,7 @@ INT32 = 2**31
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     engine = FakeEngine(model=make_model(make_tokenizer()))
     with live_server(engine, make_settings(tmp_path_factory.mktemp("data"))) as server:
+        server.run(register(server.control, server.engine, "ranker", classifier=ClassifierRecord(num_labels=1)))
         yield server
 
 
@@ -28,6 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         ("/v1/responses", {"input": "a"}),
         ("/v1/messages", {**CHAT, "max_tokens": 2}),
         ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/classify", {"model": "ranker", "input": "a"}),
+        ("/v1/rerank", {"model": "ranker", "query": "a", "documents": ["b", "c"]}),
+        ("/v1/score", {"model": "ranker", "text_1": "a", "text_2": ["b", "c"]}),
     ],
 )
 def test_every_prompt_has_the_priority_of_its_request(

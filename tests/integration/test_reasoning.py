@@ -70,9 +70,12 @@ def thinking_server(
         yield server, client
 
 
+EXTRA = ("chat_template_kwargs", "include_reasoning", "thinking_token_budget")
+
+
 def message_of(client: openai.OpenAI, **fields: Any) -> Any:
     """The answered message, or one per choice; checks that the streamed answer is the same."""
-    extra = {name: fields.pop(name) for name in ("chat_template_kwargs", "include_reasoning") if name in fields}
+    extra = {name: fields.pop(name) for name in EXTRA if name in fields}
     whole = client.chat.completions.create(**ASKED, **fields, extra_body=extra)
     chunks = [*client.chat.completions.create(**ASKED, **fields, extra_body=extra, stream=True)]
     for choice in whole.choices:
@@ -342,7 +345,19 @@ class TestBudgets:
     ) -> None:
         http.post(path, json={**body, **mode}).raise_for_status()
         limit = server.engine.requests[-1].sampling.reasoning_limit
-        assert limit == ReasoningLimit(ReasoningTokens(opening_id, CLOSING_ID), body.get("thinking_token_budget", 7))
+        tokens = ReasoningTokens(opening_id, CLOSING_ID, opens_within=2)
+        assert limit == ReasoningLimit(tokens, body.get("thinking_token_budget", 7))
+
+    def test_with_a_budget_only_the_token_ends_the_reasoning(
+        self, server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
+        answer("")
+        pieces = ["Hm. </", "think", "> "]
+        spelt = [each for piece in pieces for each in TOKENIZER.encode(piece, add_special_tokens=False).ids]
+        said = TOKENIZER.encode("4 </think>", add_special_tokens=False).ids
+        server.engine.reply = lambda asked, index: [*spelt, CLOSING_ID, *said, 1]
+        message = message_of(client, thinking_token_budget=99, **BEGUN)
+        assert (message.reasoning_content, message.content) == ("Hm. </think>", "4 </think>")
 
     def test_the_limit_holds_for_reasoning_before_a_format_too(self, server: LiveServer, http: httpx.Client) -> None:
         body = {**ASKED, **BEGUN, "response_format": {"type": "json_object"}, "thinking_token_budget": 3}
@@ -375,6 +390,23 @@ class TestBudgets:
             refused = http.post(path, json={**body, "thinking_token_budget": budget})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
             assert message in refused.json()["error"]["message"]
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"allowed_token_ids": [5, 6]}, "allowed_token_ids"),
+            ({"stop_token_ids": [CLOSING_ID], "min_tokens": 1}, "stop_token_ids"),
+        ],
+    )
+    def test_a_budget_needs_the_token_that_ends_the_reasoning(
+        self, http: httpx.Client, fields: dict[str, Any], param: str
+    ) -> None:
+        body = {**ASKED, **fields, "thinking_token_budget": 9, "max_tokens": 20}
+        refused = http.post("/v1/chat/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert str(CLOSING_ID) in refused.json()["error"]["message"]
+        del body["thinking_token_budget"]
+        http.post("/v1/chat/completions", json=body).raise_for_status()
 
     def test_a_budget_is_refused_where_the_end_of_reasoning_is_unknown(self, tmp_path: Path) -> None:
         fields: Any = {"extra_body": {"thinking_token_budget": 4}}

@@ -50,19 +50,16 @@ def behind(reasoning: ReasoningTokens, grammar: Grammar) -> Grammar:
 def can_come(params: SamplingParams, token_ids: Sequence[int]) -> list[int]:
     """Token ids that an output with these parameters may have after `token_ids`."""
     limit, grammar = params.reasoning_limit, params.grammar
-    if (
-        limit is not None
-        and _num_reasoning_tokens(limit.tokens, token_ids, 2 if grammar is None else 1) == limit.max_tokens
-    ):
+    if limit is not None and _num_reasoning_tokens(limit.tokens, token_ids) == limit.max_tokens:
         return [limit.tokens.closing_id]
     return [*range(VOCAB_SIZE)] if grammar is None else can_follow(grammar, token_ids)
 
 
-def _num_reasoning_tokens(tokens: ReasoningTokens, token_ids: Sequence[int], opens_within: int) -> int | None:
+def _num_reasoning_tokens(tokens: ReasoningTokens, token_ids: Sequence[int]) -> int | None:
     """None = the output is not within its reasoning."""
     start = 0
     if tokens.opening_id is not None:
-        if tokens.opening_id not in token_ids[:opens_within]:
+        if tokens.opening_id not in token_ids[: tokens.opens_within]:
             return None
         start = token_ids.index(tokens.opening_id) + 1
     return None if tokens.closing_id in token_ids[start:] else len(token_ids) - start

@@ -6,6 +6,7 @@ from loraserve.api.chat.adapter_template import template_of, with_ends
 from loraserve.api.http.ranges import unsupported
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.engine.request import Grammar, ReasoningLimit, ReasoningTokens, SamplingParams
+from loraserve.serving.errors import invalid_value
 from loraserve.serving.generation import Prompt
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.text.chat_template import ChatTemplate
@@ -17,6 +18,9 @@ from loraserve.serving.text.reasoning import MARKS, ReasoningFormat, ReasoningMa
 from loraserve.serving.text.token_text import TokenText
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
+OPENS_WITHIN = 2
+"""Tokens of an answer among which its reasoning may open: models may write white space before it, as one token."""
+NO_MARKS = "this model has no tokens that mark reasoning."
 MAX_TAIL = 32
 """Number of tokens examined at a prompt's end: enough for the text that templates write after the last message."""
 
@@ -31,11 +35,14 @@ def with_reasoning(
     """
     parser, token_text = runtime.settings.reasoning_parser, runtime.tokenizer.token_text
     if parser is None:
-        _refuse_budget(conversation.budget, "needs a server started with --reasoning-parser.")
+        _refuse_budget(conversation.budget, "this server was started without --reasoning-parser.")
         return prompt, text
     own = runtime.tokenizer.adapter_template(template_of(adapter))
     if parser is ReasoningFormat.OPENAI_GPTOSS:
-        return _with_harmony(runtime, conversation, prompt, text) if _is_harmony(own) else (prompt, text)
+        if _is_harmony(own):
+            return _with_harmony(runtime, conversation, prompt, text)
+        _refuse_budget(conversation.budget, NO_MARKS)
+        return prompt, text
     marks = MARKS[parser]
     if own is not None and not own.mentions(marks.closing):
         marks = replace(marks, may_lack_opening=False)
@@ -45,20 +52,32 @@ def with_reasoning(
     opening_id, closing_id = try_token_id(runtime, marks.opening), try_token_id(runtime, marks.closing)
     grammar = prompt.sampling.grammar
     if opening_id is not None and closing_id is not None:
-        tokens = ReasoningTokens(None if start.has_begun else opening_id, closing_id)
+        opens_within = OPENS_WITHIN if grammar is None else 1
+        tokens = ReasoningTokens(None if start.has_begun else opening_id, closing_id, opens_within)
         prompt = replace(prompt, sampling=_marked(prompt.sampling, tokens, conversation.budget))
-        start = replace(start, reasoning_tokens=None if grammar is None else tokens)
+        start = replace(start, tokens=None if grammar is None and conversation.budget is None else tokens)
     elif grammar is not None:
         return prompt, text
     else:
-        _refuse_budget(conversation.budget, "cannot be honored: this model has no tokens that mark reasoning.")
+        _refuse_budget(conversation.budget, NO_MARKS)
     if {opening_id, closing_id} & token_text.special_ids:
         text = replace(text, skip_special_tokens=False)
     return prompt, replace(text, reasoning=start)
 
 
 def _marked(sampling: SamplingParams, tokens: ReasoningTokens, budget: ReasoningBudget | None) -> SamplingParams:
-    limit = None if budget is None else ReasoningLimit(tokens, budget.max_tokens)
+    """Raises `ServingError` if other parameters forbid the token that ends the reasoning."""
+    limit, closing_id = None, tokens.closing_id
+    if budget is not None:
+        if sampling.allowed_token_ids and closing_id not in sampling.allowed_token_ids:
+            message = f"must contain {closing_id}, which ends the reasoning, because '{budget.param}' is set."
+            raise invalid_value("allowed_token_ids", message)
+        if sampling.min_tokens > 0 and closing_id in sampling.stop_token_ids:
+            message = (
+                f"contains {closing_id}, which ends the reasoning: not with both 'min_tokens' and '{budget.param}'."
+            )
+            raise invalid_value("stop_token_ids", message)
+        limit = ReasoningLimit(tokens, budget.max_tokens)
     grammar = None if sampling.grammar is None else replace(sampling.grammar, reasoning=tokens)
     return replace(sampling, grammar=grammar, reasoning_limit=limit)
 
@@ -86,10 +105,12 @@ def _with_harmony(
 ) -> tuple[Prompt, TextOptions]:
     """With a grammar, or if the model lacks the format's tokens, the whole answer is content."""
     ids = {mark: try_token_id(runtime, mark) for mark in HARMONY_MARKS}
-    if prompt.sampling.grammar is not None or None in (ids[START], ids[CHANNEL], ids[MESSAGE], ids[END]):
+    if prompt.sampling.grammar is not None:
+        return prompt, text
+    _refuse_budget(conversation.budget, "gpt-oss has no budget; with a lower effort it thinks less.")
+    if None in (ids[START], ids[CHANNEL], ids[MESSAGE], ids[END]):
         return prompt, text
     _refuse_none(conversation.effort)
-    _refuse_budget(conversation.budget, "is not supported for gpt-oss, which thinks less with a lower effort.")
     reports_calls = runtime.settings.tool_call_parser is ToolCallFormat.OPENAI and conversation.tools
     start = HarmonyStart(
         marks={token_id: mark for mark, token_id in ids.items() if token_id is not None},
@@ -110,7 +131,7 @@ def _refuse_none(effort: ReasoningEffort | None) -> None:
 
 def _refuse_budget(budget: ReasoningBudget | None, reason: str) -> None:
     if budget is not None:
-        raise unsupported(budget.param, reason)
+        raise unsupported(budget.param, f"is {budget.max_tokens}, but {reason}")
 
 
 def try_token_id(runtime: Runtime, mark: str) -> int | None:

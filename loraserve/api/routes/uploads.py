@@ -23,7 +23,7 @@ from loraserve.store.upload_session import UploadFile, UploadSession
 
 MAX_WAIT_S = 30.0
 NEWEST_FIRST: Order[UploadSession] = Order(
-    "-created_at", lambda session: session.created_at, lambda session: session.id, is_down=True
+    "uploads", lambda session: session.created_at, lambda session: session.id, is_down=True
 )
 CREATE_DECODER = msgspec.json.Decoder(CreateUploadRequest, strict=True)
 

@@ -25,7 +25,7 @@ from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 from loraserve.store.records import VersionRecord
 
 NEWEST_FIRST: Order[VersionRecord] = Order(
-    "-version", lambda version: version.n, lambda version: str(version.n), is_down=True
+    "versions", lambda version: version.n, lambda version: str(version.n), is_down=True
 )
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
 MEDIA_TYPE = "application/octet-stream"

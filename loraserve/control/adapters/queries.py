@@ -84,7 +84,7 @@ def order_of(sort: AdapterSort, traffic: Mapping[AdapterKey, AdapterTraffic]) ->
         AdapterSort.REQUESTS: lambda document: of(document).num_requests,
         AdapterSort.LAST_USED: lambda document: of(document).last_used_at or 0.0,
     }
-    return Order(sort, values[sort.removeprefix("-")], _name_and_tenant, is_down=sort.startswith("-"))
+    return Order(f"adapters by {sort}", values[sort.removeprefix("-")], _name_and_tenant, is_down=sort.startswith("-"))
 
 
 def _name_and_tenant(document: Document[AdapterDoc]) -> str:

@@ -25,11 +25,11 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Limits, Role, Status
 
 MAX_KEYS = 1000
-NEWEST_FIRST: Order[Document[KeyDoc]] = Order(
-    "-created_at", lambda document: document.doc.created_at, lambda document: document.id, is_down=True
-)
 """Per tenant, and for keys of all tenants (`*`); revoked and expired keys do not count. Approximate: requests at the
 same moment may exceed it."""
+NEWEST_FIRST: Order[Document[KeyDoc]] = Order(
+    "keys", lambda document: document.doc.created_at, lambda document: document.id, is_down=True
+)
 
 
 class KeyService:

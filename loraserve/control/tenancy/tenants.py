@@ -23,7 +23,7 @@ from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT, Document, Doc
 
 MAX_DESCRIPTION_CHARACTERS = 2000
 MAX_WEIGHT = 1000.0
-BY_ID: Order[Document[TenantDoc]] = Order("id", lambda document: document.id, lambda document: document.id)
+BY_ID: Order[Document[TenantDoc]] = Order("tenants", lambda document: document.id, lambda document: document.id)
 SERVER_ACTOR = "server"
 
 

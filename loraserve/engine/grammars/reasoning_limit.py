@@ -8,10 +8,6 @@ from numpy.typing import NDArray
 from loraserve.engine.grammars.matcher import GrammarUse, OutputMatcher
 from loraserve.engine.request import ReasoningLimit
 
-OPENS_WITHIN = 2
-"""Tokens of an output without a grammar among which its reasoning may open: models may write white space before it, as
-one token."""
-
 
 class ReasoningLimiter:
     """Leaves an output as it is, or as its grammar constrains it, except that its reasoning must end at its limit. See
@@ -22,7 +18,6 @@ class ReasoningLimiter:
         self._limit = limit
         self._vocab_size = vocab_size
         self._grammar = grammar
-        self._opens_within = OPENS_WITHIN if grammar is None else 1
         self._num_taken = 0
         self._num_reasoning_tokens = 0
         self._is_reasoning = limit.tokens.opening_id is None
@@ -53,7 +48,7 @@ class ReasoningLimiter:
             self._num_reasoning_tokens += self._is_reasoning
         elif self._may_open:
             self._is_reasoning = token_id == self._limit.tokens.opening_id
-            self._may_open = not self._is_reasoning and self._num_taken < self._opens_within
+            self._may_open = not self._is_reasoning and self._num_taken < self._limit.tokens.opens_within
         return self._grammar is None or self._grammar.take(token_id)
 
     def forced_tokens(self) -> list[int]:

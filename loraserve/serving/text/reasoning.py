@@ -43,8 +43,8 @@ class ReasoningStart:
     marks: ReasoningMarks
     has_begun: bool
     """Whether the answer begins in the middle of its reasoning."""
-    reasoning_tokens: ReasoningTokens | None = None
-    """Set if a grammar constrains the content: then only the tokens that the grammar recognizes count as marks.
+    tokens: ReasoningTokens | None = None
+    """Set if the engine follows the reasoning too, for a grammar or a limit: then only these tokens count as marks.
     Otherwise any text that equals a mark does."""
 
     def reader(self) -> "ReasoningSplitter":
@@ -66,6 +66,7 @@ class ReasoningSplitter:
 
     __slots__ = (
         "_blank",
+        "_has_opened",
         "_held",
         "_may_close",
         "_num_chars",
@@ -82,7 +83,8 @@ class ReasoningSplitter:
         self._was_found = start.has_begun
         self._was_shown = False
         """Whether text of the current part was emitted."""
-        self._may_close = start.reasoning_tokens is None
+        self._has_opened = start.tokens is None or start.tokens.opening_id is None
+        self._may_close = start.tokens is None
         self._blank: list[str] = []
         """White space that counts only if more of the same part follows; models may write unlimited amounts of it."""
         self._held = ""
@@ -94,11 +96,12 @@ class ReasoningSplitter:
 
     def take_token(self, token_id: int, start: int) -> None:
         """See `AnswerReader`."""
-        reasoning_tokens = self._start.reasoning_tokens
-        if reasoning_tokens is not None:
-            if not self._token_starts and reasoning_tokens.opening_id not in (None, token_id):
+        tokens = self._start.tokens
+        if tokens is not None:
+            self._has_opened = self._has_opened or token_id == tokens.opening_id
+            if not self._has_opened and len(self._token_starts) + 1 >= tokens.opens_within:
                 self._state = _State.CONTENT
-            self._may_close = self._may_close or token_id == reasoning_tokens.closing_id
+            self._may_close = self._may_close or token_id == tokens.closing_id
         if self._state is not _State.CONTENT:
             self._token_starts.append(start)
 

@@ -1,9 +1,15 @@
 """Lists that are walked page by page while they change."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 
+from loraserve.api.routes import uploads, versions
+from loraserve.control.adapters.queries import AdapterSort, order_of
 from loraserve.control.paging import Order, Page, encode_cursor, page_of
+from loraserve.control.tenancy import keys, tenants
 from loraserve.serving.errors import ServingError
 
 Item = tuple[str, float]
@@ -64,3 +70,21 @@ def test_a_cursor_of_another_list_is_refused(place: object) -> None:
 def test_a_made_up_value_of_another_type_breaks_nothing(order: Order[Item], value: object) -> None:
     cursor = encode_cursor(msgspec.json.encode([order.name, value, "a"]).decode())
     assert set(page_of(ITEMS, order, limit=7, cursor=cursor).items) <= set(ITEMS)
+
+
+def test_lists_are_newest_first_and_know_their_own_cursors() -> None:
+    def item(number: int) -> Any:
+        doc = SimpleNamespace(created_at=number, name=f"{number}", tenant="t")
+        return SimpleNamespace(id=f"{number}", n=number, created_at=number, doc=doc)
+
+    by_age = order_of(AdapterSort.NEWEST, {}), order_of(AdapterSort.CREATED, {})
+    orders: list[Order[Any]] = [keys.NEWEST_FIRST, uploads.NEWEST_FIRST, versions.NEWEST_FIRST, by_age[0]]
+    for order in orders:
+        assert [each.id for each in order.sort(map(item, (1, 3, 2)))] == ["3", "2", "1"]
+    orders += [tenants.BY_ID, by_age[1]]
+    for order in orders:
+        cursor = page_of(map(item, range(3)), order, limit=1, cursor=None).next_cursor
+        for other in orders:
+            if other is not order:
+                with pytest.raises(ServingError):
+                    page_of(map(item, range(3)), other, limit=1, cursor=cursor)

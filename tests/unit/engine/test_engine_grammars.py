@@ -27,7 +27,7 @@ from tests.support.hash_model import BASE, HashRunner, expected_choice, make_has
 
 TEXTS = ("abc", "abd", "bab", "zzzzzz", "b")
 HELD = one_of(*TEXTS)
-BEGUN, MAY_OPEN = ReasoningTokens(None, 3), ReasoningTokens(1, 3)
+BEGUN, MAY_OPEN, OPENS_LATE = ReasoningTokens(None, 3), ReasoningTokens(1, 3), ReasoningTokens(1, 3, opens_within=2)
 THINKING, MAYBE_THINKING = behind(BEGUN, HELD), behind(MAY_OPEN, HELD)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, grammar=HELD)
 
@@ -98,6 +98,10 @@ def ask(request_id: str, params: SamplingParams = GREEDY, prompt: int = 1) -> En
         replace(GREEDY, grammar=None, logit_bias={1: 9.0}, reasoning_limit=ReasoningLimit(MAY_OPEN, 0)),
         replace(
             GREEDY, grammar=None, logit_bias={1: 4.0}, reasoning_limit=ReasoningLimit(MAY_OPEN, 4), temperature=1.0
+        ),
+        replace(GREEDY, grammar=None, logit_bias={1: 4.0}, reasoning_limit=ReasoningLimit(OPENS_LATE, 3), seed=4),
+        replace(
+            GREEDY, grammar=None, allowed_token_ids=(3, 5, 6), reasoning_limit=ReasoningLimit(BEGUN, 2), max_tokens=6
         ),
         replace(GREEDY, grammar=THINKING, reasoning_limit=ReasoningLimit(BEGUN, 4), temperature=1.0, max_tokens=30),
         replace(GREEDY, grammar=MAYBE_THINKING, reasoning_limit=ReasoningLimit(MAY_OPEN, 1), temperature=1.0),

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,11 @@ def limited(tokens: ReasoningTokens, max_tokens: int = 0, grammar: Grammar | Non
     return replace(REQUEST, sampling=replace(REQUEST.sampling, grammar=grammar, reasoning_limit=limit))
 
 
+def forbidding(closing_id: int, **params: Any) -> EngineRequest:
+    request = limited(ReasoningTokens(None, closing_id))
+    return replace(request, sampling=replace(request.sampling, **params))
+
+
 def check(request: EngineRequest) -> None:
     check_request(request, make_model(max_model_len=3, max_num_seqs=2, vocab_size=30, hidden_size=8))
 
@@ -41,6 +47,9 @@ def test_requests_just_within_the_limits_are_accepted() -> None:
     check(held_behind(ReasoningTokens(None, 29)))
     check(limited(ReasoningTokens(0, 29)))
     check(limited(ReasoningTokens(0, 29), 1, Grammar(GrammarKind.REGEX, "a", ReasoningTokens(0, 29))))
+    check(forbidding(1, allowed_token_ids=(1, 2)))
+    check(forbidding(1, stop_token_ids=(1,)))
+    check(forbidding(1, min_tokens=1))
     check(TO_POOL)
 
 
@@ -60,6 +69,8 @@ def test_requests_just_within_the_limits_are_accepted() -> None:
         (limited(ReasoningTokens(None, 30)), "token id 30 is outside"),
         (limited(ReasoningTokens(30, 1)), "token id 30 is outside"),
         (limited(ReasoningTokens(0, 1), -1), "the limit of the reasoning is -1 tokens; it must be at least 0"),
+        (forbidding(1, allowed_token_ids=(2, 3)), "token 1, which ends it, is not allowed"),
+        (forbidding(1, stop_token_ids=(1,), min_tokens=1), "min_tokens forbids token 1, which ends it"),
         (limited(ReasoningTokens(0, 1), grammar=Grammar(GrammarKind.REGEX, "a")), "do not agree on what is reasoning"),
         (replace(TO_POOL, prompt_token_ids=[1] * 4), "the prompt has 4 tokens; 1 to 3 are allowed"),
         (replace(TO_POOL, pooling=PoolingParams(Pooling.LAST, 9)), "dimensions is 9; 1 to 8 are allowed"),

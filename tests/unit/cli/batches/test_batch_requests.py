@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import rich_click as click
 
 from loraserve.cli.batches.batch_requests import MAX_SHOWN, check_requests
+from loraserve.cli.batches.run_batch import BatchSettings
 
 LINE: dict[str, Any] = {
     "custom_id": "a",
@@ -39,6 +41,12 @@ def test_a_body_is_sent_byte_for_byte(tmp_path: Path) -> None:
     line = '{"custom_id":"a","url":"/v1/completions","body":{"model":"m","seed":12345678901234567890,"top_p":0.10}}'
     (request,) = check_requests(written(tmp_path, line)).requests()
     assert request.content({}) == b'{"model":"m","seed":12345678901234567890,"top_p":0.10}'
+
+
+def test_options_that_are_given_become_fields() -> None:
+    settings = BatchSettings(Path("r"), Path("a"), None, None, False, 1, 1.0, 1.0, "http://x", None, None)
+    assert settings.fields == {}
+    assert replace(settings, model="sql", priority=0).fields == {"model": "sql", "priority": 0}
 
 
 def test_given_fields_replace_those_of_each_line(tmp_path: Path) -> None:

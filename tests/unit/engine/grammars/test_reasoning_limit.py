@@ -7,7 +7,8 @@ from loraserve.engine.request import Grammar, GrammarKind, ReasoningLimit, Reaso
 from tests.support.hash_grammars import CHARS, VOCAB_SIZE, hash_grammars
 
 OPENING, CLOSING = CHARS.index("0"), CHARS.index("1")
-BEGUN, MAY_OPEN = ReasoningTokens(None, CLOSING), ReasoningTokens(OPENING, CLOSING)
+BEGUN, MAY_OPEN = ReasoningTokens(None, CLOSING), ReasoningTokens(OPENING, CLOSING, opens_within=2)
+FIRST = ReasoningTokens(OPENING, CLOSING)
 
 
 def ids(text: str) -> list[int]:
@@ -47,6 +48,8 @@ def has_to_close(matcher: ReasoningLimiter) -> bool:
         (MAY_OPEN, 2, "0ab", True),
         (MAY_OPEN, 2, "x0ab", True),
         (MAY_OPEN, 2, "xy0abc", False),
+        (FIRST, 2, "0ab", True),
+        (FIRST, 2, "x0ab", False),
         (MAY_OPEN, 2, "0ab1", False),
         (MAY_OPEN, 2, "abcdef", False),
     ],

@@ -92,12 +92,12 @@ def split_by_tokens(reasoning: ReasoningTokens, *tokens: tuple[int, str]) -> tup
     return "".join(each for each, _ in parts), "".join(each for _, each in parts), splitter.num_tokens
 
 
-BEGUN, MAY_OPEN = ReasoningTokens(None, 2), ReasoningTokens(1, 2)
+BEGUN, MAY_OPEN, LATE = ReasoningTokens(None, 2), ReasoningTokens(1, 2), ReasoningTokens(1, 2, opens_within=2)
 OPENING, CLOSING, SPELT = (1, "<think>"), (2, "</think>"), [(0, "</"), (0, "think"), (0, ">")]
 
 
 @pytest.mark.parametrize(
-    ("reasoning_tokens", "tokens", "outcome"),
+    ("reasoning", "tokens", "outcome"),
     [
         (BEGUN, [(0, "a"), *SPELT, (0, " b\n"), CLOSING, (0, "4")], ("a</think> b", "4", 6)),
         (BEGUN, [OPENING, (0, "a"), (0, "</thi"), CLOSING, (0, "</think>")], ("a</thi", "</think>", 4)),
@@ -105,12 +105,17 @@ OPENING, CLOSING, SPELT = (1, "<think>"), (2, "</think>"), [(0, "</"), (0, "thin
         (MAY_OPEN, [OPENING, (0, "a"), CLOSING, (0, "4")], ("a", "4", 3)),
         (MAY_OPEN, [(0, "<think>"), (0, "a"), CLOSING, (0, "4")], ("", "<think>a</think>4", 0)),
         (MAY_OPEN, [(0, "\n"), OPENING, (0, "a")], ("", "\n<think>a", 0)),
+        (LATE, [(0, "\n"), OPENING, (0, "a"), *SPELT, CLOSING, (0, "4")], ("a</think>", "4", 7)),
+        (LATE, [OPENING, (0, "a"), CLOSING, (0, "4")], ("a", "4", 3)),
+        (LATE, [(0, "\n"), (0, "\n"), OPENING, (0, "a")], ("", "\n\n<think>a", 0)),
+        (LATE, [(0, "<th"), (0, "ink>"), (0, "a"), CLOSING], ("", "<think>a</think>", 0)),
+        (LATE, [(0, "4")], ("", "4", 0)),
     ],
 )
-def test_text_that_spells_a_mark_is_not_one_if_a_grammar_goes_by_tokens(
-    reasoning_tokens: ReasoningTokens, tokens: list[tuple[int, str]], outcome: tuple[str, str, int]
+def test_text_that_spells_a_mark_is_not_one_if_the_engine_goes_by_tokens(
+    reasoning: ReasoningTokens, tokens: list[tuple[int, str]], outcome: tuple[str, str, int]
 ) -> None:
-    assert split_by_tokens(reasoning_tokens, *tokens) == outcome
+    assert split_by_tokens(reasoning, *tokens) == outcome
 
 
 def test_long_whitespace_is_not_scanned_repeatedly() -> None:
