@@ -511,7 +511,6 @@ class TestRefusals:
             ("documents", [{}]),
             ("spaces_between_special_tokens", False),
             ("store", True),
-            ("service_tier", "flex"),
             ("thinking_token_budget", 9),
         ],
     )

@@ -12,6 +12,9 @@ from tests.support.live_server import LiveServer, live_server, make_settings, re
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 INT32 = 2**31
+TIERS = {"auto": 0, "default": 0, "flex": 1, "priority": -1}
+WITHOUT_TIERS = ("/v1/messages", "/v1/embeddings", "/v1/classify", "/v1/rerank", "/v1/score")
+"""Anthropic's tiers have other names, and the others' requests have none."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,12 @@ def test_every_prompt_has_the_priority_of_its_request(
         server.engine.requests.clear()
         assert http.post(path, json={"model": "tiny", **body, **neutral}).status_code == 200
         assert {request.priority for request in server.engine.requests} == {0}
+    for tier, priority in TIERS.items():
+        if path not in WITHOUT_TIERS:
+            server.engine.requests.clear()
+            assert http.post(path, json={"model": "tiny", **body, "service_tier": tier}).status_code == 200
+            http.post(path, json={"model": "tiny", **body, "service_tier": tier, "priority": 9}).raise_for_status()
+            assert {request.priority for request in server.engine.requests} == {priority, 9}
     for wrong, named in ((INT32, str(INT32)), (-INT32 - 1, str(-INT32 - 1)), (1.5, "priority"), ("1", "priority")):
         refused = http.post(path, json={"model": "tiny", **body, "priority": wrong})
         assert refused.status_code == 400

@@ -4320,6 +4320,11 @@ export interface components {
              */
             priority: number | null;
             /**
+             * @description In place of `priority`: "flex" is 1, "priority" is -1, and "auto" and "default" are 0.
+             * @default null
+             */
+            service_tier: string | null;
+            /**
              * @description Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'.
              * @default null
              */
@@ -4345,11 +4350,6 @@ export interface components {
              * @default null
              */
             store: boolean | null;
-            /**
-             * @description Only "auto" or "default"; without effect.
-             * @default null
-             */
-            service_tier: string | null;
             /**
              * @description Choices for each prompt, 1 to 8. Default: 1.
              * @default null
@@ -4699,6 +4699,11 @@ export interface components {
              */
             priority: number | null;
             /**
+             * @description In place of `priority`: "flex" is 1, "priority" is -1, and "auto" and "default" are 0.
+             * @default null
+             */
+            service_tier: string | null;
+            /**
              * @description Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'.
              * @default null
              */
@@ -4724,11 +4729,6 @@ export interface components {
              * @default null
              */
             store: boolean | null;
-            /**
-             * @description Only "auto" or "default"; without effect.
-             * @default null
-             */
-            service_tier: string | null;
             /**
              * @description Choices for each prompt, 1 to 8. Default: 1.
              * @default null
@@ -5187,6 +5187,11 @@ export interface components {
              */
             priority: number | null;
             /**
+             * @description In place of `priority`: "flex" is 1, "priority" is -1, and "auto" and "default" are 0.
+             * @default null
+             */
+            service_tier: string | null;
+            /**
              * @description Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'.
              * @default null
              */
@@ -5212,11 +5217,6 @@ export interface components {
              * @default null
              */
             store: boolean | null;
-            /**
-             * @description Only "auto" or "default"; without effect.
-             * @default null
-             */
-            service_tier: string | null;
             /** @description A text, which is a user's message, or 1 to 4,096 items. */
             input: string | components["schemas"]["InputItem"][];
             /**
@@ -5599,6 +5599,11 @@ export interface components {
              */
             priority: number | null;
             /**
+             * @description Only "auto" or "standard_only"; without effect.
+             * @default null
+             */
+            service_tier: string | null;
+            /**
              * @description Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'.
              * @default null
              */
@@ -5624,11 +5629,6 @@ export interface components {
              * @default null
              */
             store: boolean | null;
-            /**
-             * @description Only "auto" or "standard_only"; without effect.
-             * @default null
-             */
-            service_tier: string | null;
             /**
              * @description Most tokens of the answer, at least 1. If the model's context has less room, an answer that fills it ends with
              *     "model_context_window_exceeded".

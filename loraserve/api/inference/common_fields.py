@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from loraserve.api.http.ranges import INT32, check_range
+from loraserve.api.http.ranges import INT32, check_one_of, check_range
 from loraserve.api.schemas.inputs import PooledFields
 from loraserve.api.schemas.sampling import SamplingFields
 
 MAX_SALT_CHARS = 256
+TIERS = {"auto": 0, "default": 0, "flex": 1, "priority": -1}
+"""The priorities of OpenAI's service tiers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,12 @@ class CommonFields:
 
 def checked_fields(request: SamplingFields | PooledFields) -> CommonFields:
     """Raises `ServingError`."""
-    cache_salt, priority = request.cache_salt, request.priority or 0
+    cache_salt, priority = request.cache_salt, request.priority
+    if isinstance(request, SamplingFields) and request.service_tier is not None:
+        check_one_of("service_tier", request.service_tier, TIERS)
+        priority = TIERS[request.service_tier] if priority is None else priority
     if cache_salt is not None:
         check_range("cache_salt", len(cache_salt), 1, MAX_SALT_CHARS)
-    check_range("priority", priority, -INT32, INT32 - 1)
-    return CommonFields(cache_salt or "", priority)
+    if priority is not None:
+        check_range("priority", priority, -INT32, INT32 - 1)
+    return CommonFields(cache_salt or "", priority or 0)

@@ -170,8 +170,6 @@ class SamplingChecker:
     def _check_without_effect(self, request: SamplingFields) -> None:
         if request.store:
             raise unsupported("store", "is true; this server stores nothing. Leave it out.")
-        if request.service_tier not in (None, "auto", "default"):
-            raise unsupported("service_tier", "must be 'auto' or 'default'.")
         if request.request_id is not None and not HARMLESS_ID.fullmatch(request.request_id):
             raise invalid_value("request_id", f"must match {HARMLESS_ID.pattern}.")
 

@@ -74,6 +74,8 @@ class SamplingFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields=T
     """Cached prefixes are shared only between requests with the same salt. 1 to 256 characters."""
     priority: int | None = None
     """Among the tenant's requests, those with lower numbers go first and may interrupt others. Default: 0."""
+    service_tier: str | None = None
+    """In place of `priority`: "flex" is 1, "priority" is -1, and "auto" and "default" are 0."""
     request_id: str | None = None
     """Used in the answer's id instead of x-request-id: 1 to 128 letters, digits, '.', '_', ':' or '-'."""
     user: str | None = None
@@ -87,8 +89,6 @@ class SamplingFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields=T
     """Without effect."""
     store: bool | None = None
     """Only false is accepted."""
-    service_tier: str | None = None
-    """Only "auto" or "default"; without effect."""
 
 
 class GenerationFields(SamplingFields, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -43,7 +43,7 @@ def check(checker: SamplingChecker = CHECKER, **fields: object) -> CheckedSampli
         ("prompt_logprobs", [0, 20], [-1, 21]),
         ("priority", [0, None, -(2**31), 2**31 - 1], [-(2**31) - 1, 2**31]),
         ("store", [False], [True]),
-        ("service_tier", ["auto", "default"], ["flex", ""]),
+        ("service_tier", ["auto", "default", "flex", "priority"], ["scale", ""]),
         ("request_id", ["abc-1"], ["", "a b", "x" * 129, "a\n"]),
         ("logit_bias", [{str(i): 0 for i in range(300)}], [{str(i): 0 for i in range(301)}]),
     ],
