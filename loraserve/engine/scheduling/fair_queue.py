@@ -107,6 +107,10 @@ class FairQueue:
         own = self._waiting.get(tenant)
         return None if own is None else own.first
 
+    def of(self, tenant: str) -> list[Sequence]:
+        """Those of the tenant, in order."""
+        return [*self._waiting.get(tenant, ())]
+
     def has_waiting_before(self, request: EngineRequest) -> bool:
         """Whether another tenant is waiting that was not served more, or the same one with a more urgent request."""
         tenant, served = request.tenant, self._served[request.tenant]

@@ -5,7 +5,6 @@ are not computed yet. This covers chunked prompts, prefix hits and recompute aft
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from enum import Enum
@@ -17,6 +16,7 @@ from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.kv.blocks import BlockPool
 from loraserve.engine.request import BegunPrompt, EngineRequest
 from loraserve.engine.scheduling.fair_queue import FairQueue
+from loraserve.engine.scheduling.giving_way import Way, WayFinder, dispensability
 from loraserve.engine.scheduling.plan import ScheduledSequence, StepPlan
 from loraserve.engine.scheduling.sequence import RequestState, Sequence, Status
 from loraserve.engine.scheduling.sequence_adapters import SequenceAdapters
@@ -71,6 +71,9 @@ class Scheduler:
         self._blocks = SequenceBlocks(pool, block_size)
         self._adapters = SequenceAdapters(adapters, max_loras)
         self._block_size = block_size
+        self._ways = WayFinder(
+            self.waiting, self._blocks, pool, self._adapters, max_num_seqs=max_num_seqs, max_bypassed=MAX_BYPASSED
+        )
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._num_admitted = 0
@@ -99,7 +102,7 @@ class Scheduler:
         elif is_open:
             urgent = self._make_way(plan)
             self._admit_waiting(self.running, plan, urgent)
-            if urgent is not None:
+            if urgent is not None or self._ways.may_open:
                 self._num_closed_steps = 0  # others may be urgent, too
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
         return plan
@@ -114,17 +117,22 @@ class Scheduler:
         """
         going_on = [each for each in self.running if each.num_uncomputed_tokens > 0 or not ends(each)]
         is_open = self._is_open(going_on)
-        if is_open and self._find_way() is not None:
+        way = self._find_way() if is_open else None
+        if way is not None and way.error is None:
             self._num_closed_steps = 0
             return None
         plan = StepPlan()
+        if way is not None and way.error is not None:
+            self._fail(way.urgent, way.error, plan)
         if not self._try_schedule_rows(going_on, plan):
             if not self._has_blocks(going_on):
                 self._num_closed_steps = 0 if is_open else self._num_closed_steps
-                return None
+                return plan if plan.failed else None
             self._schedule_each(going_on, plan)
         if is_open:
             self._admit_waiting(going_on, plan)
+            if self._ways.may_open:
+                self._num_closed_steps = 0
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
         return plan
 
@@ -208,7 +216,7 @@ class Scheduler:
     def _schedule_each(self, sequences: Seq[Sequence], plan: StepPlan) -> None:
         """Schedule rows of each until the step is full; may preempt some sequences for others."""
         budget = self._max_num_batched_tokens
-        has_seat = sum(map(_num_seats, sequences)) < self._max_num_seqs
+        has_seat = sum(each.num_seats for each in sequences) < self._max_num_seqs
         in_turn = len(sequences) > budget
         for sequence in sorted(sequences, key=lambda sequence: self._turn(sequence, in_turn=in_turn)):
             if budget == 0:
@@ -266,14 +274,14 @@ class Scheduler:
     def _admit_waiting(self, staying: Seq[Sequence], plan: StepPlan, urgent: Sequence | None = None) -> None:
         """staying: as in `_is_open`. urgent: to be tried first, because others gave way to it."""
         budget = self._max_num_batched_tokens - sum(item.num_rows for item in plan.scheduled)
-        num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in staying)
+        num_seats = self._max_num_seqs - sum(each.num_seats for each in staying)
         bypassed: list[Sequence] = []
         is_alone = not self.running
         self._num_closed_steps = MAX_CLOSED_STEPS
         if num_seats <= 0:
             return
         for sequence in chain([] if urgent is None else [urgent], self.waiting):
-            if num_seats < _num_seats(sequence):
+            if num_seats < sequence.num_seats:
                 break
             if budget == 0:
                 self._num_closed_steps = 0
@@ -286,7 +294,7 @@ class Scheduler:
                     break
                 bypassed.append(sequence)
             elif admission is _Admission.ADMITTED:
-                num_seats -= _num_seats(sequence)
+                num_seats -= sequence.num_seats
                 budget -= plan.scheduled[-1].num_rows
                 for earlier in bypassed:
                     earlier.state.num_bypassed += 1
@@ -296,17 +304,16 @@ class Scheduler:
         copied."""
         if not self._adapters.can_acquire(sequence):
             return _Admission.NO_ADAPTER_ROOM  # before its prompt is hashed
-        cached = self._prefix_of(sequence)
+        cached = self._blocks.find_prefix(sequence)
         num_cached = len(cached) * self._block_size
-        if self._num_blocks_to_admit(sequence, cached) > self.pool.num_available:
+        if self._blocks.num_to_admit(sequence, cached) > self.pool.num_available:
             return _Admission.NO_ROOM
         num_rows = min(sequence.num_tokens - num_cached, budget)
         is_cold = self._adapters.is_cold(sequence)
         try:
             has_adapter = self._adapters.try_acquire(sequence, None if is_alone else num_rows * HIDDEN_COPY_BYTES)
         except AdapterError as error:
-            plan.failed.append((sequence, error.message))
-            self.finish(sequence)
+            self._fail(sequence, error.message, plan)
             return _Admission.FAILED
         if not has_adapter:
             return _Admission.NO_ADAPTER_ROOM
@@ -326,15 +333,6 @@ class Scheduler:
         assert has_blocks, "blocks were counted before admission"
         self._append(plan, sequence, num_rows)
         return _Admission.ADMITTED
-
-    def _prefix_of(self, sequence: Sequence) -> list[int]:
-        """Cached blocks that it need not compute again."""
-        needs_every_row = _needs_prompt_logprobs(sequence) or sequence.state.wants_mean
-        return [] if needs_every_row else self._blocks.find_prefix(sequence)
-
-    def _num_blocks_to_admit(self, sequence: Sequence, cached: list[int]) -> int:
-        """Number of available blocks that it takes, including those of its prefix that nobody references."""
-        return -(-sequence.num_tokens // self._block_size) - len(cached) + self.pool.num_evictable(cached)
 
     def _append(self, plan: StepPlan, sequence: Sequence, num_rows: int) -> None:
         num_sampled_rows, num_pooled_rows = _num_sampled_rows(sequence, num_rows), 0
@@ -365,11 +363,17 @@ class Scheduler:
     def _num_rows(self, sequence: Sequence, budget: int) -> int:
         """Rows for its uncomputed tokens or, when scheduling ahead, for the token that it is about to get."""
         num_rows = min(max(sequence.num_uncomputed_tokens, 1), budget)
-        return min(num_rows, MAX_PROMPT_LOGPROB_ROWS) if _needs_prompt_logprobs(sequence) else num_rows
+        return min(num_rows, MAX_PROMPT_LOGPROB_ROWS) if sequence.needs_prompt_logprobs else num_rows
 
     def _choose_victim(self) -> Sequence:
         """Of the most-served tenant, the newest sequence of the least urgent ones."""
-        return max(self.running, key=lambda s: (self.waiting.served(s.request.tenant), *_dispensability(s)))
+        return max(self.running, key=lambda s: (self.waiting.served(s.request.tenant), *dispensability(s)))
+
+    def _find_way(self) -> Way | None:
+        way = self._ways.find(self.running)
+        if way is not None and way.is_first_use:
+            self._charge(way.urgent.request, COLD_LOAD_TOKENS)
+        return way
 
     def _make_way(self, plan: StepPlan) -> Sequence | None:
         """Preempt sequences for a more urgent one of their tenant, which is returned and has room then.
@@ -379,66 +383,20 @@ class Scheduler:
         way = self._find_way()
         if way is None:
             return None
-        urgent, victims = way
-        for victim in victims:
+        if way.error is not None:
+            self._fail(way.urgent, way.error, plan)
+            return None
+        for victim in way.victims:
             _take_out(victim, plan)
             self._preempt(victim)
             victim.num_charged_tokens = 0
-        return urgent
+        for each in way.overtaken:
+            each.state.num_bypassed += 1
+        return way.urgent
 
-    def _find_way(self) -> tuple[Sequence, list[Sequence]] | None:
-        """A waiting sequence, and less urgent ones of its tenant whose preemption gives it a seat and blocks.
-
-        They have computed their prompts, so most of what they lose is found in the prefix cache, and each gets a token
-        before it can be chosen again.
-        """
-        decoding: dict[str, list[Sequence]] = {}
-        for each in self.running:
-            if each.num_uncomputed_tokens <= 1:
-                decoding.setdefault(each.request.tenant, []).append(each)
-        for tenant, own in decoding.items():
-            first = self.waiting.first_of(tenant)
-            if first is None:
-                continue
-            less_urgent = [each for each in own if each.request.priority > first.request.priority]
-            victims = self._choose_victims(first, less_urgent) if less_urgent else []
-            if victims and self._is_ready(first):
-                return first, victims
-        return None
-
-    def _choose_victims(self, urgent: Sequence, less_urgent: list[Sequence]) -> list[Sequence]:
-        """The least urgent and newest, as few as suffice; empty if it has room anyway, or too little even so."""
-        prefix = self._prefix_of(urgent)
-        num_seats = _num_seats(urgent) + sum(map(_num_seats, self.running)) - self._max_num_seqs
-        num_blocks = self._num_blocks_to_admit(urgent, prefix) - self.pool.num_available
-        chosen: list[Sequence] = []
-        for each in sorted(less_urgent, key=_dispensability, reverse=True):
-            if num_seats <= 0 and num_blocks <= self._num_freed_blocks(chosen, prefix):
-                return chosen
-            chosen.append(each)
-            num_seats -= _num_seats(each)
-        return chosen if num_seats <= 0 and num_blocks <= self._num_freed_blocks(chosen, prefix) else []
-
-    def _num_freed_blocks(self, victims: list[Sequence], prefix: list[int]) -> int:
-        """How many blocks nobody references without them, apart from those of `prefix`."""
-        held = Counter(block for each in victims for block in each.blocks)
-        is_kept = {*prefix}
-        return sum(count == self.pool.num_references(block) for block, count in held.items() if block not in is_kept)
-
-    def _is_ready(self, sequence: Sequence) -> bool:
-        """Whether its adapter can be used in this step; starts to load it if not."""
-        if not self._adapters.can_acquire(sequence):
-            return False
-        is_cold = self._adapters.is_cold(sequence)
-        try:
-            has_adapter = self._adapters.try_acquire(sequence, 0)
-        except AdapterError:
-            return False
-        if has_adapter:
-            self._adapters.release(sequence)
-        if is_cold and not self._adapters.is_cold(sequence):
-            self._charge(sequence.request, COLD_LOAD_TOKENS)
-        return has_adapter
+    def _fail(self, sequence: Sequence, error: str, plan: StepPlan) -> None:
+        plan.failed.append((sequence, error))
+        self.finish(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Return it to the head of its tenant's queue and free everything it holds; its tokens are recomputed later."""
@@ -446,7 +404,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = Status.WAITING
         sequence.num_computed_tokens = 0
-        if _needs_prompt_logprobs(sequence):
+        if sequence.needs_prompt_logprobs:
             sequence.state.prompt_logprobs = None
         sequence.state.hidden_sum = None
         self.waiting.put_back(sequence)
@@ -455,6 +413,7 @@ class Scheduler:
     def _enter_running(self, sequence: Sequence) -> None:
         self._num_admitted += 1
         sequence.admitted = self._num_admitted
+        sequence.num_admitted_tokens = sequence.num_tokens
         self.running.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:
@@ -471,12 +430,6 @@ class Scheduler:
         self._adapters.check_invariants(self.running)
 
 
-def _needs_prompt_logprobs(sequence: Sequence) -> bool:
-    """True until the prompt has been computed once with all its logits."""
-    state = sequence.state
-    return state.wants_prompt_logprobs and sequence.index == 0 and not state.has_all_prompt_logprobs
-
-
 def _take_out(sequence: Sequence, plan: StepPlan) -> int:
     """Returns the number of rows that were scheduled for it."""
     for i, item in enumerate(plan.scheduled):
@@ -486,17 +439,7 @@ def _take_out(sequence: Sequence, plan: StepPlan) -> int:
     return 0
 
 
-def _dispensability(sequence: Sequence) -> tuple[int, int]:
-    """Sort key: among sequences of one tenant, the largest is the first to preempt."""
-    return sequence.request.priority, sequence.admitted
-
-
 def _num_sampled_rows(sequence: Sequence, num_rows: int) -> int:
-    if _needs_prompt_logprobs(sequence):
+    if sequence.needs_prompt_logprobs:
         return num_rows
     return int(num_rows >= sequence.num_uncomputed_tokens)
-
-
-def _num_seats(sequence: Sequence) -> int:
-    """Seats that this sequence takes: until its request is forked, one for each unfinished choice."""
-    return 1 if sequence.state.is_forked else len(sequence.state.unfinished)

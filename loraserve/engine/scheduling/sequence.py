@@ -79,6 +79,8 @@ class Sequence:
     is_first_output_sent: bool = False
     admitted: int = 0
     """Order of admission; the newest is preempted first."""
+    num_admitted_tokens: int = 0
+    """How many tokens it had when it was admitted last."""
     matcher: OutputMatcher | None = None
     """Follows the output; None if the request has no grammar."""
     sampling_row: SamplingRow | None = None
@@ -96,6 +98,17 @@ class Sequence:
     def __post_init__(self) -> None:
         self.request = self.state.request
         self.is_pooled = self.request.pooling is not None
+
+    @property
+    def num_seats(self) -> int:
+        """Seats that it takes: until its request is forked, one for each unfinished choice."""
+        return 1 if self.state.is_forked else len(self.state.unfinished)
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """True until the prompt has been computed once with all its logits."""
+        state = self.state
+        return state.wants_prompt_logprobs and self.index == 0 and not state.has_all_prompt_logprobs
 
     @property
     def num_tokens(self) -> int:

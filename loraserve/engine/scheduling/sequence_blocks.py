@@ -14,10 +14,17 @@ class SequenceBlocks:
         self._block_size = block_size
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks for a prefix of the sequence's tokens, never for all: the last row is always computed."""
+        """Cached blocks for a prefix of the sequence's tokens, never for all: the last row is always computed. None if
+        every row must be computed."""
+        if sequence.needs_prompt_logprobs or sequence.state.wants_mean:
+            return []
         num_full = (sequence.num_tokens - 1) // self._block_size
         self._extend_hashes(sequence, num_full)
         return self._pool.match_prefix(sequence.block_hashes[:num_full])
+
+    def num_to_admit(self, sequence: Sequence, cached: list[int]) -> int:
+        """Number of available blocks that it takes, including those of its cached prefix that nobody references."""
+        return -(-sequence.num_tokens // self._block_size) - len(cached) + self._pool.num_evictable(cached)
 
     def num_missing(self, sequence: Sequence, num_rows: int) -> int:
         """Number of blocks that `try_extend` would allocate."""

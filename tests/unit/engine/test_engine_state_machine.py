@@ -77,7 +77,12 @@ asks = st.builds(
     Ask,
     prompt=st.builds(lambda prompt, length: prompt[:length], st.sampled_from(PROMPTS), st.integers(1, 20)),
     params=st.builds(
-        lambda constraint, **others: SamplingParams(grammar=constraint[0], reasoning_limit=constraint[1], **others),
+        lambda constraint, min_tokens, **others: SamplingParams(
+            grammar=constraint[0],
+            reasoning_limit=constraint[1],
+            min_tokens=0 if constraint[1] else min_tokens,  # below it, a stop token may not end the reasoning
+            **others,
+        ),
         constraint=st.sampled_from(CONSTRAINTS),
         max_tokens=st.integers(1, 10),
         n=st.sampled_from([1, 1, 2, 3]),

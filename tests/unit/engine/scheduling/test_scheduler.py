@@ -831,6 +831,116 @@ def test_choices_that_share_blocks_free_them_together() -> None:
     bench.run()
 
 
+def test_free_room_is_left_to_another_tenant_that_waits_before() -> None:
+    bench = Bench(num_blocks=200, budget=64, max_num_seqs=8)
+    for number in range(2):
+        bench.add(4, name=f"c{number}", tenant="c", max_tokens=8)
+    for number in range(4):
+        bench.add(8, name=f"later {number}", tenant="a", priority=1)
+    bench.run_until(lambda: len(running(bench)) == 6)
+    bench.step()
+    bench.add(4, name="b", tenant="b", n=4, max_tokens=1)
+    bench.add(4, name="urgent", tenant="a", n=3)
+    bench.step()
+    assert running(bench).count("urgent") == 3, "in the places of three"
+    assert bench.scheduler.num_preemptions == 3
+    bench.run_until(lambda: "b" in bench.names_begun)
+    assert "c0" in bench.finished
+    assert bench.scheduler.num_preemptions == 3
+
+
+def test_an_urgent_request_whose_adapter_is_damaged_fails_at_once(tmp_path: Path) -> None:
+    for is_ahead in (False, True):
+        memory = make_adapter_memory(4)
+        path = SMALL.write(tmp_path)
+        memory.add(SMALL.digest, str(path))
+        damage(path)
+        bench = Bench(adapters=memory, max_num_seqs=1)
+        bench.add(4, name="later", priority=1)
+        sequences = queue(bench)
+        bench.add(4, name="urgent", adapter=SMALL)
+        if not is_ahead:
+            collect(sequences)
+        plan = ahead(bench) if is_ahead else bench.scheduler.schedule()
+        assert [sequence.request.request_id for sequence, _ in plan.failed] == ["urgent"]
+        assert rows(plan) == {"later": 1}
+
+
+@pytest.mark.parametrize("num_prompt", [4, 17, 33])
+def test_a_request_gets_a_token_between_two_times_that_it_gives_way(num_prompt: int) -> None:
+    bench = Bench(num_blocks=200, max_num_seqs=1, budget=16)
+    bench.add(num_prompt, name="later", priority=1, max_tokens=5)
+    for number in range(60):
+        if number % 2 == 0:
+            bench.add(4, name=f"urgent {number}", max_tokens=1)
+        bench.step()
+    assert "later" in bench.finished
+    assert bench.scheduler.num_preemptions <= 5
+
+
+def test_an_urgent_request_overtakes_one_whose_adapter_does_not_fit_but_not_forever(memory: AdapterMemory) -> None:
+    bench = Bench(num_blocks=1000, adapters=memory, max_num_seqs=2)
+    bench.add(4, name="pins", tenant="other", adapter=SMALL, max_tokens=3 * MAX_BYPASSED)
+    bench.add(4, name="later", adapter=SMALL, priority=9, max_tokens=1000)
+    bench.step()
+    bench.add(4, name="does not fit", adapter=LARGE, max_tokens=1)
+    for number in range(2 * MAX_BYPASSED):
+        bench.add(4, name=str(number), adapter=SMALL, max_tokens=1)
+        bench.step()
+    assert bench.scheduler.num_preemptions > 0
+    assert len(bench.names_begun) == 2 + MAX_BYPASSED
+    bench.run_until(lambda: "does not fit" in bench.finished)
+
+
+def test_no_more_than_max_bypassed_take_places_before_a_request_whose_adapter_does_not_fit(
+    memory: AdapterMemory,
+) -> None:
+    num_later = MAX_BYPASSED + 9
+    bench = Bench(num_blocks=1000, budget=400, adapters=memory, max_num_seqs=num_later)
+    for _ in range(num_later):
+        bench.add(4, adapter=SMALL, priority=1)
+    bench.step()
+    bench.add(4, name="does not fit", adapter=LARGE)
+    for _ in range(num_later):
+        bench.add(4, adapter=SMALL)
+    for _ in range(num_later):
+        bench.step()
+    assert bench.scheduler.num_preemptions == MAX_BYPASSED
+
+
+def test_a_request_takes_its_place_as_soon_as_a_less_urgent_one_has_a_token() -> None:
+    for is_ahead in (False, True):
+        bench = Bench(max_num_seqs=1, budget=16)
+        bench.add(40, name="later", priority=1)
+        queue(bench)
+        bench.add(4, name="urgent")
+        if is_ahead:
+            assert rows(ahead_and_note(bench)) == {"later": 16}
+            assert rows(ahead_and_note(bench)) == {"later": 8}
+            assert bench.scheduler.try_schedule_ahead(lambda _: False) is None
+        else:
+            assert [rows(bench.step()) for _ in range(3)] == [{"later": 16}, {"later": 8}, {"urgent": 4}]
+
+
+def test_choosing_who_gives_way_takes_time_in_proportion_to_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(num_blocks=130, budget=1000, max_num_seqs=100)
+    for _ in range(32):
+        bench.add(15, priority=1)
+    bench.step()
+    bench.add(600, name="too large")
+    num_asked = 0
+    num_references = bench.pool.num_references
+
+    def count(block: int) -> int:
+        nonlocal num_asked
+        num_asked += 1
+        return num_references(block)
+
+    monkeypatch.setattr(bench.pool, "num_references", count)
+    bench.scheduler.schedule()
+    assert num_asked <= 130
+
+
 def test_the_first_to_be_preempted_is_the_least_urgent_of_the_most_served_tenant() -> None:
     bench = Bench(num_blocks=3, budget=16)
     for name, priority in (("1", 0), ("2", 1), ("3", 0)):
@@ -879,6 +989,12 @@ def ahead(bench: Bench, ends: Callable[[Sequence], bool] = lambda _: False) -> S
     assert plan is not None
     assert sum(item.num_rows for item in plan.scheduled) <= bench.budget
     bench.scheduler.check_invariants()
+    return plan
+
+
+def ahead_and_note(bench: Bench) -> StepPlan:
+    plan = ahead(bench)
+    note_queued(bench, plan)
     return plan
 
 
@@ -964,6 +1080,22 @@ def test_nothing_is_scheduled_ahead_if_a_sequence_might_have_to_be_preempted(pre
     before = bench.pool.counts(), bench.scheduler.waiting.served("t")
     assert bench.scheduler.try_schedule_ahead(lambda _: False) is None
     assert (bench.pool.counts(), bench.scheduler.waiting.served("t")) == before
+
+
+def test_a_failure_is_told_even_if_nothing_is_scheduled_ahead(tmp_path: Path) -> None:
+    memory = make_adapter_memory(4)
+    path = SMALL.write(tmp_path)
+    memory.add(SMALL.digest, str(path))
+    damage(path)
+    bench = Bench(num_blocks=4, adapters=memory, max_num_seqs=2)
+    bench.add(12, priority=1)
+    bench.add(4, priority=1)
+    queue(bench)
+    bench.add(4, name="urgent", adapter=SMALL)
+    plan = ahead(bench)
+    assert [sequence.request.request_id for sequence, _ in plan.failed] == ["urgent"]
+    assert plan.scheduled == []
+    assert bench.scheduler.try_schedule_ahead(lambda _: False) is None
 
 
 def test_a_step_ahead_is_empty_if_all_sequences_end() -> None:
