@@ -70,7 +70,7 @@ class Sequence:
     block_hashes: list[BlockHash] = field(default_factory=list)
     """Hashes of the full blocks of `token_ids`, as far as they have been computed."""
     num_charged_tokens: int = 0
-    """Tokens already charged to the tenant; recompute after preemption is free of charge."""
+    """Tokens already charged to the tenant; recompute is free of charge, unless it gave way to a more urgent one."""
     num_remembered_blocks: int = 0
     """Full, computed blocks already offered to the prefix cache."""
     status: Status = Status.WAITING
