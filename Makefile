@@ -31,9 +31,9 @@ run: $(VENV)/.installed ## Serve the demo model, or another one: make run ARGS="
 	$(BIN)/loraserve serve $(ARGS)
 
 test: $(VENV)/.installed-dev ## Run all tests; kernel and browser tests in processes of their own
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 tests/kernels
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests --ignore=tests/kernels --ignore=tests/browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests --ignore=tests/kernels --ignore=tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
 
 lint: $(VENV)/.installed-dev ## Check style, formatting and the import layers
 	$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/lint-imports
