@@ -105,5 +105,6 @@ def test_an_adapter_added_in_any_way_answers_every_client(
     answer = curl(bench, bench.key, "/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body)
     assert json.loads(answer)["choices"][0]["message"]["content"] == ANSWER
 
-    chatted = run_command("chat", "--url", url, "--model", name, "--api-key", bench.key, stdin=f"{PROMPT}\n")
+    options = ("--url", url, "--model", name, "--api-key", bench.key, "--temperature", "0")
+    chatted = run_command("chat", *options, stdin=f"{PROMPT}\n")
     assert (chatted.returncode, ANSWER in chatted.stdout) == (0, True), chatted.stderr
