@@ -117,16 +117,14 @@ class Scheduler:
         """
         going_on = [each for each in self.running if each.num_uncomputed_tokens > 0 or not ends(each)]
         is_open = self._is_open(going_on)
-        way = self._find_way() if is_open else None
-        if way is not None and way.error is None:
+        plan = StepPlan()
+        if is_open and self._find_way(plan) is not None:
             self._num_closed_steps = 0
             return None
-        plan = StepPlan()
-        if way is not None and way.error is not None:
-            self._fail(way.urgent, way.error, plan)
         if not self._try_schedule_rows(going_on, plan):
             if not self._has_blocks(going_on):
-                self._num_closed_steps = 0 if is_open else self._num_closed_steps
+                if is_open:
+                    self._num_closed_steps = 0
                 return plan if plan.failed else None
             self._schedule_each(going_on, plan)
         if is_open:
@@ -369,9 +367,14 @@ class Scheduler:
         """Of the most-served tenant, the newest sequence of the least urgent ones."""
         return max(self.running, key=lambda s: (self.waiting.served(s.request.tenant), *dispensability(s)))
 
-    def _find_way(self) -> Way | None:
+    def _find_way(self, plan: StepPlan) -> Way | None:
         way = self._ways.find(self.running)
-        if way is not None and way.is_first_use:
+        if way is None:
+            return None
+        if way.error is not None:
+            self._fail(way.urgent, way.error, plan)
+            return None
+        if way.is_first_use:
             self._charge(way.urgent.request, COLD_LOAD_TOKENS)
         return way
 
@@ -380,11 +383,8 @@ class Scheduler:
 
         Their tokens are charged again as far as they are recomputed: giving way is at the tenant's own expense.
         """
-        way = self._find_way()
+        way = self._find_way(plan)
         if way is None:
-            return None
-        if way.error is not None:
-            self._fail(way.urgent, way.error, plan)
             return None
         for victim in way.victims:
             _take_out(victim, plan)
