@@ -345,8 +345,8 @@ class Engine:
     def _follow_grammar(
         self, sequence: Sequence, matcher: OutputMatcher, finish_reason: FinishReason | None, output: SequenceOutput
     ) -> tuple[FinishReason | None, int | None]:
-        """Append tokens that the grammar forces, unless log-probabilities are requested. Returns the ending, as
-        `Endings.reason`."""
+        """Append tokens that the grammar or the limit of reasoning forces, unless log-probabilities are requested.
+        Returns the ending, as `Endings.reason`."""
         stop_token_id = None
         forced = [] if sequence.request.sampling.logprobs is not None else matcher.forced_tokens()
         for token_id in forced:

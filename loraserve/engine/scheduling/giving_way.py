@@ -21,7 +21,7 @@ class Way:
     victims: list[Sequence]
     """Running. Once they are preempted, the urgent one has a seat and blocks."""
     overtaken: list[Sequence]
-    """As urgent, of the same tenant and waiting for longer, but their adapters do not fit or are not there yet."""
+    """Before it in its tenant's queue, but their adapters do not fit or are not there yet."""
     is_first_use: bool = False
     """Of its adapter, since that was loaded."""
     error: str | None = None
@@ -66,7 +66,7 @@ class WayFinder:
         self._max_num_seqs = max_num_seqs
         self._max_bypassed = max_bypassed
         self.may_open = False
-        """Whether `find` would have considered sequences that are not running for long enough."""
+        """Whether less urgent sequences that `find` left alone can give way once they have a token."""
 
     def find(self, running: Seq[Sequence]) -> Way | None:
         """Only sequences that got a token since their admission give way: so each time they get at least one, and most

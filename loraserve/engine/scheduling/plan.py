@@ -27,7 +27,7 @@ class ScheduledSequence:
     """Guessed tokens of the last rows, not yet the sequence's; they are compared with the tokens that the model
     chooses."""
     draft_masks: Seq[NDArray[np.uint8] | None] = ()
-    """The mask of the tokens that may follow each drafted token, if the sequence has a grammar."""
+    """The mask of the tokens that may follow each drafted token, if the sequence has a matcher; None = all may."""
     is_predicted: bool = False
     """Whether the draft comes from the request's prediction."""
 

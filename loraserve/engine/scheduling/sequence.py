@@ -82,7 +82,7 @@ class Sequence:
     num_admitted_tokens: int = 0
     """How many tokens it had when it was admitted last."""
     matcher: OutputMatcher | None = None
-    """Follows the output; None if the request has no grammar."""
+    """Follows the output; None if the request has neither a grammar nor a limit of its reasoning."""
     sampling_row: SamplingRow | None = None
     """Reused in every step."""
     draft: Draft | None = None

@@ -14,8 +14,8 @@ class SequenceBlocks:
         self._block_size = block_size
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks for a prefix of the sequence's tokens, never for all: the last row is always computed. None if
-        every row must be computed."""
+        """Cached blocks for a prefix of the sequence's tokens, never for all: the last row is always computed. Empty
+        if every row must be computed."""
         if sequence.needs_prompt_logprobs or sequence.state.wants_mean:
             return []
         num_full = (sequence.num_tokens - 1) // self._block_size
