@@ -35,6 +35,13 @@ class Backend(SamplesOnHost, Protocol):
         """
         ...
 
+    def multiply_in_place(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+        """y = x Wᵀ for a weight that is not prepared in any way.
+
+        weight: [N, K], dense; x: [T, K], y: [T, N], rows may be strided, the last dimension is dense.
+        """
+        ...
+
     def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
         """The weight that a quantized `linear` computes with; see `quantized_weight.rounded_weight`."""
         ...

@@ -26,7 +26,7 @@
 import torch
 from torch import Tensor
 
-from loraserve_kernels.checks import mismatch, require_like
+from loraserve_kernels.checks import mismatch, require_like, require_rows
 from loraserve_kernels.cpu_calls import DTYPE_CODES
 from loraserve_kernels.cpu_library import CpuLibrary
 
@@ -137,20 +137,37 @@ class RowMajorLinear:
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         y = torch.empty((*x.shape[:-1], num_outputs), dtype=x.dtype)
+        self._multiply(y.view(-1, num_outputs), rows)
+        return y
+
+    def multiply_into(self, y: Tensor, x: Tensor) -> None:
+        """y = x Wᵀ + bias. x: [T, K], y: [T, N], rows may be strided, the last dimension is dense."""
+        num_outputs, depth = self.weight.shape
+        require_rows("x", x, depth)
+        require_rows("y", y, num_outputs)
+        for name, rows in (("x", x), ("y", y)):
+            require_like(name, rows, "weight", self.weight)
+        if len(x) != len(y):
+            raise mismatch("y", list(y.shape), f"[{len(x)}, {num_outputs}], as x")
+        if self._c is None or len(x) > ROW_MAJOR_MAX_ROWS:
+            y.copy_(torch.nn.functional.linear(x, self.weight, self.bias))
+        else:
+            self._multiply(y, x)
+
+    def _multiply(self, y: Tensor, x: Tensor) -> None:
+        assert self._c is not None
         self._c.linear_rowmajor(
             y.data_ptr(),
-            num_outputs,
-            rows.data_ptr(),
-            rows.stride(0),
-            rows.shape[0],
+            y.stride(0),
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[0],
             self.weight.data_ptr(),
-            num_outputs,
-            depth,
+            *self.weight.shape,
             None if self.bias is None else self.bias.data_ptr(),
             self._code,
             torch.get_num_threads(),
         )
-        return y
 
     def rows(self, indices: Tensor) -> Tensor:
         """See `Linear.rows`."""

@@ -44,6 +44,10 @@ class ReferenceBackend(ReferenceSampling):
             return RowMajorLinear(weight, bias)
         return QuantizedLinear(weight, bias, quantization) if quantization else PrepackedLinear(weight, bias)
 
+    def multiply_in_place(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+        """See `Backend.multiply_in_place`."""
+        RowMajorLinear(weight).multiply_into(y, x)
+
     def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
         """See `Backend.rounded_weight`."""
         return rounded_weight(weight, quantization, out)

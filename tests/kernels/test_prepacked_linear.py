@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.packed_linear import PackedLinear, packed_bytes
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
+from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor
 
-SHAPES = [(1, 1), (7, 5), (33, 100), (2048, 768), (768, 2048)]
+SHAPES = [(1, 1), (7, 5), (33, 100), (70, 64), (2048, 768), (768, 2048)]
 NUM_ROWS = [0, 1, 2, 5, 32, 65]
 INVARIANT = [
     (kind, dtype)
-    for kind in ("packed", "prepacked", "row-major")
+    for kind in ("packed", "prepacked", "row-major", "row-major-amx")
     for dtype in (torch.float32, torch.bfloat16)
     # With AMX, oneDNN sums some bfloat16 shapes in another order; see `PrepackedLinear`.
     if not (kind == "prepacked" and dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported())
@@ -35,10 +37,11 @@ def make_linear(kind: str, weight: Tensor, bias: Tensor | None, request: pytest.
         if packed_bytes(weight, library) == 0:
             pytest.skip("no packed kernel for this dtype on this CPU")
         return PackedLinear(weight, bias, library)
-    return RowMajorLinear(weight, bias, request.getfixturevalue("cpu_library") if kind == "row-major" else None)
+    libraries = {"row-major": "cpu_library", "row-major-amx": "amx_library"}
+    return RowMajorLinear(weight, bias, request.getfixturevalue(libraries[kind]) if kind in libraries else None)
 
 
-@pytest.fixture(params=["packed", "prepacked", "row-major", "no-library"])
+@pytest.fixture(params=["packed", "prepacked", "row-major", "row-major-amx", "no-library"])
 def kind(request) -> str:
     return request.param
 
@@ -156,6 +159,32 @@ def test_row_major_shares_a_tied_weight(cpu_library, assert_close):
     weight.mul_(2)
     x = torch.randn(3, 32)
     assert_close(linear(x), x.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("backend_name", ["cpu", "reference"])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 70])
+def test_multiplies_in_place_into_columns_of_a_wider_output(backend_name, num_rows, dtype, assert_close, cpu_library):
+    backend = CpuBackend(cpu_library) if backend_name == "cpu" else ReferenceBackend()
+    weight, _ = make_weight((70, 64), dtype)
+    x = torch.randn(num_rows, 67, generator=torch.Generator().manual_seed(num_rows)).to(dtype)[:, 3:]
+    y = torch.full((num_rows, 80), 7.0, dtype=dtype)
+    backend.multiply_in_place(y[:, 4:74], x, weight)
+    assert_close(y[:, 4:74], x.double() @ weight.double().T)
+    assert (y[:, :4] == 7).all()
+    assert (y[:, 74:] == 7).all()
+
+
+def test_multiplying_in_place_refuses_what_does_not_fit(cpu_library):
+    backend, weight = CpuBackend(cpu_library), torch.randn(8, 4)
+    for y, x in (
+        (torch.empty(2, 7), torch.empty(2, 4)),
+        (torch.empty(2, 8), torch.empty(2, 5)),
+        (torch.empty(3, 8), torch.empty(2, 4)),
+        (torch.empty(2, 8), torch.empty(2, 4).bfloat16()),
+        (torch.empty(8, 2).T, torch.empty(2, 4)),
+    ):
+        with pytest.raises(ValueError, match=r"(x|y).* is "):
+            backend.multiply_in_place(y, x, weight)
 
 
 def test_refuses_inputs_that_do_not_fit(kind, request):

@@ -342,6 +342,42 @@ AMX_FUNCTION void amx_score_keys(float *scores, const void *const *groups, int n
     STORE_GROUP(3)
 }
 
+#define MULTIPLY_WEIGHT_ROWS(group, tile)                                                                             \
+    if (prefetch_next)                                                                                                \
+        prefetch_lines(next + (group) * AMX_ROWS * LINE_BYTES);                                                       \
+    _tile_loadd(tile, rows + (group) * AMX_ROWS * row_bytes, row_bytes);                                              \
+    _tile_dpbf16ps(group, tile, 6);
+
+/* A block of rows is larger than L1. */
+INLINE void prefetch_lines(const char *memory)
+{
+#pragma GCC unroll 16
+    for (int line = 0; line < AMX_ROWS; line++)
+        __builtin_prefetch(memory + line * LINE_BYTES, 0, 2);
+}
+
+AMX_FUNCTION void amx_multiply_row_major(float *sums, const char *weight, int64_t row_bytes, const uint32_t *x,
+                                         int64_t words, bool prefetch_next)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t word = 0; word < words; word += AMX_WORDS) {
+        const char *rows = weight + word * (int64_t)sizeof(uint32_t);
+        const char *next = weight + 4 * AMX_ROWS * (row_bytes + word * (int64_t)sizeof(uint32_t));
+        _tile_loadd(6, x + word * AMX_ROWS, LINE_BYTES);
+        MULTIPLY_WEIGHT_ROWS(0, 4)
+        MULTIPLY_WEIGHT_ROWS(1, 5)
+        MULTIPLY_WEIGHT_ROWS(2, 4)
+        MULTIPLY_WEIGHT_ROWS(3, 5)
+    }
+    _tile_stored(0, sums, LINE_BYTES);
+    _tile_stored(1, sums + AMX_TILE_WORDS, LINE_BYTES);
+    _tile_stored(2, sums + 2 * AMX_TILE_WORDS, LINE_BYTES);
+    _tile_stored(3, sums + 3 * AMX_TILE_WORDS, LINE_BYTES);
+}
+
 #define MULTIPLY_COLUMNS(sum, tile)                                                                                   \
     _tile_loadd(tile, b + word * b_stride + column + (sum) * LANES, 4 * b_stride);                                    \
     _tile_dpbf16ps(sum, 4, tile);
@@ -422,6 +458,11 @@ void amx_store_bytes(int32_t *sums) { (void)sums; }
 void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries, int64_t words)
 {
     (void)scores, (void)groups, (void)num_groups, (void)queries, (void)words;
+}
+void amx_multiply_row_major(float *sums, const char *weight, int64_t row_bytes, const uint32_t *x, int64_t words,
+                            bool prefetch_next)
+{
+    (void)sums, (void)weight, (void)row_bytes, (void)x, (void)words, (void)prefetch_next;
 }
 void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
               int64_t rows, int64_t columns, int64_t words)

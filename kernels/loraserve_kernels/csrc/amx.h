@@ -90,6 +90,11 @@ void amx_begin_scores(void);
  * bfloat16 [16, 2 * words]. queries: [words, AMX_QUERIES] pairs of bfloat16. The sums are those of amx_gemm. */
 void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries, int64_t words);
 
+/* sums [4 * 16, 16] float32 = 64 rows of a weight, row_bytes apart, times 16 rows of x, packed as [words, 16]; words is a
+ * multiple of 16. `prefetch_next`: the next 64 rows of the weight are prefetched. After amx_begin(16). */
+void amx_multiply_row_major(float *sums, const char *weight, int64_t row_bytes, const uint32_t *x, int64_t words,
+                            bool prefetch_next);
+
 /* c [rows, columns] float32 = a [rows, words] times b [words, columns]; columns and words are multiples of 16. Configures
  * tiles itself; amx_end releases them. */
 void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
