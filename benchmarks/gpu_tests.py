@@ -31,6 +31,7 @@ FILES = {
     "tests/inference/test_gpu_engine.py": 1,
     "tests/inference/test_dora_adapters.py": 1,
     "tests/inference/test_trained_tokens.py": 1,
+    "tests/inference/test_own_tables.py": 1,
     "tests/kernels/test_step_graphs.py": 1,
     "tests/kernels/test_float8_engine.py": 1,
     "tests/kernels/test_triton_engine.py": 1,

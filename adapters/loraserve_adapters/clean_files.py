@@ -45,8 +45,8 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
         fields["trainable_token_indices"] = tables.get("", tables)
     if config.ensures_weight_tying:
         fields["ensure_weight_tying"] = True
-    if config.is_classifier:
-        fields["modules_to_save"] = SAVED_WITH_HEAD
+    if config.is_classifier or config.own_tables:
+        fields["modules_to_save"] = [*(SAVED_WITH_HEAD if config.is_classifier else ()), *config.own_tables]
     if config.labels:
         fields["id2label"] = dict(enumerate(config.labels))
     if config.problem_type:

@@ -54,8 +54,10 @@ class AdapterConfig:
     trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(table, ids) of tokens whose rows of a table, embedding or `lm_head`, are the adapter's own. table: its name or a
     dotted suffix of it; empty, which means the embedding, if the config has only ids."""
+    own_tables: tuple[str, ...] = ()
+    """Ends of names of tables, embedding or `lm_head`, that are the adapter's own as a whole."""
     ensures_weight_tying: bool = False
-    """If the base's `lm_head` is tied to the embedding, LoRA on one is LoRA on the other."""
+    """If the base's `lm_head` is tied to the embedding, LoRA on one is LoRA on the other, and so is an own table."""
     target_parameters: tuple[str, ...] = ()
     """Names or dotted suffixes of names of bare weights; those named are targeted in all layers."""
     is_classifier: bool = False
@@ -126,6 +128,7 @@ def check_config(data: bytes, limits: AdapterLimits, checks: Checks) -> AdapterC
         shown_values += activated if config.invocation_token_ids else ""
         num_tokens = len({token_id for _, ids in config.trained_tokens for token_id in ids})
         shown_values += f", {num_tokens} trained token{'s' * (num_tokens > 1)}" if num_tokens else ""
+        shown_values += f", own {shown_name(', '.join(config.own_tables))}" if config.own_tables else ""
         shown_values += f", chats use the server's template {config.chat_template}" if config.chat_template else ""
         checks.passed("config.values", shown_values)
     return config
@@ -204,7 +207,7 @@ def _build(fields: dict[str, Any], limits: AdapterLimits, checks: Checks) -> Ada
     layers = value("layers_to_transform", values.layers, ())
     layers_pattern = value("layers_pattern", values.layers_pattern_of(limits), ())
     base_model_name, task_type = fields.get("base_model_name_or_path"), fields.get("task_type")
-    is_classifier = value("modules_to_save", values.saves_head_of(task_type), False)
+    saved = value("modules_to_save", values.saved_modules_of(limits, task_type), values.SavedModules(False, ()))
     is_all_linear = isinstance(targets, str) and targets.lower() == ALL_LINEAR
     config = AdapterConfig(
         lora_rank=value("r", values.rank_of(limits), 1, default=8),
@@ -220,9 +223,10 @@ def _build(fields: dict[str, Any], limits: AdapterLimits, checks: Checks) -> Ada
         use_dora=value("use_dora", values.flag, False),
         invocation_token_ids=value("alora_invocation_tokens", values.invocation_of(limits), ()),
         trained_tokens=value("trainable_token_indices", values.trained_tokens_of(limits), ()),
+        own_tables=saved.tables,
         ensures_weight_tying=value("ensure_weight_tying", values.flag, False),
         target_parameters=parameters,
-        is_classifier=is_classifier,
+        is_classifier=saved.has_head,
         labels=value("id2label", values.labels_of(limits), ()),
         problem_type=value("problem_type", values.problem_type, None),
         score_template=value("score_template", values.score_template_of(limits), None),
@@ -261,6 +265,10 @@ def _check_invocation(config: AdapterConfig) -> None:
         raise values.refused("invalid_field", "cannot be combined with target_parameters", name)
     if config.invocation_token_ids and config.trained_tokens:
         reason = "cannot be combined with trainable_token_indices, which PEFT also applies before the invocation"
+        raise values.refused("invalid_field", reason, name)
+    if config.invocation_token_ids and config.own_tables:
+        listed = shown_name(", ".join(config.own_tables))
+        reason = f"cannot be combined with modules_to_save ({listed}), which PEFT also applies before the invocation"
         raise values.refused("invalid_field", reason, name)
     if config.invocation_token_ids and config.task_type not in (None, CAUSAL_LM):
         reason = f"requires a task_type of {CAUSAL_LM}, found {shown(config.task_type)}"

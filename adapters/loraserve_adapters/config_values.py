@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.limits import AdapterLimits
@@ -14,6 +14,8 @@ HEAD = "score"
 """transformers' name for the head of a `…ForSequenceClassification` with a decoder."""
 SAVED_WITH_HEAD = ("classifier", HEAD)
 """Modules that PEFT lists if it saves the head, whichever of the two the model has."""
+MAX_SAVED_TABLES = 8
+"""A model has two tables, of which PEFT may list several names."""
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 """As in transformers' configs."""
 TEMPLATE_NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
@@ -159,21 +161,29 @@ def _token_ids(name: str, value: Any, limits: AdapterLimits) -> tuple[int, ...]:
     return tuple(value)
 
 
-def saves_head_of(task_type: Any) -> Callable[[str, Any], bool]:
-    """Whether modules_to_save and the task type are those of a classifier."""
+class SavedModules(NamedTuple):
+    """Those of `modules_to_save`."""
 
-    def parse(name: str, value: Any) -> bool:
+    has_head: bool
+    """Whether it is a classifier's, which has a head of its own."""
+    tables: tuple[str, ...]
+    """All others, sorted: ends of names."""
+
+
+def saved_modules_of(limits: AdapterLimits, task_type: Any) -> Callable[[str, Any], SavedModules]:
+    def parse(name: str, value: Any) -> SavedModules:
         saved = [] if value is None else value
-        if not isinstance(saved, list) or not all(isinstance(item, str) for item in saved):
+        if not isinstance(saved, list) or not all(isinstance(item, str) and item for item in saved):
             raise invalid(name, value, "null or a list of names")
-        is_classifier = task_type == SEQ_CLS or (task_type is None and HEAD in saved)
-        others = sorted({*saved}.difference(SAVED_WITH_HEAD if is_classifier else ()))
-        if others:
-            reason = "fully trained modules would replace parts of the shared base model"
-            if HEAD in others:
-                reason += f"; the head of a classifier needs a task_type of {SEQ_CLS}"
-            raise unsupported(name, others, list(SAVED_WITH_HEAD) if is_classifier else None, reason)
-        return is_classifier
+        has_head = task_type == SEQ_CLS or (task_type is None and HEAD in saved)
+        if HEAD in saved and not has_head:
+            reason = f"the head of a classifier needs a task_type of {SEQ_CLS}"
+            raise unsupported(name, saved, [item for item in saved if item != HEAD], reason)
+        others = {_checked_length(name, item, limits) for item in saved}.difference(SAVED_WITH_HEAD if has_head else ())
+        if len(others) > MAX_SAVED_TABLES:
+            found, expected = f"{len(others)} names", f"at most {MAX_SAVED_TABLES}"
+            raise refused("too_large", f"{found}; {expected} are accepted", name, found=found, expected=expected)
+        return SavedModules(has_head, tuple(sorted(others)))
 
     return parse
 

@@ -16,7 +16,7 @@ from loraserve_adapters.source_module import BaseCopy
 
 
 class ValueSink(Protocol):
-    """Takes the values of all LoRA tensors, of a classifier's head and of trained tokens' rows, block by block."""
+    """Takes the values of all LoRA tensors, of a classifier's head, and of own tables and rows, block by block."""
 
     def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
         """block: rows of the entry from `first_row`, finite, in the layout's dtype (magnitudes and heads: float32). A
@@ -34,10 +34,10 @@ def read_content(
 ) -> list[HashedTensor]:
     """Takes about 20 MB, however large the adapter. Records values that are not finite, here or in the base's dtype."""
     hashed: list[HashedTensor] = []
-    has_effect = adapter.head is not None or len(adapter.trained_rows) > 0
+    has_effect = adapter.head is not None or len(adapter.of_tables) > 0
     if adapter.head is not None:
         hashed.append(_read_tensor(weights, adapter.head, "float32", checks, sink)[0])
-    for entry in {rows.entry.name: rows.entry for rows in adapter.trained_rows}.values():
+    for entry in adapter.of_tables:
         hashed.append(_read_tensor(weights, entry, layout.dtype, checks, sink)[0])
     for part in (part for module in adapter.modules for part in module.parts):
         is_zero: dict[str, bool] = {}
@@ -49,10 +49,10 @@ def read_content(
         is_biased = part.bias is not None and not is_zero[part.bias.name]
         has_product = not (is_zero[part.lora_a.name] or is_zero[part.lora_b.name])
         has_effect = has_effect or is_biased or part.magnitude is not None or has_product
-    for copy, original in adapter.row_copies:
+    for copy, original in adapter.table_copies:
         hashed.append(_read_tensor(weights, copy, layout.dtype, checks, None)[0])
         if hashed[-1].sha256 != next(tensor.sha256 for tensor in hashed if tensor.entry == original):
-            checks.fail("weights.values", _other_rows(copy, original))
+            checks.fail("weights.values", _other_copy(copy, original))
     for copy in adapter.base_copies:
         hashed.append(_read_base_copy(weights, copy, layout.dtype, checks))
     if not checks.failed("weights.values"):
@@ -113,9 +113,9 @@ def _read_base_copy(weights: SafetensorsFile, copy: BaseCopy, dtype: str, checks
     return HashedTensor(entry, source.digest())
 
 
-def _other_rows(copy: TensorEntry, original: TensorEntry) -> AdapterError:
-    """For the copy of a tied `lm_head`'s rows, which PEFT ignores when it loads the adapter."""
-    reason = f"differs from {shown_name(original.name)}, which is also used for the rows of the tied lm_head"
+def _other_copy(copy: TensorEntry, original: TensorEntry) -> AdapterError:
+    """For a second copy of rows or of an own table, such as a tied `lm_head`'s, of which PEFT loads one."""
+    reason = f"differs from {shown_name(original.name)}, of which it should be a copy"
     message = f"{WEIGHTS_NAME}: {shown_name(copy.name)}: {reason}"
     return AdapterError("unexpected_tensor", message, file=WEIGHTS_NAME, key=copy.name)
 

@@ -58,6 +58,7 @@ def canonical_config(config: AdapterConfig) -> bytes:
         **({"use_dora": True} if config.use_dora else {}),
         **({"invocation_token_ids": config.invocation_token_ids} if config.invocation_token_ids else {}),
         **({"trained_tokens": config.trained_tokens} if config.trained_tokens else {}),
+        **({"own_tables": config.own_tables} if config.own_tables else {}),
         **({"ensure_weight_tying": True} if config.ensures_weight_tying else {}),
         **({"target_parameters": config.target_parameters} if config.target_parameters else {}),
         **({"is_classifier": True} if config.is_classifier else {}),

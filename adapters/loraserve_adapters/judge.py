@@ -13,6 +13,7 @@ from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.headless import is_headless, with_full_name, without_head, without_lm_head
 from loraserve_adapters.limits import AdapterLimits
+from loraserve_adapters.own_tables import SAVED, OwnTable, OwnTableTensor
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
 from loraserve_adapters.rules import AdapterRules
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
@@ -33,6 +34,7 @@ from loraserve_adapters.tensor_checks import (
     check_dtype,
     check_part,
     check_rows,
+    check_table,
     count_labels,
     refused,
     shown_labels,
@@ -40,7 +42,7 @@ from loraserve_adapters.tensor_checks import (
 from loraserve_adapters.trained_tokens import FIELD, ROWS, TrainedRows, TrainedTokens
 from loraserve_adapters.unexpected_tensors import name_in_base, unexpected_tensor
 
-T = TypeVar("T", Target, TrainedTokens)
+T = TypeVar("T", Target, TrainedTokens, OwnTable)
 
 _MAX_HINTS = 5
 """Comparing a wrong name with all of the base's takes milliseconds; only the first few get a suggestion."""
@@ -58,6 +60,8 @@ class JudgedAdapter:
     """[num_labels, hidden_size]; for a classifier only."""
     trained_rows: tuple[TrainedRows, ...] = ()
     """In the layout's order; two may have the same tensor."""
+    own_tables: tuple[OwnTableTensor, ...] = ()
+    """In the layout's order; two may have the same tensor."""
     is_headless: bool = False
     """Its tensors have the names of the model without its head."""
 
@@ -66,12 +70,18 @@ class JudgedAdapter:
         """All tensors but copies, each once."""
         found = [entry for module in self.modules for entry in module.entries]
         found += [] if self.head is None else [self.head]
-        return [*found, *{rows.entry.name: rows.entry for rows in self.trained_rows}.values()]
+        return [*found, *self.of_tables]
 
     @property
-    def row_copies(self) -> list[tuple[TensorEntry, TensorEntry]]:
-        """(copy, original) of trained tokens' rows."""
-        return [(rows.copy, rows.entry) for rows in self.trained_rows if rows.copy is not None]
+    def of_tables(self) -> list[TensorEntry]:
+        """Trained tokens' rows and own tables, each once."""
+        return [*{of.entry.name: of.entry for of in (*self.trained_rows, *self.own_tables)}.values()]
+
+    @property
+    def table_copies(self) -> list[tuple[TensorEntry, TensorEntry]]:
+        """(copy, original) of `of_tables`."""
+        of_rows = [(rows.copy, rows.entry) for rows in self.trained_rows if rows.copy is not None]
+        return of_rows + [(copy, own.entry) for own in self.own_tables for copy in own.copies]
 
 
 def judge_config(data: bytes, checks: Checks, rules: AdapterRules) -> AdapterConfig | None:
@@ -129,7 +139,8 @@ def _with_full_names(judged: JudgedAdapter, layout: BaseLayout) -> JudgedAdapter
 
     modules = tuple(replace(source, target=renamed(source.target)) for source in judged.modules)
     rows = tuple(replace(of, tokens=renamed(of.tokens)) for of in judged.trained_rows)
-    return replace(judged, modules=modules, trained_rows=rows, is_headless=True)
+    own_tables = tuple(replace(of, table=renamed(of.table)) for of in judged.own_tables)
+    return replace(judged, modules=modules, trained_rows=rows, own_tables=own_tables, is_headless=True)
 
 
 def _judge_tensors(
@@ -147,7 +158,7 @@ def _judge_tensors(
     if selection.unreached:
         checks.warn("config.targets", _unreached(selection.unreached))
     for field, entry in unused_entries(config, layout)[:_MAX_HINTS]:
-        what = "module" if field == "target_modules" else "parameter that can have an adapter"
+        what = "parameter that can have an adapter" if field == "target_parameters" else "module"
         reason = f"{CONFIG_NAME}: {field}: {shown(entry)} names no {what} of {layout.shown_as}"
         error = AdapterError("unused_entry", reason, file=CONFIG_NAME, key=field, found=shown(entry))
         checks.warn("config.targets", error)
@@ -189,13 +200,16 @@ def _match(
         reason = f"missing, though task_type is {SEQ_CLS}: the classifier's head, which scores each label"
         checks.fail("weights.tensors", refused("missing_tensor", HEAD_WEIGHT, reason, found="no tensor"))
     trained_rows = _take_trained_rows(selection, rest, missing)
+    own_tables = _take_own_tables(selection, rest, missing)
     taken = take_former_linears(selection.former, config, rest, missing)
     modules += taken
     checks.attempt("config.values", lambda: check_former_linears(taken, selection.former, config, limits))
     # First, because a tensor under a wrong name says more than the one that is missing for that reason.
     base_copies = _base_copies(rest, of_linears, layout, checks)
     for name in missing:
-        said = f"has {FIELD} for" if name.endswith(ROWS) else "targets"
+        said = (
+            f"has {FIELD} for" if name.endswith(ROWS) else "targets" if ".lora_" in name else "has modules_to_save for"
+        )
         reason = f"missing, though adapter_config.json {said} its module"
         checks.fail("weights.tensors", refused("missing_tensor", name, reason, found="no tensor"))
     if not checks.failed("weights.tensors"):
@@ -203,7 +217,7 @@ def _match(
     if not modules and not checks.has_failed:
         reason = f"{CONFIG_NAME}: target_modules: no module of {layout.shown_as} is targeted"
         checks.fail("config.targets", AdapterError("unknown_module", reason, file=CONFIG_NAME, key="target_modules"))
-    judged = JudgedAdapter(config, tuple(modules), tuple(base_copies), head, trained_rows)
+    judged = JudgedAdapter(config, tuple(modules), tuple(base_copies), head, trained_rows, own_tables)
     _check_tensors(judged, layout, checks, limits)
     if checks.has_failed:
         return None
@@ -225,6 +239,8 @@ def _check_tensors(judged: JudgedAdapter, layout: BaseLayout, checks: Checks, li
         checks.attempt("weights.dtypes", lambda: check_dtype(head))
     for rows in judged.trained_rows:
         check_rows(rows, checks)
+    for own in judged.own_tables:
+        check_table(own, checks)
     for copy in judged.base_copies:
         check_base_copy(copy, checks)
     if not checks.failed("weights.shapes"):
@@ -246,6 +262,23 @@ def _take_trained_rows(
         for of in selection.trained_tokens
         if of.owner in found
     )
+
+
+def _take_own_tables(
+    selection: Selection, rest: dict[str, TensorEntry], missing: list[str]
+) -> tuple[OwnTableTensor, ...]:
+    """Takes the own tables and their copies out of `rest`, and adds to `missing` the names of those not there."""
+    owners = dict.fromkeys(f"{KEY_PREFIX}{own.owner}.weight" for own in selection.own_tables)
+    found = {name: entry for name in owners if (entry := rest.pop(name, None)) is not None}
+    missing += [name for name in owners if name not in found]
+    taken: list[OwnTableTensor] = []
+    for own in selection.own_tables:
+        entry = found.get(f"{KEY_PREFIX}{own.owner}.weight")
+        names = [f"{KEY_PREFIX}{own.module.name}.{kind}" for kind in ("weight", SAVED)]
+        copies = [copy for name in names if (copy := rest.pop(name, None)) is not None]
+        if entry is not None:
+            taken.append(OwnTableTensor(own, entry, tuple(copies)))
+    return tuple(taken)
 
 
 def _check_invocation(config: AdapterConfig, layout: BaseLayout) -> None:

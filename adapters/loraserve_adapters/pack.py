@@ -14,7 +14,14 @@ from loraserve_adapters.dtypes import STORAGE, convert, raw_bytes
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.judge import JudgedAdapter
 from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
-from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedHead, PackedTable, PackedTokens
+from loraserve_adapters.packed import (
+    ALIGNMENT_BYTES,
+    PackedAdapter,
+    PackedHead,
+    PackedOwnTable,
+    PackedTable,
+    PackedTokens,
+)
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, packed_file_name, read_packed
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, open_weights
 from loraserve_adapters.source import SourceAdapter, read_adapter
@@ -79,6 +86,7 @@ class PackedAdapterWriter:
         members = [member for group in layout.groups for member in group]
         present = [modules.get(member.name) for member in members]
         indices = {member.name: index for index, member in enumerate(members)}
+        groups = [group_index for group_index, group in enumerate(layout.groups) for _ in group]
         trained = {indices[rows.tokens.module.name]: rows for rows in adapter.trained_rows}
         ranks = [0 if module is None else module.target.lora_rank for module in present]
         scaling = [0.0 if module is None else module.target.scaling for module in present]
@@ -86,9 +94,11 @@ class PackedAdapterWriter:
             ranks[index], scaling[index] = len(rows.tokens.token_ids), 1.0
         has_bias = [module is not None and any(part.bias for part in module.parts) for module in present]
         has_magnitude = [module is not None and adapter.config.use_dora for module in present]
+        own = {indices[of.table.module.name]: of for of in adapter.own_tables}
+        is_own = [index in own for index in range(len(members))]
         head = adapter.head
         num_head_values = 0 if head is None else head.num_elements
-        plan = plan_payload(layout.groups, ranks, layout.dtype, has_bias, has_magnitude, num_head_values)
+        plan = plan_payload(layout.groups, ranks, layout.dtype, has_bias, has_magnitude, is_own, num_head_values)
         table = PackedTable(
             layout_fingerprint=layout.fingerprint,
             dtype=layout.dtype,
@@ -102,13 +112,17 @@ class PackedAdapterWriter:
             invocation_token_ids=adapter.config.invocation_token_ids,
             head=None if head is None else PackedHead(plan.offset_head, *head.shape),
             trained_tokens=tuple(PackedTokens(index, rows.tokens.token_ids) for index, rows in trained.items()),
+            own_tables=tuple(
+                PackedOwnTable(groups[index], index, plan.member_table[index], *members[index].weight_shape)
+                for index in own
+            ),
         )
         self._size_bytes = plan.size_bytes
         self._file = PackedFileWriter(descriptor, table, plan.size_bytes)
         self._dtype = layout.dtype
         self._item_bytes = STORAGE[layout.dtype].itemsize
         self._as_is: dict[str, tuple[int, ...]] = {}
-        """First elements of tensors written untransposed: A, bias, magnitudes, head, and tokens' rows, maybe twice."""
+        """First elements of tensors written untransposed: A, bias, magnitudes, head; tables and rows, maybe twice."""
         self._transposed: dict[str, _PlaceOfB] = {}
         for index, module in enumerate(present):
             if module is None:
@@ -127,6 +141,8 @@ class PackedAdapterWriter:
                     self._as_is[part.magnitude.name] = (int(plan.offset_magnitude[index]),)
         if head is not None:
             self._as_is[head.name] = (plan.offset_head,)
+        for index, of in own.items():
+            self._as_is[of.entry.name] = (*self._as_is.get(of.entry.name, ()), plan.member_table[index])
         for index, rows in trained.items():
             places = plan.member_a[index], int(plan.offset_b[index])
             self._place_rows(rows, *(places if members[index].is_embedding else places[::-1]))
@@ -185,6 +201,8 @@ class PayloadPlan:
     """int64 [M]; -1 = absent."""
     member_a: tuple[int, ...]
     """[M]: each member's own A within its group's; -1 = absent."""
+    member_table: tuple[int, ...]
+    """[M]: own tables; -1 = absent."""
     offset_head: int
     """-1 = absent."""
     size_bytes: int
@@ -197,9 +215,11 @@ def plan_payload(
     dtype: str,
     has_bias: Sequence[bool] = (),
     has_magnitude: Sequence[bool] = (),
+    has_table: Sequence[bool] = (),
     num_head_values: int = 0,
 ) -> PayloadPlan:
-    """lora_ranks: [M], 0 = absent. has_bias, has_magnitude: [M], or empty for none. num_head_values: 0 = no head."""
+    """lora_ranks: [M], 0 = absent. has_bias, has_magnitude, has_table: [M], or empty for none. num_head_values: 0 = no
+    head."""
     item_bytes = STORAGE[dtype].itemsize
     aligned, per_float32 = ALIGNMENT_BYTES // item_bytes, STORAGE["float32"].itemsize // item_bytes
     offset_a: list[int] = []
@@ -208,22 +228,26 @@ def plan_payload(
     offset_magnitude: list[int] = []
     member_a: list[int] = []
     position = 0
+    member_table: list[int] = []
     nowhere = [False] * len(lora_ranks)
-    rest = iter(zip(lora_ranks, has_bias or nowhere, has_magnitude or nowhere, strict=True))
+    rest = iter(zip(lora_ranks, has_bias or nowhere, has_magnitude or nowhere, has_table or nowhere, strict=True))
     for group in groups:
         members = [(member, *next(rest)) for member in group]
-        offset_a.append(position if any(rank for _, rank, _, _ in members) else -1)
-        for member, rank, _, _ in members:
+        offset_a.append(position if any(rank for _, rank, *_ in members) else -1)
+        for member, rank, *_ in members:
             member_a.append(position if rank else -1)
             position += rank * (member.num_matrices or 1) * member.in_features
         position = _round_up(position, aligned)
-        for member, rank, is_biased, is_dora in members:
+        for member, rank, is_biased, is_dora, is_own in members:
             offset_b.append(position if rank else -1)
             position = _round_up(position + rank * (member.num_matrices or 1) * member.out_features, aligned)
             offset_bias.append(position if is_biased else -1)
             position = _round_up(position + is_biased * member.out_features, aligned)
             offset_magnitude.append(position if is_dora else -1)
             position = _round_up(position + is_dora * 2 * member.out_features * per_float32, aligned)
+            member_table.append(position if is_own else -1)
+            num_rows, hidden_size = member.weight_shape
+            position = _round_up(position + is_own * num_rows * hidden_size, aligned)
     offset_head = position if num_head_values else -1
     position = _round_up(position + num_head_values * per_float32, aligned)
     return PayloadPlan(
@@ -232,6 +256,7 @@ def plan_payload(
         np.array(offset_bias, np.int64),
         np.array(offset_magnitude, np.int64),
         tuple(member_a),
+        tuple(member_table),
         offset_head,
         position * item_bytes,
     )

@@ -12,6 +12,9 @@ A classifier's head comes last, `[num_labels, hidden_size]`, also in float32. Fo
 Every group's A, every member's B, bias and magnitudes, and the head start at a multiple of 256 bytes. Scaling is not
 applied to any of them.
 
+An own table, the embedding or `lm_head`, is `[num_rows, hidden_size]` in the adapter's dtype, after its member's other
+parts, and starts at a multiple of 256 bytes, too.
+
 Rows of trained tokens are LoRA with a rank for each token and a scaling of 1. One matrix, A for an embedding and B for
 `lm_head`, is the selector, which has a 1 in each row for its token. The other has the new rows, from which the base's
 still have to be subtracted.
@@ -43,6 +46,18 @@ class PackedTokens:
     token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PackedOwnTable:
+    """A whole embedding or `lm_head` that the adapter has in place of the base's."""
+
+    group_index: int
+    member: int
+    offset: int
+    """In elements, like the offsets of `PackedTable`."""
+    num_rows: int
+    hidden_size: int
+
+
 @dataclass(slots=True)
 class PackedTable:
     """G groups and M members of the base layout, in its order (members numbered through all groups)."""
@@ -67,6 +82,16 @@ class PackedTable:
     head: PackedHead | None = field(default=None, kw_only=True)
     """For a classifier only."""
     trained_tokens: tuple[PackedTokens, ...] = field(default=(), kw_only=True)
+    own_tables: tuple[PackedOwnTable, ...] = field(default=(), kw_only=True)
+
+    @property
+    def group_starts(self) -> np.ndarray:
+        """int64 [G]: `offset_a`, or where there is none the offset of the group's own table; -1 = no data."""
+        starts = self.offset_a.copy()
+        for own in self.own_tables:
+            if starts[own.group_index] < 0:
+                starts[own.group_index] = own.offset
+        return starts
 
     @property
     def is_finished_by_base(self) -> bool:

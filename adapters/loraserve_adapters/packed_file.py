@@ -20,7 +20,7 @@ import numpy as np
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.dtypes import STORAGE, raw_bytes
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.packed import PackedAdapter, PackedHead, PackedTable, PackedTokens
+from loraserve_adapters.packed import PackedAdapter, PackedHead, PackedOwnTable, PackedTable, PackedTokens
 from loraserve_adapters.sync_file import sync_file, sync_folder
 
 FORMAT_VERSION = 2
@@ -30,7 +30,9 @@ HEAD_VERSION = 4
 """Likewise with a classifier's head, with or without magnitudes: older readers would take it for a text adapter."""
 TOKENS_VERSION = 5
 """Likewise with tokens' rows, with or without the others: older readers would add the rows to the base's."""
-NEWEST_VERSION = TOKENS_VERSION
+TABLES_VERSION = 6
+"""Likewise with own tables, with or without the others: older readers would compute with the base's."""
+NEWEST_VERSION = TABLES_VERSION
 PAGE_BYTES = 4096
 
 _MAGIC = b"LORAPACK"
@@ -88,6 +90,7 @@ class PackedFileWriter:
         version = MAGNITUDES_VERSION if _has_magnitudes(self._table) else FORMAT_VERSION
         version = version if self._table.head is None else HEAD_VERSION
         version = TOKENS_VERSION if self._table.trained_tokens else version
+        version = TABLES_VERSION if self._table.own_tables else version
         prefix = _PREFIX.pack(_MAGIC, version, len(header), hashlib.sha256(header).digest())
         os.pwrite(self._descriptor, prefix + header, 0)
         sync_file(self._descriptor)
@@ -162,6 +165,7 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
         invocation_token_ids=tuple(header.get("invocation_token_ids", ())),
         head=PackedHead(*header["head"]) if "head" in header else None,
         trained_tokens=tuple(PackedTokens(member, tuple(ids)) for member, ids in header.get("trained_tokens", ())),
+        own_tables=tuple(PackedOwnTable(*of) for of in header.get("own_tables", ())),
     )
     return PackedAdapter(header["digest"], table, payload)
 
@@ -183,6 +187,7 @@ def _header_bytes(table: PackedTable, digest: str, size_bytes: int, payload_sha2
         **({"invocation_token_ids": table.invocation_token_ids} if table.invocation_token_ids else {}),
         **({"head": astuple(table.head)} if table.head is not None else {}),
         **({"trained_tokens": [astuple(of) for of in table.trained_tokens]} if table.trained_tokens else {}),
+        **({"own_tables": [astuple(of) for of in table.own_tables]} if table.own_tables else {}),
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 

@@ -16,6 +16,8 @@ from loraserve_adapters.errors import AdapterError, shown
 from loraserve_adapters.former_linears import FormerLinear, former_linears
 from loraserve_adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraserve_adapters.module_pattern import ModulePattern, StepBudget, Subject
+from loraserve_adapters.own_tables import FIELD as OWN_TABLES
+from loraserve_adapters.own_tables import OwnTable, resolve_own_tables
 from loraserve_adapters.trained_tokens import TrainedTokens, resolve_trained_tokens
 
 T = TypeVar("T")
@@ -49,6 +51,7 @@ class Selection:
     unreached: tuple[str, ...] = ()
     """Names among `BaseLayout.unreached_linears` that are targeted too."""
     trained_tokens: tuple[TrainedTokens, ...] = ()
+    own_tables: tuple[OwnTable, ...] = ()
 
 
 def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLimits = DEFAULT_LIMITS) -> Selection:
@@ -72,6 +75,10 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLi
             if not is_unreached:
                 raise _not_a_linear(name, layout)
             unreached.append(name)
+    own_tables = resolve_own_tables(config, layout)
+    saved = {suffix for own in own_tables for suffix in _dotted_suffixes(own.module.name)} & {*config.own_tables}
+    without_lora = {own.module.name for own in own_tables if saved.intersection(_dotted_suffixes(own.module.name))}
+    """In PEFT, LoRA on a module of `modules_to_save` is left out, if an entry is its name or a dotted suffix of it."""
     found: list[Target] = []
     former: list[tuple[BaseModule, tuple[FormerLinearTarget, ...]]] = []
 
@@ -82,7 +89,7 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLi
 
     for module in (module for group in layout.groups for module in group):
         subject = Subject(module.name, budget)
-        if config.target_modules == ALL_LINEAR and module.is_of_vocabulary:
+        if module.name in without_lora or (config.target_modules == ALL_LINEAR and module.is_of_vocabulary):
             continue
         if selector.targets(subject) if module.num_matrices is None else selector.targets_parameter(subject):
             if module.is_embedding and config.lora_bias:
@@ -115,8 +122,11 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLi
         hint = close_names(names[0], layout) if names else ""
         raise _refused("unknown_module", "target_modules", f"no module of {layout.shown_as} is targeted{hint}")
     _check_tying(config, layout, found)
-    trained_tokens = resolve_trained_tokens(config, layout, [target.module for target in found])
-    return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached), trained_tokens)
+    targeted = [target.module for target in found]
+    if both := {own.module.name for own in own_tables} & {module.name for module in targeted}:
+        raise _refused("invalid_field", "modules_to_save", f"cannot be combined with LoRA on {min(both)}")
+    trained_tokens = resolve_trained_tokens(config, layout, targeted, own_tables)
+    return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached), trained_tokens, own_tables)
 
 
 def _check_tying(config: AdapterConfig, layout: BaseLayout, targets: Iterable[Target]) -> None:
@@ -157,8 +167,8 @@ def _with_owners(targets: Sequence[Target]) -> Iterator[Target]:
 
 
 def unused_entries(config: AdapterConfig, layout: BaseLayout) -> list[tuple[str, str]]:
-    """(field, entry) for each entry of `target_modules` and `target_parameters` that names nothing in the base. PEFT
-    tolerates them."""
+    """(field, entry) for each entry of `target_modules`, `target_parameters` and `modules_to_save` that names nothing
+    in the base. PEFT tolerates them."""
     members = [module for group in layout.groups for module in group]
     modules = [module.name for module in members if module.num_matrices is None]
     parameters = [module.name for module in members if module.num_matrices is not None]
@@ -167,12 +177,17 @@ def unused_entries(config: AdapterConfig, layout: BaseLayout) -> list[tuple[str,
     return [
         *_unused("target_modules", targets, [*layout.other_modules, *modules, *before]),
         *_unused("target_parameters", config.target_parameters, parameters),
+        *_unused_ends(OWN_TABLES, config.own_tables, [*layout.other_modules, *modules]),
     ]
 
 
 def _unused(field: str, entries: Iterable[str], names: Iterable[str]) -> list[tuple[str, str]]:
     used = {suffix for name in names for suffix in _dotted_suffixes(name)}
     return [(field, entry) for entry in entries if entry not in used]
+
+
+def _unused_ends(field: str, entries: Iterable[str], names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(field, entry) for entry in entries if not any(name.endswith(entry) for name in names)]
 
 
 def close_names(name: str, layout: BaseLayout) -> str:

@@ -7,6 +7,7 @@ from loraserve_adapters.config_values import CONFIG_NAME
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.limits import AdapterLimits
+from loraserve_adapters.own_tables import OwnTableTensor
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry
 from loraserve_adapters.source_module import BaseCopy, SourcePart
 from loraserve_adapters.targets import Target
@@ -39,6 +40,18 @@ def check_rows(rows: TrainedRows, checks: Checks) -> None:
     entry, shape = rows.entry, (len(rows.tokens.token_ids), rows.tokens.module.weight_shape[1])
     for tensor in (entry, *([] if rows.copy is None else [rows.copy])):
         checks.attempt("weights.shapes", lambda tensor=tensor: _check_shape(tensor, shape, -1, 0))
+        checks.attempt("weights.dtypes", lambda tensor=tensor: check_dtype(tensor))
+
+
+def check_table(own: OwnTableTensor, checks: Checks) -> None:
+    expected = own.table.module.weight_shape
+    for tensor in (own.entry, *own.copies):
+        if tensor.shape != expected:
+            found, shown_shape = shown(list(tensor.shape)), str(list(expected))
+            reason = f"found {found}, expected {shown_shape}: the shape in the served base model"
+            remedy = _OTHER_VOCABULARY if tensor.shape[1:] == expected[1:] else None
+            error = refused("shape_mismatch", tensor.name, reason, found=found, expected=shown_shape, remedy=remedy)
+            checks.fail("weights.shapes", error)
         checks.attempt("weights.dtypes", lambda tensor=tensor: check_dtype(tensor))
 
 

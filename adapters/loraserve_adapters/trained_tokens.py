@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.config import CONFIG_NAME, AdapterConfig
 from loraserve_adapters.errors import AdapterError, shown
+from loraserve_adapters.own_tables import OwnTable
 from loraserve_adapters.safetensors_file import TensorEntry
 
 FIELD = "trainable_token_indices"
@@ -37,7 +38,7 @@ class TrainedRows:
 
 
 def resolve_trained_tokens(
-    config: AdapterConfig, layout: BaseLayout, targeted: Iterable[BaseModule]
+    config: AdapterConfig, layout: BaseLayout, targeted: Iterable[BaseModule], own_tables: Iterable[OwnTable]
 ) -> tuple[TrainedTokens, ...]:
     """Those of the embedding, of `lm_head`, or of both. targeted: modules with LoRA. Raises `AdapterError`."""
     if not config.trained_tokens:
@@ -65,12 +66,14 @@ def resolve_trained_tokens(
     if config.ensures_weight_tying and head is not None and head.is_tied and len({*ids_of.values()}) > 1:
         raise _refused("invalid_field", f"different tokens for {head.name} cannot be combined with ensure_weight_tying")
     found = [*_tokens_of(embedding, head, ids_of)]
-    lora = {module.name for module in targeted}
+    others = {module.name: "LoRA on" for module in targeted}
+    others |= {own.module.name: "modules_to_save for" for own in own_tables}
     for tokens in found:
         _check_tokens(tokens, layout)
-        if tokens.module.name in lora:
+        if tokens.module.name in others:
             tied = ", which is tied to the embedding" if tokens.owner != tokens.module.name else ""
-            raise _refused("invalid_field", f"cannot be combined with LoRA on {tokens.module.name}{tied}")
+            other = f"{others[tokens.module.name]} {tokens.module.name}"
+            raise _refused("invalid_field", f"cannot be combined with {other}{tied}")
     return tuple(found)
 
 

@@ -117,8 +117,9 @@ def _without_body(tensor: str, layout: BaseLayout) -> AdapterError:
 
 def name_in_base(tensor_name: str) -> str | None:
     """PEFT saves the weight of a targeted `lm_head` or embedding as `….base_layer.weight`, that of one with trained
-    tokens as `….token_adapter.base_layer.weight`, that of others as `….weight`; a bias likewise."""
+    tokens as `….token_adapter.base_layer.weight`, that of one with an own table as `….original_module.weight`, that of
+    others as `….weight`; a bias likewise."""
     if not tensor_name.startswith(KEY_PREFIX):
         return None
     owner, _, kind = tensor_name.removeprefix(KEY_PREFIX).rpartition(".")
-    return f"{owner.removesuffix('.base_layer').removesuffix('.token_adapter')}.{kind}"
+    return f"{owner.removesuffix('.original_module').removesuffix('.base_layer').removesuffix('.token_adapter')}.{kind}"

@@ -36,6 +36,9 @@ class AdapterTable:
     """int64 [num_slots, M]: offset of a member's DoRA vectors: factors, then shifts, per output column, float32
     `[2, out_features]` whatever the arena's dtype. In elements of the arena like all offsets, at a multiple of 4 bytes;
     -1 = none. Empty if no adapter can have them."""
+    own_tables: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    """By adapter slot and member: views of the arena, `[num_rows, hidden_size]`, that replace the weight of the
+    embedding or `lm_head`. Ops do not read them."""
     offset_alignment: int = 1
     """Every defined offset is a multiple of this many elements; from 16 bytes on, GPUs load 16-byte words."""
 

@@ -7,11 +7,20 @@ between that precede the activation of an activated LoRA.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from loraserve_kernels.attention_work import AttentionWork
 from loraserve_kernels.draw import Draw
+
+
+class Run(NamedTuple):
+    """Adjacent rows with the same adapter."""
+
+    adapter_slot: int
+    first_row: int
+    end_row: int
 
 
 @dataclass(slots=True)
@@ -30,6 +39,8 @@ class Segments:
     `lora_tiles.expand_tile_rows`; unused entries come last and are (-1, entries in use, 0). For pairs of tokens and
     experts, each pair is a tile, also in base rows, whose rank is 0. None = not built: only the GPU's ops read it; they
     then build it themselves, which waits for the GPU."""
+    own_table_runs: tuple[Run, ...] = ()
+    """The rows of adapters with own tables, known to the host."""
 
 
 @dataclass(slots=True)
@@ -62,3 +73,9 @@ class StepBatch:
     """None = not built: only the GPU's attention reads it; it then builds its own, which waits for the GPU."""
     draws: Sequence[Draw] = ()
     """Tokens that a `DecoderModel` may draw together with its logits; a draw's row is one of the R."""
+
+    @property
+    def needs_modules(self) -> bool:
+        """Whether it needs hidden states, or adapters' own tables: neither a captured graph nor a `DecoderModel`
+        computes with them."""
+        return self.pooled_rows is not None or len(self.segments.own_table_runs) > 0

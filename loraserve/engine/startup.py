@@ -1,6 +1,6 @@
 """Turns an `EngineConfig` into a model ready to run: load, size memory, prove, swap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -150,7 +150,8 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         adapters = _adapter_memory(model, plan.arena_size_bytes, accelerator, host_tier_bytes)
     table = None if adapters is None else adapters.table
     runner = ModelRunner(model, plan.num_blocks, config.block_size, table, device, kv_dtype)
-    builder = _builder(config, plan, model, backend, accelerator, runner, progress)
+    own_tables = {} if table is None else table.own_tables
+    builder = _builder(config, plan, model, backend, accelerator, runner, own_tables, progress)
     notes = _notes(config, files, loaded, model, quantization, backend, backend_note, plan, adapters)
     description = _describe(
         config, files, loaded, model, device, backend, kv_dtype, plan, vocab_size, num_draft_tokens, adapters, notes
@@ -331,19 +332,21 @@ def _builder(
     backend: Backend,
     accelerator: Accelerator | None,
     runner: ModelRunner,
+    own_tables: Collection[int],
     progress: Progress,
 ) -> BatchBuilder:
-    """Also captures the runner's graphs, which read the builder's tensors."""
+    """Also captures the runner's graphs, which read the builder's tensors. own_tables: as for `BatchBuilder`."""
     max_num_rows, max_num_seqs, block_size = config.max_num_batched_tokens, config.max_num_seqs, config.block_size
     max_blocks = -(-plan.max_model_len // block_size)
     if accelerator is None:
-        return BatchBuilder(max_num_rows, max_num_seqs, max_blocks, block_size)
+        return BatchBuilder(max_num_rows, max_num_seqs, max_blocks, block_size, own_tables=own_tables)
     lists, sizes = None, NO_GRAPHS
     if backend.name == "triton":  # the only one that reads lists and never waits for the GPU within a step
         num_splits = splits_for_device(accelerator.device, model.kv_specs[0].num_kv_heads)
         lists = WorkLists(max_num_rows, max_num_seqs, plan.max_model_len, num_splits)
         sizes = NO_GRAPHS if config.enforce_eager else GraphSizes.up_to(max_num_rows, max_num_seqs)
-    builder = GpuBatchBuilder(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, lists, sizes)
+    limits = max_num_rows, max_num_seqs, max_blocks, block_size
+    builder = GpuBatchBuilder(*limits, accelerator, lists, sizes, own_tables)
     if sizes is not NO_GRAPHS:
         graphs = StepGraphs(accelerator, sizes)
         try:

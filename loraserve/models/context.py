@@ -1,11 +1,13 @@
 """State that every attention layer and linear group of the model reads during a forward pass."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Backend
-from loraserve_kernels.step_batch import StepBatch
+from loraserve_kernels.step_batch import Run, StepBatch
 from torch import Tensor
 
 
@@ -32,7 +34,10 @@ class ForwardContext:
     v_caches: list[Tensor] = field(default_factory=list)
 
     def add_adapters(self, y: Tensor, x: Tensor, group: LoraGroup, *, sampled_rows: bool = False) -> None:
-        """Add to the base model's y = linear(x), in place. x: [T, in_features] or, with sampled_rows, those rows."""
+        """Add to the base model's y = linear(x), in place. x: [T, in_features] or, with sampled_rows, those rows.
+
+        Rows of adapters that have an own table instead of the linear's weight become x times that.
+        """
         if self.adapter_table is None or x.shape[0] == 0:
             return
         batch = self.current_batch()
@@ -40,6 +45,33 @@ class ForwardContext:
         if segments.has_adapter:
             self.await_adapters(group)
             self.backend.lora_add(y, x, group, self.adapter_table, segments)
+            self._multiply_own_tables(y, x, group, segments.own_table_runs)
+
+    def look_up_own_tables(self, y: Tensor, token_ids: Tensor, embed_scale: float, group: LoraGroup) -> None:
+        """Replace rows of y, [T, hidden_size], by those of their adapter's own embedding, if it has one."""
+        for run in self.current_batch().segments.own_table_runs:
+            own = self._own_table(run.adapter_slot, group.member_start)
+            if own is not None:
+                rows = slice(run.first_row, run.end_row)
+                # Unlike indexing, this does not wake OpenMP's threads, which then spin on CPUs that the layers need: a
+                # step of 16 sequences of a 100 M model took 7.6 instead of 10.2 ms (two Xeon cores).
+                torch.index_select(own, 0, token_ids[rows], out=y[rows])
+                if embed_scale != 1.0:
+                    y[rows].mul_(embed_scale)
+
+    def _multiply_own_tables(self, y: Tensor, x: Tensor, group: LoraGroup, runs: Sequence[Run]) -> None:
+        """Replace rows of y by x times their adapter's own table, if it has one for a member of the group."""
+        for run in runs:
+            rows, end = slice(run.first_row, run.end_row), 0
+            for member, num_columns in enumerate(group.out_features, group.member_start):
+                start, end = end, end + num_columns
+                own = self._own_table(run.adapter_slot, member)
+                if own is not None:
+                    self.backend.multiply_in_place(y[rows, start:end], x[rows], own)
+
+    def _own_table(self, adapter_slot: int, member: int) -> Tensor | None:
+        assert self.adapter_table is not None
+        return self.adapter_table.own_tables[adapter_slot].get(member)
 
     def await_adapters(self, group: LoraGroup) -> None:
         """Work queued from now on runs after the matrices of this group have arrived."""

@@ -53,7 +53,7 @@ def recorded_embedding(model: PreTrainedModel, token_ids: Tensor) -> Iterator[li
 
 
 class EmbeddingAdapters:
-    """Adds the adapters' LoRA to token embeddings."""
+    """Adds the adapters' LoRA to token embeddings, or looks tokens up in the adapters' own."""
 
     def __init__(self, group: LoraGroup, embed_scale: float, context: ForwardContext) -> None:
         """embed_scale: see `EmbeddingSpec`."""
@@ -85,6 +85,7 @@ class EmbeddingAdapters:
             context.await_adapters(self._group)
             rows, token_ids = y.view(-1, y.shape[-1]), args[0].view(-1)
             context.backend.lora_embed(rows, token_ids, self._embed_scale, self._group, context.adapter_table, segments)
+            context.look_up_own_tables(rows, token_ids, self._embed_scale, self._group)
 
 
 class PackedEmbedding(nn.Module):

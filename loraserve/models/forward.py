@@ -94,9 +94,10 @@ class DirectForward:
         return self._in_steps(batch)
 
     def _takes(self, batch: StepBatch) -> bool:
-        """Whether the one op can: it supports no adapters on the embedding, and returns no hidden states."""
+        """Whether the one op can: it supports no adapters on the embedding or own tables, and returns no hidden
+        states."""
         adapters = self._embedding_adapters
-        return batch.pooled_rows is None and (adapters is None or not adapters.are_in(batch))
+        return not batch.needs_modules and (adapters is None or not adapters.are_in(batch))
 
     @torch.inference_mode()
     def _in_steps(self, batch: StepBatch) -> ModelOutput:

@@ -155,6 +155,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The server's name for the template that renders its chats; None = the base model's template."""
     trained_token_ids: list[int] = []
     """Tokens with rows of its own in the embedding or `lm_head`, ascending."""
+    own_tables: list[str] = []
+    """Names of whole tables, the embedding or `lm_head`, that it has in place of the base's."""
     use_dora: bool = False
     use_rslora: bool = False
     """As in its config. False also if that was not recorded."""

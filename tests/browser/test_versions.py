@@ -15,6 +15,8 @@ from tests.browser.tenant import FILES, Tenant
 from tests.support.adapter_variants import Tensors, variant
 from tests.support.demo_questions import ADAPTER_DIR
 
+MODEL_CONFIG = ADAPTER_DIR.parent / "model" / "config.json"
+
 
 @pytest.fixture
 def versions(tenant: Tenant, tmp_path: Path) -> Tenant:
@@ -198,6 +200,21 @@ def test_the_trained_tokens_of_a_version_are_listed(console: Console, tenant: Te
     page = console.open("#/adapters/tokens")
     listed = ", ".join(str(token_id) for token_id in sorted(ids)[:12])
     expect(page.get_by_role("definition").filter(has_text=listed)).to_have_text(f"{listed} and 2 more")
+
+
+def test_the_own_tables_of_a_version_are_listed(console: Console, tenant: Tenant, tmp_path: Path):
+    def add_table(tensors: Tensors) -> None:
+        hidden_size = tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[1]
+        tensors["base_model.model.model.embed_tokens.weight"] = torch.zeros(
+            json.loads(MODEL_CONFIG.read_text())["vocab_size"], hidden_size
+        )
+
+    folder = variant(
+        tmp_path / "o", "reverse", lambda config: config.update(modules_to_save=["embed_tokens"]), add_table
+    )
+    tenant.add("tables", folder)
+    page = console.open("#/adapters/tables")
+    expect(page.get_by_role("definition").filter(has_text="embed_tokens")).to_have_text("model.embed_tokens")
 
 
 def test_a_version_with_dora_or_rslora_says_so(console: Console, tenant: Tenant, tmp_path: Path):

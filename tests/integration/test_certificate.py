@@ -273,6 +273,44 @@ def test_an_adapter_with_trained_token_rows_agrees_with_peft(
     assert measure(published.job()).status is CertificateStatus.DIFFERS
 
 
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "saved", "ensures"),
+    [
+        ("llama", "float32", ["lm_head"], False),
+        ("qwen3", "bfloat16", ["embed_tokens"], True),
+        ("nf4", "float32", ["embed_tokens", "lm_head"], False),
+    ],
+)
+def test_an_adapter_with_own_tables_agrees_with_peft(
+    architecture: str, dtype: str, saved: list[str], ensures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the base's tables it would not. qwen3's are tied, and so are the adapter's."""
+    config = LoraConfig(r=8, target_modules=["q_proj"], modules_to_save=saved, ensure_weight_tying=ensures)
+    published = Published(tmp_path, "tables", architecture, config, dtype=dtype)
+    certificate = measure(published.job())
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    monkeypatch.setattr(AdapterRows, "_own_table", lambda *_: None)
+    assert measure(published.job()).status is CertificateStatus.DIFFERS
+
+
+def test_a_headless_adapter_with_its_own_embedding_agrees_with_peft(tmp_path: Path) -> None:
+    config = LoraConfig(
+        r=8, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="FEATURE_EXTRACTION"
+    )
+    published = Published(tmp_path, "tables", config=config, is_headless=True)
+    certificate = measure(published.job())
+    assert certificate.status is CertificateStatus.AGREES, certificate
+
+
+def test_a_classifier_with_its_own_embedding_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LoraConfig(r=8, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="SEQ_CLS")
+    published = Published(tmp_path, "intent", config=config, num_labels=3)
+    certificate = measure(published.job())
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    monkeypatch.setattr(AdapterRows, "_own_table", lambda *_: None)
+    assert measure(published.job()).status is CertificateStatus.DIFFERS
+
+
 @pytest.mark.parametrize("of", ["published", "headless"])
 def test_a_wrong_packed_file_differs(of: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     published: Published = request.getfixturevalue(of)

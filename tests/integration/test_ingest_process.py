@@ -484,6 +484,27 @@ def test_a_version_lists_the_trained_tokens_of_all_tables(tmp_path: Path) -> Non
     asyncio.run(run())
 
 
+def test_a_version_lists_its_own_tables(tmp_path: Path) -> None:
+    layout = with_embedding(tiny_layout())
+    bench = UploadBench(tmp_path, layout=layout)
+    config = config_of(modules_to_save=["embed_tokens", "lm_head"])
+    shape = next(module.weight_shape for group in layout.groups for module in group if module.is_embedding)
+    tables = {
+        f"base_model.model.{name}.weight": raw_tensor(np.ones(shape, np.float32))
+        for name in ("model.embed_tokens", "lm_head")
+    }
+
+    async def run() -> None:
+        session = await bench.send(
+            files(json.dumps(config).encode(), safetensors_bytes(good_tensors() | tables, {"format": "pt"}))
+        )
+        assert session.result is not None, session.report
+        (doc,) = bench.publisher.documents.values()
+        assert [version.own_tables for version in doc.versions] == [["model.embed_tokens", "lm_head"]]
+
+    asyncio.run(run())
+
+
 def test_a_version_says_whether_it_has_dora_or_rslora(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path)
 

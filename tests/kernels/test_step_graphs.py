@@ -15,9 +15,17 @@ from peft import LoraConfig
 from loraserve.engine import startup
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, Pooling
+from loraserve.engine.steps.graphs import StepGraphs
 from tests.support.engines import Answers, add_adapters, collect, greedy, make_engine, run, to_pool
 from tests.support.host_accelerator import HostAccelerator
-from tests.support.tiny_adapters import ALL_LINEAR, adapter_configs, dora_configs, embedding_configs, save_adapters
+from tests.support.tiny_adapters import (
+    ALL_LINEAR,
+    adapter_configs,
+    dora_configs,
+    embedding_configs,
+    save_adapters,
+    table_configs,
+)
 from tests.support.tiny_models import save_model, shallow_model
 
 pytestmark = [
@@ -225,6 +233,36 @@ def test_dora_factors_are_computed_before_a_step_uses_them(tmp_path: Path, plain
         answers.append(run(engine, requests(known, ["dora1", "rank1", "dora_head9", None, "dora1"], "dora")))
     expected, found = answers
     assert_equal_answers(found, expected)
+
+
+def test_steps_with_own_tables_are_computed_without_a_graph(
+    tmp_path: Path, plain: Started, graphs: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a plain adapter and the base model; adapters are loaded while steps run. The steps of the others are
+    replays before and after."""
+    saved = save_adapters(shallow_model("llama", seed=2), tmp_path / "adapters", table_configs(is_tied=False))
+    adapters = {name: saved[name] for name in ("own_both", "tokens_and_head")}
+    replayed: list[bool] = []
+    try_replay = StepGraphs.try_replay
+
+    def replay(*args: Any) -> torch.Tensor | None:
+        logits = try_replay(*args)
+        replayed.append(logits is not None)
+        return logits
+
+    monkeypatch.setattr(StepGraphs, "try_replay", replay)
+    answers: list[Answers] = []
+    names = ["own_both", "rank1", "tokens_and_head", None, "own_both"]
+    for engine, digests in (plain, graphs):
+        known = digests | add_adapters(engine, adapters, tmp_path / "packed")
+        answers.append(run(engine, requests(known, ["rank1", None], "before")))
+        answers[-1] |= run(engine, requests(known, names, "own"))
+        answers[-1] |= run(engine, requests(known, ["rank1", None], "after"))
+    expected, found = answers
+    assert_equal_answers(found, expected)
+    assert replayed[0]
+    assert replayed[-1]
+    assert not all(replayed)
 
 
 def test_edited_rows_are_chosen_and_counted_before_earlier_tokens_are_known(plain: Started, graphs: Started) -> None:

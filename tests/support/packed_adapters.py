@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedTable, PackedTokens
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedOwnTable, PackedTable, PackedTokens
 from loraserve_adapters.packed_file import write_packed
 
 from loraserve.engine.adapters.memory import AdapterMemory, FinishAdapter
@@ -27,6 +27,8 @@ class TinyAdapter:
     """Its last two elements are the DoRA vectors of its one member."""
     has_tokens: bool = False
     """Its B is the rows of a trained token."""
+    has_table: bool = False
+    """Its last two elements are an own table of two rows."""
 
     @property
     def digest(self) -> str:
@@ -52,6 +54,7 @@ class TinyAdapter:
             lora_rank=np.array([self.num_units], np.int32),
             scaling=np.array([self.value / 2], np.float32),
             trained_tokens=(PackedTokens(0, (1,)),) if self.has_tokens else (),
+            own_tables=(PackedOwnTable(0, 0, self.num_units * UNIT - 2, 2, 1),) if self.has_table else (),
         )
         write_packed(PackedAdapter(self.digest, table, payload.view(np.uint8)), path)
         return path

@@ -99,6 +99,33 @@ def token_configs(*, is_tied: bool) -> dict[str, LoraConfig]:
     }
 
 
+def table_configs(*, is_tied: bool) -> dict[str, LoraConfig]:
+    """With the whole embedding, `lm_head` or both, next to LoRA and DoRA on linears."""
+    configs = {
+        "own_head": LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], modules_to_save=["lm_head"]),
+        "own_embedding": LoraConfig(r=2, use_dora=True, target_modules=["v_proj"], modules_to_save=["embed_tokens"]),
+        "own_both": LoraConfig(
+            r=8,
+            target_modules=["o_proj", "down_proj", "lm_head"],
+            modules_to_save=["lm_head", "model.embed_tokens"],
+        ),
+    }
+    if is_tied:
+        return configs | {
+            "own_tied": LoraConfig(
+                r=3, target_modules=["q_proj"], modules_to_save=["lm_head"], ensure_weight_tying=True
+            )
+        }
+    return configs | {
+        "tokens_and_head": LoraConfig(
+            r=3, target_modules=["q_proj"], modules_to_save=["lm_head"], trainable_token_indices=[5, 250, 17]
+        ),
+        "head_and_embedding_lora": LoraConfig(
+            r=5, target_modules=["embed_tokens", "up_proj"], modules_to_save=["lm_head"]
+        ),
+    }
+
+
 def dora_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
     """Four with DoRA, one of them on `lm_head`, and a plain one."""
     all_linear = adapter_configs(model)["rank1"].target_modules
@@ -136,11 +163,13 @@ def save_adapters(
     is random too."""
     paths = {}
     for i, (name, config) in enumerate((configs or adapter_configs(model)).items()):
-        peft_model = get_peft_model(model, config, adapter_name="default")
+        # PEFT's `unload` would leave modules_to_save in the model.
+        base = copy.deepcopy(model) if config.modules_to_save else model
+        peft_model = get_peft_model(base, config, adapter_name="default")
         peft_model.create_or_update_model_card = lambda *_: None  # its template takes as long as everything else
         randomize(peft_model, seed + i)
         peft_model.save_pretrained(str(folder / name))
-        model = without_adapter(peft_model)
+        model = model if config.modules_to_save else without_adapter(peft_model)
         paths[name] = folder / name
     return paths
 
@@ -168,7 +197,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     """Random values, scaled so that each adapter moves the logits by about as much as the base's own spread."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if name.endswith("trainable_tokens_delta.default"):  # PEFT initializes it with the base's rows
+        # PEFT initializes these with the base's rows.
+        if name.endswith("trainable_tokens_delta.default") or ".modules_to_save.default." in name:
             with torch.no_grad():
                 parameter.add_(parameter.std() * torch.randn(parameter.shape, generator=generator))
         elif "lora_" in name:

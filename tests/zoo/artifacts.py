@@ -139,7 +139,7 @@ def redos(pattern: str, field: str = "target_modules") -> dict[str, Any]:
 GOOD = safetensors_bytes(good_tensors(), {"format": "pt"})
 
 CONFIG_LIES = [
-    bad_field("modules_to_save", ["lm_head"]),
+    bad_field("modules_to_save", ["norm"]),
     bad_field("bias", "lora_only"),
     bad_field("bias", "some"),
     bad_field("fan_in_fan_out", True),

@@ -4097,6 +4097,7 @@ export interface components {
          *       "chat_template": null,
          *       "chat_template_missing": false,
          *       "trained_token_ids": [],
+         *       "own_tables": [],
          *       "use_dora": false,
          *       "use_rslora": false,
          *       "bases": [
@@ -4140,6 +4141,11 @@ export interface components {
             chat_template_missing: boolean;
             /** @description Tokens with rows of its own in the embedding or `lm_head`, ascending; empty if there are none. */
             trained_token_ids: number[];
+            /**
+             * @description Names of whole tables, the embedding or `lm_head`, that it has in place of the base's; empty if there are
+             *     none.
+             */
+            own_tables: string[];
             /** @description Whether its linear layers have DoRA's magnitudes; false also if that was not recorded. */
             use_dora: boolean;
             /** @description Whether alpha is divided by the square root of the rank (rsLoRA) instead of the rank; likewise. */

@@ -89,6 +89,7 @@ class AdapterItems:
             chat_template=version.chat_template,
             chat_template_missing=version.chat_template not in {None, *self.chat_templates},
             trained_token_ids=version.trained_token_ids,
+            own_tables=version.own_tables,
             use_dora=version.use_dora,
             use_rslora=version.use_rslora,
             bases=[base.name for base in version.bases],

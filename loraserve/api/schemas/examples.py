@@ -63,6 +63,7 @@ EXAMPLES: list[msgspec.Struct] = [
         chat_template=None,
         chat_template_missing=False,
         trained_token_ids=[],
+        own_tables=[],
         use_dora=False,
         use_rslora=False,
         bases=["llama-3.1-8b-instruct"],

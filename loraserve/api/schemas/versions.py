@@ -58,6 +58,9 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     """True: this server has no template of that name, and refuses chats with this version (409)."""
     trained_token_ids: list[int]
     """Tokens with rows of its own in the embedding or `lm_head`, ascending; empty if there are none."""
+    own_tables: list[str]
+    """Names of whole tables, the embedding or `lm_head`, that it has in place of the base's; empty if there are
+    none."""
     use_dora: bool
     """Whether its linear layers have DoRA's magnitudes; false also if that was not recorded."""
     use_rslora: bool

@@ -36,12 +36,14 @@ def print_adapter(found: Json) -> None:
     has_classifier = any(version["classifier"] for version in found["versions"])
     has_template = any(version["chat_template"] for version in found["versions"])
     has_trained = any(version["trained_token_ids"] for version in found["versions"])
+    has_own_tables = any(version["own_tables"] for version in found["versions"])
     more = (
         *has_variant * ("variant",),
         *has_activated * ("activated by",),
         *has_classifier * ("labels",),
         *has_template * ("chat template",),
         *has_trained * ("trained tokens",),
+        *has_own_tables * ("own tables",),
     )
     print_table(
         ("version", "digest", "size", "rank", "base", "tier", "by", "created", *more),
@@ -60,6 +62,7 @@ def print_adapter(found: Json) -> None:
                 *has_classifier * (_labels(version["classifier"]),),
                 *has_template * (_template(version),),
                 *has_trained * (len(version["trained_token_ids"]) or None,),
+                *has_own_tables * (", ".join(version["own_tables"]) or None,),
             )
             for version in found["versions"]
         ],

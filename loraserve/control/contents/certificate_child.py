@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
+from loraserve_adapters.source_module import KEY_PREFIX
 from loraserve_adapters.trained_tokens import FIELD, ROWS
 
 from loraserve.control.contents.certificate import Certificate, CertificateJob, CertificateStatus, skipped
@@ -23,6 +24,7 @@ from loraserve.serving.process.parent_death import die_with_parent
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:
+    from loraserve_adapters.base_layout import BaseLayout
     from torch import Tensor
     from torch.nn import Module
     from transformers import PreTrainedModel
@@ -102,9 +104,9 @@ def measure(job: CertificateJob) -> Certificate:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     _check_memory(job)
-    samples, description, body = _our_samples(job)
+    samples, description = _our_samples(job)
     gc.collect()
-    reference = _reference(job, DTYPES[description.dtype], body, keeps_stored=description.keeps_stored)
+    reference = _reference(job, DTYPES[description.dtype], description.layout, keeps_stored=description.keeps_stored)
     found = _compare(job, reference, samples[0])
     for sample in samples[1:]:
         if found.status is CertificateStatus.AGREES:
@@ -165,12 +167,11 @@ def _check_memory(job: CertificateJob) -> None:
         )
 
 
-def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription, str]":
-    """Samples, description and `body_name`. For a mixture of experts there are several samples, of which one that
-    agrees is enough, as in the check of the model."""
+def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription]":
+    """For a mixture of experts there are several samples, of which one that agrees is enough, as in the check of the
+    model."""
     import torch
     from loraserve_adapters.config import SEQ_CLS
-    from loraserve_adapters.headless import body_name
 
     from loraserve.engine.engine import Engine
     from loraserve.engine.request import (
@@ -238,10 +239,10 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription, 
             sample.rows.append(vector)
             off_by = (numbers - head @ vector).abs()
             sample.is_head_right &= bool((off_by <= HEAD_TOLERANCE * (head.abs() @ vector.abs())).all())
-    return samples, description, body_name(description.layout) or ""
+    return samples, description
 
 
-def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool = False) -> Reference:
+def _reference(job: CertificateJob, dtype: Any, layout: "BaseLayout", *, keeps_stored: bool = False) -> Reference:
     """PEFT puts the adapter where it was trained: on the whole model, or on the body alone.
 
     On the whole model, PEFT's wrapper is called, because it knows from which token on an activated LoRA applies. For a
@@ -249,24 +250,31 @@ def _reference(job: CertificateJob, dtype: Any, body: str, *, keeps_stored: bool
     """
     import torch
     from loraserve_adapters.config import FEATURE_EXTRACTION, SEQ_CLS
+    from loraserve_adapters.headless import body_name
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     # Written by us from checked fields; PEFT never reads a tenant's file.
     fields = {name: value for name, value in _config_fields(job).items() if name not in LORASERVE_FIELDS}
     is_classifier = fields["task_type"] == SEQ_CLS
+    own_tables = _own_tables(job, layout)
     if is_classifier:
         fields = {name: value for name, value in fields.items() if name not in CLASSIFIER_FIELDS} | {"task_type": None}
+        fields["modules_to_save"] = [*own_tables] or None
+    tensors = load_file(Path(job.blob) / WEIGHTS_FILE)
     weights = {
         name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
-        for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()
+        for name, tensor in tensors.items()
         if "lora_" in name or name.endswith(ROWS)  # without copies of base weights, which may be rounded here
     }
+    for module, owner in own_tables.items():
+        weights[f"{KEY_PREFIX}{module}.weight"] = tensors[f"{KEY_PREFIX}{owner}.weight"].to(dtype)
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
         raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by different ranks than in training")
     model = _base_model(job, dtype, keeps_stored=keeps_stored)
     signal.signal(signal.SIGALRM, _patterns_take_too_long)
     signal.alarm(PATTERN_S)
+    body = body_name(layout) or ""
     place = body if fields["task_type"] == FEATURE_EXTRACTION else ""
     trained, config = model.get_submodule(place), LoraConfig(**{**fields, "inference_mode": False})
     peft_model = get_peft_model(cast("PreTrainedModel", trained), config, autocast_adapter_dtype=False)
@@ -296,6 +304,22 @@ def _head(job: CertificateJob) -> "Tensor":
 def _config_fields(job: CertificateJob) -> dict[str, Any]:
     stated = json.loads((Path(job.blob) / CONFIG_FILE).read_bytes())
     return {"alora_invocation_tokens": None, "task_type": None} | stated
+
+
+def _own_tables(job: CertificateJob, layout: "BaseLayout") -> dict[str, str]:
+    """Modules whose whole table is the adapter's own, and under which module's name its tensor is."""
+    if not _config_fields(job).get("modules_to_save"):
+        return {}
+    from loraserve_adapters.config import FEATURE_EXTRACTION, parse_config
+    from loraserve_adapters.headless import without_head, without_lm_head
+    from loraserve_adapters.own_tables import resolve_own_tables
+
+    config = parse_config((Path(job.blob) / CONFIG_FILE).read_bytes())
+    if config.is_classifier:
+        layout = without_lm_head(layout)
+    elif config.task_type == FEATURE_EXTRACTION:
+        layout = without_head(layout)
+    return {own.module.name: own.owner for own in resolve_own_tables(config, layout)}
 
 
 def _trained_tokens(fields: dict[str, Any]) -> list[int]:

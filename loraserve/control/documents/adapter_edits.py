@@ -33,6 +33,8 @@ class Content(msgspec.Struct, frozen=True):
     """Likewise."""
     trained_token_ids: list[int] = []
     """Likewise."""
+    own_tables: list[str] = []
+    """Likewise."""
     use_dora: bool = False
     use_rslora: bool = False
 
@@ -123,6 +125,7 @@ def add_version(
             classifier=content.classifier,
             chat_template=content.chat_template,
             trained_token_ids=content.trained_token_ids,
+            own_tables=content.own_tables,
             use_dora=content.use_dora,
             use_rslora=content.use_rslora,
         )

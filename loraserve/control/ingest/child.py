@@ -218,6 +218,7 @@ def _manifest(
         dtypes=list(summary.dtypes),
         num_parameters=summary.num_parameters,
         num_labels=summary.num_labels,
+        own_tables=[own.table.module.name for own in adapter.own_tables],
         packed_file=packed_file_name(digest, job.layout),
         packed_bytes=packed_bytes,
         report=Report(checks=checks.listed()),

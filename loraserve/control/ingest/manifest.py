@@ -56,6 +56,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     num_labels: int = 0
     """Of a classifier; 0 = not a classifier."""
+    own_tables: list[str] = []
+    """Names of the tables, embedding or `lm_head`, that it has in place of the base's, in the base's order."""
     packed_file: str
     """File name of its packed form for that base."""
     packed_bytes: int

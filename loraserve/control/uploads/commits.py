@@ -164,6 +164,7 @@ class UploadCommits:
             classifier=manifest.classifier,
             chat_template=manifest.chat_template,
             trained_token_ids=manifest.trained_token_ids,
+            own_tables=manifest.own_tables,
             use_dora=manifest.use_dora,
             use_rslora=manifest.use_rslora,
         )

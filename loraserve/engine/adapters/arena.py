@@ -114,6 +114,7 @@ class AdapterArena:
         self._evictable.pop(digest, None)
         self.table.num_biased -= resident.has_bias
         self.extents.free(resident.start, resident.size)
+        self._rows.clear(resident.adapter_slot)
         self._free_slots.append(resident.adapter_slot)
 
     def compact(self, size: int) -> None:

@@ -22,19 +22,19 @@ class CopyParts:
     """By group of the model: the part with the last byte of this and all earlier groups; -1 = they have no data."""
 
 
-def copy_parts(offset_a: np.ndarray, size_bytes: int, element_bytes: int) -> CopyParts:
-    """offset_a: from the `PackedTable`; groups are packed in the order in which the model computes them.
+def copy_parts(group_starts: np.ndarray, size_bytes: int, element_bytes: int) -> CopyParts:
+    """group_starts: from the `PackedTable`; groups are packed in the order in which the model computes them.
 
     The least size of a part doubles up to `LARGEST_PART_BYTES`: for a long prompt, computing a layer takes longer than
     copying its part, and every part costs the host some calls.
     """
-    present = [group for group, offset in enumerate(offset_a.tolist()) if offset >= 0]
-    starts = [int(offset_a[group]) * element_bytes for group in present]
+    present = [group for group, offset in enumerate(group_starts.tolist()) if offset >= 0]
+    starts = [int(group_starts[group]) * element_bytes for group in present]
     group_ends = dict(zip(present, [*starts[1:], size_bytes], strict=False))
     ends: list[int] = []
     part_of_group: list[int] = []
     latest, least = -1, FIRST_PART_BYTES
-    for group in range(len(offset_a)):
+    for group in range(len(group_starts)):
         end = group_ends.get(group)
         if end is not None:
             latest = len(ends)

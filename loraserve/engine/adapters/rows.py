@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedTable
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedOwnTable, PackedTable
 from loraserve_kernels.adapter_table import AdapterTable
 from torch import Tensor
 
@@ -51,6 +51,17 @@ class AdapterRows:
             (self.table.offset_magnitude[adapter_slot], packed.offset_magnitude),
         ):
             self._copy(row, np.where(offsets >= 0, offsets + start, -1))
+
+        if packed.own_tables:
+            self.table.own_tables[adapter_slot] = {own.member: self._own_table(own, start) for own in packed.own_tables}
+
+    def clear(self, adapter_slot: int) -> None:
+        """Of an evicted adapter."""
+        self.table.own_tables.pop(adapter_slot, None)
+
+    def _own_table(self, own: PackedOwnTable, start: int) -> Tensor:
+        first, size = start + own.offset, own.num_rows * own.hidden_size
+        return self.table.arena[first : first + size].view(own.num_rows, own.hidden_size)
 
     def _copy(self, row: Tensor, values: np.ndarray) -> None:
         source = torch.from_numpy(values)

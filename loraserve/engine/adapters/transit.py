@@ -122,7 +122,7 @@ class AdapterTransit:
 
     def start(self, digest: str, found: FoundAdapter, destination: Tensor, read: Read) -> None:
         """destination: uint8 [size_bytes]. read: of its file; called in a thread unless the host tier has the data."""
-        parts = copy_parts(found.table.offset_a, found.size_bytes, self._element_bytes)
+        parts = copy_parts(found.table.group_starts, found.size_bytes, self._element_bytes)
         uploader, staged = self._uploader, found.staged
         if staged is not None and staged.filling is None:
             arrival = self.arriving[digest] = uploader.start(destination, parts, staged.payload)

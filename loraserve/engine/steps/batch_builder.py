@@ -1,10 +1,11 @@
 """Turns the scheduler's plan into a `StepBatch`: flat int tensors in buffers that are allocated once."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
-from loraserve_kernels.step_batch import Segments, StepBatch
+from loraserve_kernels.step_batch import Run, Segments, StepBatch
 
 from loraserve.engine.device.accelerator import Accelerator, upload_ids
 from loraserve.engine.device.step_buffers import Buffer, BufferSpec, StepBuffers
@@ -23,6 +24,7 @@ class BatchShape:
     num_base_rows: list[int]
     num_sampled_rows: list[int]
     num_pooled_rows: list[int]
+    has_own_tables: list[bool]
 
 
 class BatchBuilder:
@@ -44,8 +46,11 @@ class BatchBuilder:
         block_size: int,
         accelerator: Accelerator | None = None,
         lists: Seq[BufferSpec] = (),
+        own_tables: Collection[int] = (),
     ) -> None:
-        """accelerator: the tensors are on its device. lists: further buffers, kept in `_lists`."""
+        """accelerator: the tensors are on its device. lists: further buffers, kept in `_lists`. own_tables: slots of
+        adapters that have any, see `AdapterTable`."""
+        self._own_tables = own_tables
         self._block_size = block_size
         a_sequence = BufferSpec((max_num_seqs,), np.int32)
         a_segment = BufferSpec((2 * max_num_seqs,), np.int32)  # per sequence: rows without and with its adapter
@@ -62,7 +67,7 @@ class BatchBuilder:
         self._segment_slot, self._sampled_slot, self._segment_start, self._sampled_start = of_segments
         self._token_ids, self._positions, self._slot_mapping, self._sampled_rows = of_rows
         self._block_table = self._buffers.buffers[-1]
-        self._shape = BatchShape([], [], [], [], [])
+        self._shape = BatchShape([], [], [], [], [], [])
         self._batch: StepBatch | None = None
         """The last batch, of this shape."""
         self._in_table: list[tuple[int, int]] = []
@@ -101,6 +106,7 @@ class BatchBuilder:
             [item.num_base_rows for item in scheduled],
             [item.num_sampled_rows for item in scheduled],
             [item.num_pooled_rows for item in scheduled],
+            [item.sequence.adapter_slot in self._own_tables for item in scheduled] if self._own_tables else [],
         )
         if self._batch is None or shape != self._shape:
             self._shape, self._batch = shape, self._make_batch(shape)
@@ -176,6 +182,15 @@ class BatchBuilder:
         sampled_rows = _last_rows(row_end.tolist(), shape.num_sampled_rows)
         pooled_rows = _last_rows(row_end.tolist(), shape.num_pooled_rows)
         self._sampled_rows.array[: len(sampled_rows)] = sampled_rows
+        segments = _fill_segments(
+            shape.adapter_slots, shape.num_rows, shape.num_base_rows, self._segment_start, self._segment_slot
+        )
+        sampled_segments = _fill_segments(
+            shape.adapter_slots, shape.num_sampled_rows, num_base_sampled, self._sampled_start, self._sampled_slot
+        )
+        if any(shape.has_own_tables):
+            segments.own_table_runs = _own_table_runs(shape, shape.num_rows)
+            sampled_segments.own_table_runs = _own_table_runs(shape, shape.num_sampled_rows)
         return StepBatch(
             token_ids=self._token_ids.tensor[:num_rows],
             positions=self._positions.tensor[:num_rows],
@@ -184,15 +199,26 @@ class BatchBuilder:
             context_lens=self._context_lens.tensor[:num_seqs],
             row_start=self._row_start.tensor[:num_seqs],
             num_rows=self._num_rows.tensor[:num_seqs],
-            segments=_fill_segments(
-                shape.adapter_slots, shape.num_rows, shape.num_base_rows, self._segment_start, self._segment_slot
-            ),
+            segments=segments,
             sampled_rows=self._sampled_rows.tensor[: len(sampled_rows)],
-            sampled_segments=_fill_segments(
-                shape.adapter_slots, shape.num_sampled_rows, num_base_sampled, self._sampled_start, self._sampled_slot
-            ),
+            sampled_segments=sampled_segments,
             pooled_rows=upload_ids(pooled_rows, self._token_ids.tensor.device) if pooled_rows else None,
         )
+
+
+def _own_table_runs(shape: BatchShape, num_rows: Seq[int]) -> tuple[Run, ...]:
+    """Of sequences ordered by slot, whose adapters have no base rows. num_rows: of each, perhaps 0."""
+    runs: list[Run] = []
+    end = 0
+    for adapter_slot, has_own_tables, count in zip(shape.adapter_slots, shape.has_own_tables, num_rows, strict=True):
+        first, end = end, end + count
+        if not has_own_tables or count == 0:
+            continue
+        if runs and runs[-1].adapter_slot == adapter_slot:
+            runs[-1] = runs[-1]._replace(end_row=end)
+        else:
+            runs.append(Run(adapter_slot, first, end))
+    return tuple(runs)
 
 
 def _last_rows(row_end: Seq[int], counts: Seq[int]) -> list[int]:

@@ -1,5 +1,6 @@
 """Batches for a GPU: moved in one copy, with the kernels' work lists, and padded to the size of a captured graph."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -39,12 +40,13 @@ class GpuBatchBuilder(BatchBuilder):
         accelerator: Accelerator,
         work: WorkLists | None,
         graph_sizes: GraphSizes,
+        own_tables: Collection[int] = (),
     ) -> None:
-        """work: None for a backend that reads no lists."""
+        """work: None for a backend that reads no lists. own_tables: as for `BatchBuilder`."""
         of_tokens = [BufferSpec((max_num_seqs,), np.int64)] * 2
         of_sampling = SamplingColumns.specs(max_num_seqs)
         lists = [*of_tokens, *of_sampling, *([] if work is None else work.specs)]
-        super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, lists)
+        super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, lists, own_tables)
         self._chosen_rows, self._token_rows, *lists = self._lists
         self._all_rows = np.arange(max_num_seqs)
         self._columns = SamplingColumns(lists[: len(of_sampling)])
@@ -174,7 +176,7 @@ class GpuBatchBuilder(BatchBuilder):
     def _make_batch(self, shape: BatchShape) -> StepBatch:
         batch = super()._make_batch(shape)
         size = BatchSize(len(batch.token_ids), len(batch.context_lens), len(batch.sampled_rows))
-        self._graph = None if batch.pooled_rows is not None else self._graph_sizes.of(*size)
+        self._graph = None if batch.needs_modules else self._graph_sizes.of(*size)
         if self._graph is not None:
             self._pad(size, self._graph)
         if self._work is not None:

@@ -134,12 +134,11 @@ class StepGraphs:
             raise CaptureError(str(cause).partition("\n")[0]) from error
 
     def try_replay(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor | None:
-        """Logits [R, vocab], valid until the next replay; None if no graph fits the batch, or it needs more than
-        logits.
+        """Logits [R, vocab], valid until the next replay; None if no graph fits the batch.
 
         The batch must be the builder's newest. A graph may read any layer's adapters, so it waits for all `arrivals`.
         """
-        if batch.pooled_rows is not None:
+        if batch.needs_modules:
             return None
         num_sampled = len(batch.sampled_rows)
         size = self._sizes.of(len(batch.token_ids), len(batch.context_lens), num_sampled)

@@ -86,7 +86,6 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
         ("bias", "some"),
         ("bias", None),
         ("fan_in_fan_out", True),
-        ("modules_to_save", ["lm_head"]),
         ("use_qalora", True),
         ("use_bdlora", {"nblocks": 2}),
         ("velora_config", {}),

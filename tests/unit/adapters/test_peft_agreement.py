@@ -264,7 +264,7 @@ def test_accepts_lora_on_the_embedding_with_the_table_that_peft_saves_beside_it(
     [
         ({"init_lora_weights": "pissa"}, "unsupported_option"),
         ({"init_lora_weights": "olora"}, "unsupported_option"),
-        ({"modules_to_save": ["lm_head"]}, "unsupported_option"),
+        ({"modules_to_save": ["norm"]}, "unsupported_option"),
     ],
 )
 def test_refuses_unsupported_variants_as_peft_saves_them(

@@ -251,7 +251,7 @@ def test_more_tokens_than_the_limit_are_refused(tmp_path: Path) -> None:
         (
             {"model.embed_tokens": rows_of(2), "lm_head": rows_of(2, seed=4)},
             "unexpected_tensor",
-            "which is also used for the rows of the tied lm_head",
+            "of which it should be a copy",
         ),
         ({"model.embed_tokens": rows_of(2), "lm_head": rows_of(3)}, "shape_mismatch", "found [3,"),
         ({"model.embed_tokens": rows_of(2), "model.norm": rows_of(2)}, "unexpected_tensor", "holds rows of tokens"),

@@ -177,6 +177,14 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
           <dd class="num">{shortened(version.trained_token_ids, MAX_TOKENS)}</dd>
         </>
       )}
+      {version.own_tables.length > 0 && (
+        <>
+          <dt>Own tables</dt>
+          <dd>
+            <code>{version.own_tables.join(", ")}</code>
+          </dd>
+        </>
+      )}
       {version.bases.length > 0 && (
         <>
           <dt>Made for</dt>

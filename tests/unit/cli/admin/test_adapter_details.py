@@ -23,9 +23,12 @@ def shown(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
 
 def test_particulars_of_versions_are_listed_only_if_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     plain = shown(capsys)
-    for heading in ("variant", "activated by", "labels", "chat template", "trained tokens"):
+    for heading in ("variant", "activated by", "labels", "chat template", "trained tokens", "own tables"):
         assert heading not in plain
     assert "trained tokens" in shown(capsys, trained_token_ids=[3, 5, 8])
+    found = shown(capsys, own_tables=["model.embed_tokens", "lm_head"])
+    assert "own tables" in found
+    assert "model.embed_tokens, lm_head" in found
 
 
 def test_a_version_with_dora_or_rslora_says_so(capsys: pytest.CaptureFixture[str]) -> None:

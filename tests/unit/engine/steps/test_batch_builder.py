@@ -42,6 +42,28 @@ def test_rows_of_prompts_decodes_and_chunks_follow_each_other(builder: BatchBuil
     assert [batch.block_table[i, :2].tolist() for i in range(3)] == [[7, 2], [3, 5], [9, 8]]
 
 
+def test_rows_of_adapters_with_own_tables_are_listed_as_long_as_the_slot_has_any() -> None:
+    own_tables = {0: {}, 5: {}}
+    builder = BatchBuilder(max_num_rows=16, max_num_seqs=4, max_blocks=5, block_size=BLOCK_SIZE, own_tables=own_tables)
+    sequences = [
+        scheduled([1, 2, 3], 0, 2, 0, [1], adapter_slot=0),
+        scheduled([1, 2, 3], 2, 1, 1, [2], adapter_slot=0),
+        scheduled([1, 2], 0, 2, 1, [0], adapter_slot=1),
+        scheduled([1, 2, 3], 0, 3, 2, [3], adapter_slot=5),
+    ]
+    batch = builder.build(sequences)
+    assert batch.segments.own_table_runs == ((0, 0, 3), (5, 5, 8))
+    assert batch.sampled_segments.own_table_runs == ((0, 0, 1), (5, 2, 4))
+    assert batch.needs_modules
+    del own_tables[0]  # another adapter has the slot
+    batch = builder.build(sequences)
+    assert batch.segments.own_table_runs == ((5, 5, 8),)
+    own_tables.clear()
+    batch = builder.build(sequences)
+    assert batch.segments.own_table_runs == ()
+    assert not batch.needs_modules
+
+
 def test_adjacent_rows_of_one_adapter_share_a_segment(builder: BatchBuilder) -> None:
     batch = builder.build(
         [

@@ -1,0 +1,73 @@
+"""Whole tables, the embedding or `lm_head`, that are the adapter's own: PEFT's `modules_to_save`.
+
+Follows `set_additional_trainable_modules` and `LoraModel._add_modules_to_save_to_tie` of PEFT 0.21: the tables are
+trained apart from each other, even if the base's are tied, unless the config has `ensure_weight_tying`.
+"""
+
+from dataclasses import dataclass
+
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.config import CONFIG_NAME, AdapterConfig
+from loraserve_adapters.errors import AdapterError, shown
+from loraserve_adapters.safetensors_file import TensorEntry
+
+FIELD = "modules_to_save"
+SAVED = "modules_to_save.weight"
+"""PEFT's name for the second copy of an own table, which it saves if it saves the base's tables as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTable:
+    module: BaseModule
+    """The embedding or `lm_head`."""
+    owner: str
+    """The module under whose name its tensor is saved: the embedding, if `lm_head` has the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTableTensor:
+    table: OwnTable
+    entry: TensorEntry
+    """[num_rows, hidden_size], as `BaseModule.weight_shape`."""
+    copies: tuple[TensorEntry, ...] = ()
+    """Further copies, which must be equal."""
+
+
+def resolve_own_tables(config: AdapterConfig, layout: BaseLayout) -> tuple[OwnTable, ...]:
+    """In the layout's order. Raises `AdapterError`.
+
+    As in PEFT, entries name all modules whose names end like them, and those that name none have no effect.
+    """
+    if not config.own_tables:
+        return ()
+    members = [module for group in layout.groups for module in group]
+    tables = [module for module in members if module.is_of_vocabulary]
+    others = [*layout.other_modules, *(module.name for module in members if not module.is_of_vocabulary)]
+    if wrong := [entry for entry in config.own_tables if any(name.endswith(entry) for name in others)]:
+        raise _not_a_table(wrong, tables, layout)
+    found = {table.name for table in tables if any(table.name.endswith(entry) for entry in config.own_tables)}
+    if not found:
+        return ()
+    embedding = next((table for table in tables if table.is_embedding), None)
+    if config.ensures_weight_tying and embedding is not None and any(table.is_tied for table in tables):
+        return tuple(OwnTable(_checked(table, layout), embedding.name) for table in tables)
+    return tuple(OwnTable(_checked(table, layout), table.name) for table in tables if table.name in found)
+
+
+def _checked(table: BaseModule, layout: BaseLayout) -> BaseModule:
+    if table.bias_sha256 is not None:
+        reason = f"{table.name} of {layout.shown_as} has a bias, which PEFT trains with it: this is not supported"
+        raise _refused("unsupported_option", reason, found=shown(table.name))
+    return table
+
+
+def _not_a_table(wrong: list[str], tables: list[BaseModule], layout: BaseLayout) -> AdapterError:
+    known = " and ".join(table.name for table in tables) or "no module"
+    reason = f"found {shown(wrong)}: of {layout.shown_as}, only {known} can be an adapter's own"
+    reason = reason if tables else f"found {shown(wrong)}: {known} of {layout.shown_as} can be an adapter's own"
+    return _refused("unsupported_option", reason, found=shown(wrong), expected=shown([t.name for t in tables]))
+
+
+def _refused(code: str, reason: str, *, found: str | None = None, expected: str | None = None) -> AdapterError:
+    message = f"{CONFIG_NAME}: {FIELD}: {reason}"
+    return AdapterError(code, message, file=CONFIG_NAME, key=FIELD, found=found, expected=expected)

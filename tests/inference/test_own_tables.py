@@ -1,0 +1,95 @@
+"""Adapters with an embedding or `lm_head` of their own (`modules_to_save`), against PEFT."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from loraserve_kernels.quantization import ROUNDINGS, Quantization
+from transformers import AutoModelForCausalLM
+
+from loraserve.models.context import ForwardContext
+from loraserve.models.quantized_weights import round_weights
+from tests.support.peft_oracle import (
+    NUM_TOKENS,
+    VOCAB_SIZE,
+    Oracle,
+    OracleOf,
+    oracle_of_saved,
+    run_all,
+    run_one_by_one,
+    wrong_answers,
+)
+from tests.support.tiny_adapters import adapter_configs, reference_answers, table_configs
+from tests.support.tiny_models import save_tiny_model
+
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite")
+"""qwen3 and the two Gemmas tie `lm_head` to the embedding. The Gemmas' embedding scales its output; Granite scales it
+outside the embedding, and its logits."""
+TIED = ("qwen3", "gemma2", "gemma3")
+
+
+def make_oracle(architecture: str, folder: Path) -> Oracle:
+    model = save_tiny_model(architecture, folder / "model")
+    assert model.config.tie_word_embeddings == (architecture in TIED)
+    configs = table_configs(is_tied=architecture in TIED)
+    return oracle_of_saved(
+        model, folder, lambda model: configs | {name: adapter_configs(model)[name] for name in ("rank1", "head8")}
+    )
+
+
+@pytest.fixture(scope="module")
+def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
+    return cache(lambda architecture: make_oracle(architecture, tmp_path_factory.mktemp(architecture)))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_own_tables_equal_peft_in_mixed_batches_and_after_eviction(oracle_of: OracleOf, architecture: str) -> None:
+    oracle = oracle_of(architecture)
+    _, wrong = run_all(oracle)
+    assert not wrong
+    engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes(), max_num_batched_tokens=16)
+    for _ in range(2):
+        assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
+    assert engine.stats().num_adapter_evictions > 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_own_tables_equal_peft_on_the_reference_backend(oracle_of: OracleOf, architecture: str) -> None:
+    _, wrong = run_all(oracle_of(architecture), backend="reference")
+    assert not wrong
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_own_tables_in_bfloat16_are_about_as_accurate_as_peft(oracle_of: OracleOf, architecture: str) -> None:
+    _, wrong = run_all(oracle_of(architecture).on("cpu", "bfloat16"))
+    assert not wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_own_tables_equal_peft_on_a_gpu(oracle_of: OracleOf, architecture: str) -> None:
+    """Adapters are loaded while steps run."""
+    _, wrong = run_all(oracle_of(architecture).on("cuda", "bfloat16"), max_num_seqs=8)
+    assert not wrong
+
+
+@pytest.mark.parametrize("method", ["look_up_own_tables", "_multiply_own_tables"])
+def test_oracle_notices_the_base_tables(oracle_of: OracleOf, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForwardContext, method, lambda *_: None)
+    _, wrong = run_all(oracle_of("qwen3"))
+    table = "embedding" if method.startswith("look_up") else "head"
+    assert {*wrong} == {f"own_{table}", "own_both", "own_tied"}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("quantization", ROUNDINGS)
+def test_own_tables_are_not_quantized(oracle_of: OracleOf, architecture: str, quantization: Quantization) -> None:
+    oracle = oracle_of(architecture)
+    model = AutoModelForCausalLM.from_pretrained(oracle.model, attn_implementation="eager").eval()
+    round_weights(model, quantization)
+    references = reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
+    _, wrong = run_all(replace(oracle, references=references), quantization=quantization)
+    assert not wrong
