@@ -55,6 +55,17 @@ def test_own_tables_equal_peft_in_mixed_batches_and_after_eviction(oracle_of: Or
     assert engine.stats().num_adapter_evictions > 0
 
 
+def test_adapters_that_a_thread_loads_equal_peft(oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, as large ones are: in mixed batches, and in an arena that fits one of them."""
+    monkeypatch.setattr("loraserve.engine.adapters.memory.BACKGROUND_BYTES", 0)
+    oracle = oracle_of("llama")
+    _, wrong = run_all(oracle)
+    assert not wrong
+    engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes(), max_num_batched_tokens=16)
+    assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
+    assert engine.stats().num_adapter_evictions > 0
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_own_tables_equal_peft_on_the_reference_backend(oracle_of: OracleOf, architecture: str) -> None:
     _, wrong = run_all(oracle_of(architecture), backend="reference")

@@ -89,6 +89,7 @@ class HostAccelerator:
     num_recordings: int = 0
     num_replays: int = 0
     capability: tuple[int, int] = (9, 0)
+    needs_locked_memory: bool = True
     side: SideStream = field(default_factory=SideStream)
     _thread: local = field(default_factory=local)
 

@@ -73,6 +73,7 @@ def make_adapter_memory(
     accelerator: Accelerator | None = None,
     host_tier_units: int = 0,
     finish: FinishAdapter | None = None,
+    background_bytes: int | None = None,
 ) -> AdapterMemory:
     """An arena of `num_units` * 256 bytes, and a host tier of `host_tier_units` * 256 bytes."""
     return AdapterMemory(
@@ -86,6 +87,7 @@ def make_adapter_memory(
         accelerator=accelerator,
         host_tier_bytes=host_tier_units * ALIGNMENT_BYTES,
         finish=finish,
+        background_bytes=background_bytes,
     )
 
 

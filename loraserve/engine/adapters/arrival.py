@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loraserve.engine.device.accelerator import Accelerator, Event
+from loraserve.engine.device.accelerator import Copies, Event
 
 FIRST_PART_BYTES = 2 << 20
 """About one layer of rank 16 of an 8B model: the first layer waits for no more than this."""
@@ -46,11 +46,11 @@ def copy_parts(group_starts: np.ndarray, size_bytes: int, element_bytes: int) ->
 
 
 class Arrival:
-    """One adapter's copies, on the accelerator's side stream. Only the main stream waits for them; the host goes on."""
+    """One adapter's copies, on the side stream. Only the main stream waits for them; the host goes on."""
 
-    def __init__(self, accelerator: Accelerator, parts: CopyParts, copied: Sequence[Event]) -> None:
+    def __init__(self, copies: Copies, parts: CopyParts, copied: Sequence[Event]) -> None:
         """copied: an event after each part."""
-        self._accelerator = accelerator
+        self._copies = copies
         self._parts = parts
         self._copied = copied
         self._num_waited = 0
@@ -74,7 +74,7 @@ class Arrival:
 
     def _wait(self, part: int) -> None:
         if part >= self._num_waited:
-            self._accelerator.wait_for(self._copied[part])
+            self._copies.wait_for(self._copied[part])
             self._num_waited = part + 1
 
 

@@ -14,7 +14,7 @@ from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedTable
 from torch import Tensor
 
 from loraserve.engine.adapters.extents import Extents
-from loraserve.engine.device.accelerator import Accelerator, Event
+from loraserve.engine.device.accelerator import Accelerator, Copies, Event
 from loraserve.engine.errors import EngineStartError
 
 DEFAULT_SHARE = 0.1
@@ -81,11 +81,11 @@ class StagedAdapter:
 class HostTier:
     """By digest; the least recently used are forgotten first. For one thread; `try_stage` never waits."""
 
-    def __init__(self, accelerator: Accelerator, size_bytes: int) -> None:
+    def __init__(self, copies: Copies, size_bytes: int) -> None:
         """Raises `EngineStartError`."""
         self._extents = Extents(size_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
         try:
-            self._slab = accelerator.host_buffer(self._extents.size)
+            self._slab = copies.host_buffer(self._extents.size)
         except RuntimeError as error:
             raise EngineStartError(f"{_FLAG} {size_bytes} cannot be page-locked: lower it ({error})") from error
         self._staged: OrderedDict[str, StagedAdapter] = OrderedDict()

@@ -3,10 +3,10 @@
 The arena is one flat tensor; an adapter takes exactly its packed bytes, whatever its ranks. When free space suffices
 but is scattered, the arena is compacted: adapters move and their table rows follow, between steps.
 
-On a GPU they arrive while steps run; see `AdapterTransit`. NOTE: an adapter on its way is neither evicted nor moved.
+On a GPU they arrive while steps run, and on a CPU those that are not small; see `AdapterTransit`. NOTE: an adapter on
+its way is neither evicted nor moved.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from pathlib import Path
@@ -27,12 +27,16 @@ from loraserve.engine.adapters.transit import AdapterTransit, FoundAdapter
 from loraserve.engine.adapters.upload import Read
 from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.device.accelerator import Accelerator
+from loraserve.engine.device.host_copies import HostCopies
 
 FinishAdapter = Callable[[PackedTable, Tensor], None]
 """See `CausalModel.finish_adapter`."""
 
 UPLOAD_WAIT_S = 0.005
 """The longest that a request arriving meanwhile, perhaps for the base model, waits for a file that others need."""
+BACKGROUND_BYTES = 8 << 20
+"""On a CPU, smaller adapters are loaded between two steps, which takes 20 ms for this many bytes that were not read
+before (two Xeon cores). Larger ones would delay every running sequence for longer."""
 MAX_POSTPONED = 16
 """Consecutive attempts to make room that may give up because adapters would have to be moved while others are read."""
 
@@ -56,10 +60,12 @@ class AdapterMemory:
         accelerator: Accelerator | None = None,
         host_tier_bytes: int = 0,
         finish: FinishAdapter | None = None,
+        background_bytes: int | None = None,
     ) -> None:
         """size_bytes: of the arena, whose memory is touched only as adapters are loaded.
 
-        accelerator: of the device; adapters then arrive while steps run: see `try_acquire` and `arrivals`.
+        accelerator: of the device; None on a CPU. Adapters arrive while steps run, on a CPU those with at least
+        background_bytes, None = `BACKGROUND_BYTES`: see `try_acquire` and `arrivals`.
         host_tier_bytes: page-locked memory for adapters, in addition to the arena; with an accelerator only.
         finish: called with each adapter that `is_finished_by_base` once it is in the arena; None = there are none.
         """
@@ -67,13 +73,14 @@ class AdapterMemory:
         self._element_bytes = dtype.itemsize
         num_elements = size_bytes // ALIGNMENT_BYTES * (ALIGNMENT_BYTES // self._element_bytes)
         self._files = AdapterFiles(layout_fingerprint)
-        self._transit = (
-            None if accelerator is None else AdapterTransit(accelerator, host_tier_bytes, self._element_bytes)
-        )
+        on_a_cpu = BACKGROUND_BYTES if background_bytes is None else background_bytes
+        self._background_bytes = on_a_cpu if accelerator is None else 0
+        copies = HostCopies() if accelerator is None else accelerator
+        self._transit = AdapterTransit(copies, host_tier_bytes, self._element_bytes)
         """Contains only residents. Until they arrive they are not evictable and, while loading, not referenced."""
         self._finish = finish
         self._unfinished: set[str] = set()
-        """Residents on their way to a GPU that are still as they were packed and must be finished there."""
+        """Residents on their way that are still as they were packed and must be finished there."""
         self._num_postponed = 0
         self.num_loads = 0
         self.num_evictions = 0
@@ -92,8 +99,7 @@ class AdapterMemory:
         )
         self._arena = AdapterArena(rows, max_resident)
         self.table = rows.table
-        if self._transit is not None:
-            self._transit.follow_steps()  # queued steps may still read this memory's former contents
+        self._transit.follow_steps()  # queued steps may still read this memory's former contents
 
     @property
     def size_bytes(self) -> int:
@@ -140,8 +146,7 @@ class AdapterMemory:
             )
         known = AdapterFile(path, packed.size_bytes, packed.table.invocation_token_ids, packed.table.head)
         self._files.add(digest, known)
-        if self._transit is not None:
-            self._transit.prefill(digest, packed, file, lambda: self._files.payload(digest, known))
+        self._transit.prefill(digest, packed, file, lambda: self._files.payload(digest, known))
 
     def invocation_of(self, digest: str) -> tuple[int, ...]:
         """See `AdapterFile`. Requires `knows`."""
@@ -162,8 +167,7 @@ class AdapterMemory:
 
     def remove(self, digest: str) -> None:
         """Forget an unreferenced adapter and free its extent."""
-        if self._transit is not None:
-            self._transit.forget(digest)
+        self._transit.forget(digest)
         self._files.forget(digest)
         if digest in self._arena.residents:
             self._evict(digest)
@@ -191,14 +195,14 @@ class AdapterMemory:
         It is loaded into free space of the arena or, without any, only into the host tier: nothing is evicted for it.
         wanted: others that will be acquired, too; the tier does not forget them for this one, which comes after them.
         """
-        if self._transit is None or digest in self._arena.residents:
+        if digest in self._arena.residents or self._is_loaded_at_once(digest):
             return
         with suppress(AdapterError):  # `try_acquire` will report it
-            found = self._find(self._transit, digest)
+            found = self._find(digest)
             size = found.size_bytes // self._element_bytes
             start = self._arena.try_allocate(size)
             if start is not None:
-                self._start_load(self._transit, digest, found, start)
+                self._start_load(digest, found, start)
             else:
                 upcoming = wanted - self._arena.residents.keys()
                 self._transit.stage(digest, found, self._reader(digest, found), upcoming)
@@ -208,8 +212,6 @@ class AdapterMemory:
 
         NOTE: once before each round of acquiring. Within a round, waiting requests would evict each other's adapters.
         """
-        if self._transit is None:
-            return
         for digest in self._transit.finish_loading():
             self._evict(digest)
         for digest in self._transit.take_arrived():
@@ -217,16 +219,15 @@ class AdapterMemory:
 
     def has_news(self) -> bool:
         """Whether an adapter has progressed since `settle_uploads`, so that more can be acquired now than then."""
-        return self._transit is not None and self._transit.has_news()
+        return self._transit.has_news()
 
     def wait_for_upload(self) -> None:
         """Wait until the oldest load under way, if there is one, has progressed, or for `UPLOAD_WAIT_S`."""
-        if self._transit is not None:
-            self._transit.wait_for_oldest(UPLOAD_WAIT_S)
+        self._transit.wait_for_oldest(UPLOAD_WAIT_S)
 
     def arrivals(self, adapter_slots: Iterable[int]) -> StepArrivals | None:
         """Copies that are not complete and that a step with these slots must wait for; None = there are none."""
-        if self._transit is None or not self._transit.arriving:
+        if not self._transit.arriving:
             return None
         slots = set(adapter_slots)
         found = [
@@ -239,13 +240,13 @@ class AdapterMemory:
     def try_acquire(self, digest: str, max_arriving_bytes: int | None = None) -> int | None:
         """Take a reference, loading if needed; returns the adapter slot, or None when no room can be made now.
 
-        Also None while its file is read for a GPU; once its copies are queued, steps with it wait for its `arrivals`.
+        Also None while its file is read by a thread; once its copies are queued, steps with it wait for its `arrivals`.
         Also None, for an adapter that must be finished, until all of it has arrived.
         max_arriving_bytes: also None while the adapter is being copied, if it is larger and not in use.
         Raises `AdapterError` when the packed file is missing or corrupt.
         """
         resident = self._arena.residents.get(digest)
-        if resident is not None and self._transit is not None and self._transit.finish_failed(digest):
+        if resident is not None and self._transit.finish_failed(digest):
             self._evict(digest)
             resident = None  # loading it reports the error, unless the file has changed
         if resident is None:
@@ -260,21 +261,18 @@ class AdapterMemory:
         return self._arena.acquire(digest)
 
     def release(self, digest: str) -> None:
-        was_last = self._arena.release(digest)
-        if was_last and self._transit is not None:
+        if self._arena.release(digest):
             self._transit.note_released(digest)
 
     def check_invariants(self, references: dict[str, int]) -> None:
         """`references`: running sequences by digest. Raises AssertionError naming what does not hold."""
         held = {digest: r.num_references for digest, r in self._arena.residents.items() if r.num_references}
         assert held == references, f"adapter references {held} differ from the running sequences' {references}"
-        on_their_way: Set[str] = frozenset()
-        if self._transit is not None:
-            self._transit.check_invariants()
-            loading = self._transit.loading
-            assert not held.keys() & loading, "an adapter is referenced before its copies are queued"
-            on_their_way = loading | self._transit.arriving.keys()
-            assert on_their_way <= self._arena.residents.keys(), "an arriving adapter has no extent"
+        self._transit.check_invariants()
+        loading = self._transit.loading
+        assert not held.keys() & loading, "an adapter is referenced before its copies are queued"
+        on_their_way = loading | self._transit.arriving.keys()
+        assert on_their_way <= self._arena.residents.keys(), "an arriving adapter has no extent"
         not_arrived = {digest for digest, r in self._arena.residents.items() if not r.has_arrived}
         assert not_arrived == on_their_way, "an adapter has arrived but is on its way, or has not and is not"
         self._arena.check_invariants()
@@ -282,33 +280,36 @@ class AdapterMemory:
     def _try_load(self, digest: str) -> Resident | None:
         if not self.can_make_room(digest):
             return None  # before its file is opened
-        if self._transit is not None:
-            found = self._find(self._transit, digest)
+        if not self._is_loaded_at_once(digest):
+            found = self._find(digest)
             start = self._try_make_room(found.size_bytes // self._element_bytes)
-            return None if start is None else self._start_load(self._transit, digest, found, start)
+            return None if start is None else self._start_load(digest, found, start)
         packed = self._files.read_verified(digest, self._files[digest].path)
         start = self._try_make_room(packed.size_bytes // self._element_bytes)
         if start is None:
             return None
         resident = self._enter(digest, packed.table, packed.size_bytes, start)
-        self._arena.extent(resident).copy_(_as_tensor(packed.payload).view(self.table.arena.dtype))
+        np.copyto(self._arena.extent(resident).view(torch.uint8).numpy(), packed.payload)
         self._ensure_finished(digest, resident)
         self._arena.note_arrived(digest)
         return resident
 
-    def _find(self, transit: AdapterTransit, digest: str) -> FoundAdapter:
+    def _is_loaded_at_once(self, digest: str) -> bool:
+        return self._files[digest].size_bytes < self._background_bytes
+
+    def _find(self, digest: str) -> FoundAdapter:
         path = self._files[digest].path
-        return transit.find(digest, path, lambda: self._files.read(digest, path))
+        return self._transit.find(digest, path, lambda: self._files.read(digest, path))
 
     def _reader(self, digest: str, found: FoundAdapter) -> Read:
         file = AdapterFile(self._files[digest].path, found.size_bytes)
         return lambda: self._files.payload(digest, file)
 
-    def _start_load(self, transit: AdapterTransit, digest: str, found: FoundAdapter, start: int) -> Resident:
+    def _start_load(self, digest: str, found: FoundAdapter, start: int) -> Resident:
         """start: of an extent of the adapter's size."""
         resident = self._enter(digest, found.table, found.size_bytes, start)
         destination = self._arena.extent(resident).view(torch.uint8)
-        transit.start(digest, found, destination, self._reader(digest, found))
+        self._transit.start(digest, found, destination, self._reader(digest, found))
         return resident
 
     def _enter(self, digest: str, table: PackedTable, size_bytes: int, start: int) -> Resident:
@@ -328,10 +329,10 @@ class AdapterMemory:
             self._unfinished.remove(digest)
 
     def _is_loading(self, digest: str) -> bool:
-        return self._transit is not None and self._transit.is_loading(digest)
+        return self._transit.is_loading(digest)
 
     def _is_being_copied(self, digest: str) -> bool:
-        return self._transit is not None and self._transit.is_being_copied(digest)
+        return self._transit.is_being_copied(digest)
 
     def _try_make_room(self, size: int) -> int | None:
         if not self._arena.can_make_room(size):
@@ -354,7 +355,7 @@ class AdapterMemory:
     def _may_compact(self) -> bool:
         """Not while files are read, which all running sequences would wait for; but refused at most `MAX_POSTPONED`
         times in a row."""
-        if self._transit is None or not self._transit.loading or self._num_postponed == MAX_POSTPONED:
+        if not self._transit.loading or self._num_postponed == MAX_POSTPONED:
             self._num_postponed = 0
             return True
         self._num_postponed += 1
@@ -363,20 +364,9 @@ class AdapterMemory:
     def _evict(self, digest: str) -> None:
         self._arena.evict(digest)
         self._unfinished.discard(digest)
-        if self._transit is not None:
-            self._transit.note_evicted(digest)
+        self._transit.note_evicted(digest)
 
     def _compact(self, size: int) -> None:
-        if self._transit is not None:
-            self._transit.wait_for_all()
+        self._transit.wait_for_all()
         self._arena.compact(size)
-        if self._transit is not None:
-            self._transit.follow_steps()
-
-
-def _as_tensor(payload: np.ndarray) -> Tensor:
-    """A tensor on the same memory, which may be read-only."""
-    with warnings.catch_warnings():
-        # torch cannot mark a tensor as read-only and says so.
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(payload)
+        self._transit.follow_steps()

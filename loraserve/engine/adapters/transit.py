@@ -1,4 +1,4 @@
-"""Adapters on their way into a GPU's memory: read by a thread, then copied, or copied at once from the host tier.
+"""Adapters on their way into the arena: read by a thread, then copied, or copied at once to a GPU from the host tier.
 
 One is loading until all its copies are queued, then `arriving` until they are done or the main stream waits for them.
 """
@@ -17,12 +17,12 @@ from torch import Tensor
 from loraserve.engine.adapters.arrival import Arrival, copy_parts
 from loraserve.engine.adapters.host_tier import HostTier, StagedAdapter
 from loraserve.engine.adapters.upload import AdapterUploader, Read
-from loraserve.engine.device.accelerator import Accelerator, Event
+from loraserve.engine.device.accelerator import Copies, Event
 
 
 @dataclass(slots=True)
 class FoundAdapter:
-    """An adapter that can be brought to the GPU."""
+    """An adapter that can be brought into the arena."""
 
     table: PackedTable
     size_bytes: int
@@ -45,13 +45,13 @@ class _Failure:
 
 
 class AdapterTransit:
-    """By digest; for the engine's thread only. The caller must know which adapters are on the GPU already."""
+    """By digest; for the engine's thread only. The caller must know which adapters are in the arena already."""
 
-    def __init__(self, accelerator: Accelerator, host_tier_bytes: int, element_bytes: int) -> None:
+    def __init__(self, copies: Copies, host_tier_bytes: int, element_bytes: int) -> None:
         """host_tier_bytes: 0 = nothing is kept on the host. element_bytes: of the packed dtype."""
-        self._accelerator = accelerator
-        self._uploader = AdapterUploader(accelerator)
-        self._tier = HostTier(accelerator, host_tier_bytes) if host_tier_bytes else None
+        self._copies = copies
+        self._uploader = AdapterUploader(copies)
+        self._tier = HostTier(copies, host_tier_bytes) if host_tier_bytes else None
         self._element_bytes = element_bytes
         self._last_read: dict[str, Event] = {}
         """For adapters that were used: an event after the last step queued when the last reference was released."""
@@ -74,7 +74,7 @@ class AdapterTransit:
 
     def note_released(self, digest: str) -> None:
         """No step that is queued from now on reads it until it is acquired again."""
-        self._last_read[digest] = self._accelerator.record()
+        self._last_read[digest] = self._copies.record()
 
     def note_evicted(self, digest: str) -> None:
         """Its memory may be reused: copies not queued yet wait for the steps that read it."""
@@ -84,7 +84,7 @@ class AdapterTransit:
 
     def follow_steps(self) -> None:
         """Copies not queued yet wait for everything that is queued on the main stream now."""
-        self._uploader.follow(self._accelerator.record())
+        self._uploader.follow(self._copies.record())
 
     def prefill(self, digest: str, packed: PackedAdapter, file: FileState | None, read: Read) -> None:
         """Read it into the host tier in the background, if there is free space and it is not there yet.

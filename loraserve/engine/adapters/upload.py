@@ -1,7 +1,8 @@
-"""Copies adapters to a GPU while steps run.
+"""Copies adapters to where steps read them, while steps run.
 
-From page-locked memory, copies are queued at once. Otherwise a thread first checks the packed file and reads it into
-page-locked memory: into the memory that keeps it or, if there is none, in pieces, while the previous piece is copied.
+To a GPU from page-locked memory, copies are queued at once. Otherwise a thread first checks the packed file and reads
+it into page-locked memory: into the memory that keeps it or, if there is none, in pieces, while the previous piece is
+copied. On a CPU the thread copies from the file.
 Hashing and copying large blocks release Python's lock, so that the engine can run.
 """
 
@@ -13,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from loraserve.engine.adapters.arrival import Arrival, CopyParts
-from loraserve.engine.device.accelerator import Accelerator, Event
+from loraserve.engine.device.accelerator import Copies, Event
 
 PIECE_BYTES = 16 << 20
 """Size of each of the two pieces. At the 50 GB/s of a PCIe 5 slot a copy takes 0.3 ms, which hides the cost of starting
@@ -31,17 +32,18 @@ class AdapterUploader:
     destination: uint8, as long as the payload.
     """
 
-    def __init__(self, accelerator: Accelerator, piece_bytes: int = PIECE_BYTES) -> None:
-        self._accelerator = accelerator
+    def __init__(self, copies: Copies, piece_bytes: int = PIECE_BYTES) -> None:
+        self._copies = copies
         self._piece_bytes = piece_bytes
-        self._pieces = cycle([_Piece(accelerator.host_buffer(piece_bytes)) for _ in range(2)])
-        self._thread = ThreadPoolExecutor(1, "adapter-upload", accelerator.enter_thread)
+        num_pieces = 2 if copies.needs_locked_memory else 0
+        self._pieces = cycle([_Piece(copies.host_buffer(piece_bytes)) for _ in range(num_pieces)])
+        self._thread = ThreadPoolExecutor(1, "adapter-upload", copies.enter_thread)
         self._filler = ThreadPoolExecutor(1, "adapter-fill")
 
     def follow(self, event: Event) -> None:
         """Copies that are not queued yet run after the event."""
-        with self._accelerator.on_side_stream():
-            self._accelerator.wait_for(event)
+        with self._copies.on_side_stream():
+            self._copies.wait_for(event)
 
     def start(self, destination: Tensor, parts: CopyParts, locked: Tensor) -> Arrival:
         """locked: the payload in page-locked memory."""
@@ -65,6 +67,10 @@ class AdapterUploader:
 
         def copy() -> Arrival:
             payload = read()
+            if not self._copies.needs_locked_memory:
+                # Unlike torch's copy, this keeps to one thread, so that steps go on with the others.
+                np.copyto(destination.numpy(), payload)
+                return Arrival(self._copies, parts, [self._copies.record()] * len(parts.ends))
             source = self._in_pieces(payload) if locked is None else _filling(locked, payload)
             return self._queue(destination, parts, source)
 
@@ -75,23 +81,23 @@ class AdapterUploader:
         return self._filler.submit(lambda: np.copyto(locked.numpy(), read()))
 
     def _queue(self, destination: Tensor, parts: CopyParts, source: _Locked) -> Arrival:
-        accelerator = self._accelerator
+        copies = self._copies
         copied: list[Event] = []
         start = 0
-        with accelerator.on_side_stream():
+        with copies.on_side_stream():
             for end in parts.ends:
                 for locked in source(start, end):
-                    accelerator.copy_to_device(destination[start : start + len(locked)], locked)
+                    copies.copy_to_device(destination[start : start + len(locked)], locked)
                     start += len(locked)
-                copied.append(accelerator.record())
-        return Arrival(accelerator, parts, copied)
+                copied.append(copies.record())
+        return Arrival(copies, parts, copied)
 
     def _in_pieces(self, payload: np.ndarray) -> _Locked:
         def pieces(start: int, end: int) -> Iterator[Tensor]:
             for position in range(start, end, self._piece_bytes):
                 piece = next(self._pieces)
                 yield piece.fill(payload[position : min(position + self._piece_bytes, end)])
-                piece.copied = self._accelerator.record()
+                piece.copied = self._copies.record()
 
         return pieces
 

@@ -22,12 +22,12 @@ class Event(Protocol):
         ...
 
 
-class Accelerator(Protocol):
-    """One device. Its current stream is where everything runs unless `on_side_stream` says otherwise."""
+class Copies(Protocol):
+    """Copies to memory that steps read, and their order. The current stream is where everything runs unless
+    `on_side_stream` says otherwise."""
 
-    device: torch.device
-    capability: tuple[int, int]
-    """NVIDIA's compute capability: (9, 0) for Hopper."""
+    needs_locked_memory: bool
+    """Whether copies must be from a `host_buffer`."""
 
     def enter_thread(self) -> None:
         """To be called in every thread except the one that created it, before that thread queues work."""
@@ -45,10 +45,6 @@ class Accelerator(Protocol):
         """
         ...
 
-    def copy_back(self, source: Tensor, buffer: Tensor) -> Event:
-        """Queue a copy to a `host_buffer`, which has the values once the event has been waited for."""
-        ...
-
     def record(self) -> Event:
         """An event after everything that is queued on the current stream."""
         ...
@@ -59,6 +55,18 @@ class Accelerator(Protocol):
 
     def on_side_stream(self) -> AbstractContextManager[None]:
         """Work queued in the block goes to a stream of its own and does not wait for work queued on the main one."""
+        ...
+
+
+class Accelerator(Copies, Protocol):
+    """One device."""
+
+    device: torch.device
+    capability: tuple[int, int]
+    """NVIDIA's compute capability: (9, 0) for Hopper."""
+
+    def copy_back(self, source: Tensor, buffer: Tensor) -> Event:
+        """Queue a copy to a `host_buffer`, which has the values once the event has been waited for."""
         ...
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
@@ -79,6 +87,8 @@ class Accelerator(Protocol):
 
 class CudaAccelerator:
     """`Accelerator` of an NVIDIA GPU."""
+
+    needs_locked_memory = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -40,12 +40,19 @@ def finisher() -> Finisher:
     return Finisher()
 
 
-@pytest.fixture(params=["cpu", "file", "host_tier"])
+@pytest.fixture(params=["cpu", "cpu_thread", "file", "host_tier"])
 def memory(request: pytest.FixtureRequest, finisher: Finisher, tmp_path: Path) -> AdapterMemory:
     """An arena of six units; all three adapters are known and would take seven."""
-    accelerator = None if request.param == "cpu" else HostAccelerator()
+    accelerator = None if request.param.startswith("cpu") else HostAccelerator()
     host_tier_units = 10 if request.param == "host_tier" else 0
-    memory = make_adapter_memory(6, accelerator=accelerator, host_tier_units=host_tier_units, finish=finisher)
+    background_bytes = 0 if request.param == "cpu_thread" else None
+    memory = make_adapter_memory(
+        6,
+        accelerator=accelerator,
+        host_tier_units=host_tier_units,
+        finish=finisher,
+        background_bytes=background_bytes,
+    )
     for adapter in ADAPTERS:
         memory.add(adapter.digest, str(adapter.write(tmp_path)))
     return memory
@@ -130,7 +137,6 @@ def test_an_adapter_with_trained_token_rows_is_finished_too(
 
 
 def load_into_tier(memory: AdapterMemory, adapter: TinyAdapter) -> None:
-    assert memory._transit is not None
     assert memory._transit._tier is not None
     filling = memory._transit._tier._staged[adapter.digest].filling
     assert filling is not None

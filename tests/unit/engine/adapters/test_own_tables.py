@@ -12,10 +12,12 @@ from tests.support.packed_adapters import TinyAdapter, acquire, make_adapter_mem
 OWN, OTHER, PLAIN = ADAPTERS = [TinyAdapter(2, 2, has_table=True), TinyAdapter(3, 3, has_table=True), TinyAdapter(4, 2)]
 
 
-@pytest.fixture(params=["cpu", "gpu"])
+@pytest.fixture(params=["cpu", "cpu_thread", "gpu"])
 def memory(request: pytest.FixtureRequest, tmp_path: Path) -> AdapterMemory:
     """An arena of six units; all three adapters are known and would take seven."""
-    memory = make_adapter_memory(6, accelerator=None if request.param == "cpu" else HostAccelerator())
+    accelerator = None if request.param.startswith("cpu") else HostAccelerator()
+    background_bytes = 0 if request.param == "cpu_thread" else None
+    memory = make_adapter_memory(6, accelerator=accelerator, background_bytes=background_bytes)
     for adapter in ADAPTERS:
         memory.add(adapter.digest, str(adapter.write(tmp_path)))
     return memory

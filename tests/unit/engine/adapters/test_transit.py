@@ -46,7 +46,6 @@ def make_memory(tmp_path: Path) -> MakeMemory:
 
 
 def transit_of(memory: AdapterMemory) -> AdapterTransit:
-    assert memory._transit is not None
     return memory._transit
 
 
@@ -102,6 +101,46 @@ def watch_reading(memory: AdapterMemory, *held: TinyAdapter) -> Reading:
 
     memory._files.read_verified = read
     return reading
+
+
+# ---- on a CPU
+
+
+@pytest.fixture
+def cpu_memory(tmp_path: Path) -> AdapterMemory:
+    """It knows all three adapters, of which a thread loads all but the smallest."""
+    memory = make_adapter_memory(4, background_bytes=TWO.size_bytes)
+    for adapter in ADAPTERS:
+        memory.add(adapter.digest, str(adapter.write(tmp_path)))
+    return memory
+
+
+def test_on_a_cpu_steps_go_on_while_a_large_adapter_is_read(cpu_memory: AdapterMemory) -> None:
+    reading = watch_reading(cpu_memory, TWO)
+    cpu_memory.prefetch(ONE.digest)
+    cpu_memory.prefetch(TWO.digest)
+    assert reading.begun.wait(60)
+    assert cpu_memory.try_acquire(TWO.digest) is None
+    assert not cpu_memory.has_news()
+    small = cpu_memory.try_acquire(ONE.digest)
+    assert small is not None
+    assert reading.done == [ONE]
+    assert use(cpu_memory, small, ONE) == [1]
+    reading.may_go_on.set()
+    assert use(cpu_memory, acquire(cpu_memory, TWO), TWO) == [2]
+    cpu_memory.settle_uploads()
+    assert cpu_memory.arrivals([small]) is None
+
+
+def test_on_a_cpu_a_large_adapter_that_cannot_be_read_is_reported_once(
+    cpu_memory: AdapterMemory, tmp_path: Path
+) -> None:
+    damage(TWO.write(tmp_path))
+    assert cpu_memory.try_acquire(TWO.digest) is None
+    with pytest.raises(AdapterError, match="sha256"):
+        acquire(cpu_memory, TWO)
+    TWO.write(tmp_path)
+    assert use(cpu_memory, acquire(cpu_memory, TWO), TWO) == [2]
 
 
 # ---- from files
@@ -422,7 +461,7 @@ def test_an_adapter_whose_file_is_missing_when_it_is_added_is_not_filled(make_me
 
 
 def device_of(memory: AdapterMemory) -> HostAccelerator:
-    device = transit_of(memory)._accelerator
+    device = transit_of(memory)._copies
     assert isinstance(device, HostAccelerator)
     return device
 

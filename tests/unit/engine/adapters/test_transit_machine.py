@@ -21,14 +21,19 @@ class TransitMachine(RuleBasedStateMachine):
 
     paths: dict[TinyAdapter, Path]
     host_tier_units = 4
+    background_bytes: int | None = None
+    """Set for a CPU."""
 
     def __init__(self) -> None:
         super().__init__()
         self.memory = make_adapter_memory(
-            NUM_UNITS, max_resident=2, accelerator=HostAccelerator(), host_tier_units=self.host_tier_units
+            NUM_UNITS,
+            max_resident=2,
+            accelerator=HostAccelerator() if self.background_bytes is None else None,
+            host_tier_units=self.host_tier_units,
+            background_bytes=self.background_bytes,
         )
         self.memory.table.arena.zero_()
-        assert self.memory._transit is not None
         self.uploader = self.memory._transit._uploader
         self.references: dict[TinyAdapter, list[int]] = {}
         self.known: set[TinyAdapter] = set()
@@ -118,6 +123,13 @@ class TierlessMachine(TransitMachine):
     host_tier_units = 0
 
 
+class CpuMachine(TransitMachine):
+    """The smallest adapter is loaded at once."""
+
+    host_tier_units = 0
+    background_bytes = ADAPTERS[1].size_bytes
+
+
 @pytest.fixture(autouse=True)
 def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_manual_threads(monkeypatch)
@@ -126,6 +138,10 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestTransitMachine(TransitMachine.TestCase):  # type: ignore[name-defined]
+    settings = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=30)
+
+
+class TestCpuMachine(CpuMachine.TestCase):  # type: ignore[name-defined]
     settings = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=30)
 
 

@@ -603,7 +603,6 @@ def device_memory(paths: dict[TinyAdapter, Path], monkeypatch: pytest.MonkeyPatc
     memory = make_adapter_memory(6, accelerator=HostAccelerator(), host_tier_units=6)
     for adapter, path in paths.items():
         memory.add(adapter.digest, str(path))
-    assert memory._transit is not None
     assert memory._transit._tier is not None
     wait(staged.filling for staged in memory._transit._tier._staged.values())
     return memory
