@@ -149,10 +149,12 @@ class RowMajorLinear:
             require_like(name, rows, "weight", self.weight)
         if len(x) != len(y):
             raise mismatch("y", list(y.shape), f"[{len(x)}, {num_outputs}], as x")
-        if self._c is None or len(x) > ROW_MAJOR_MAX_ROWS:
+        if self._c is not None and len(x) <= ROW_MAJOR_MAX_ROWS:
+            self._multiply(y, x)
+        elif self.bias is not None:
             y.copy_(torch.nn.functional.linear(x, self.weight, self.bias))
         else:
-            self._multiply(y, x)
+            torch.mm(x, self.weight.T, out=y)  # without temporary memory, which a GPU may not have
 
     def _multiply(self, y: Tensor, x: Tensor) -> None:
         assert self._c is not None
