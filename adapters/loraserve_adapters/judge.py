@@ -267,17 +267,22 @@ def _take_trained_rows(
 def _take_own_tables(
     selection: Selection, rest: dict[str, TensorEntry], missing: list[str]
 ) -> tuple[OwnTableTensor, ...]:
-    """Takes the own tables and their copies out of `rest`, and adds to `missing` the names of those not there."""
-    owners = dict.fromkeys(f"{KEY_PREFIX}{own.owner}.weight" for own in selection.own_tables)
-    found = {name: entry for name in owners if (entry := rest.pop(name, None)) is not None}
-    missing += [name for name in owners if name not in found]
+    """Takes the own tables and their copies out of `rest`, and adds to `missing` the names of those not there. PEFT
+    needs the tensor of a tied `lm_head`, too."""
     taken: list[OwnTableTensor] = []
+    found: dict[str, TensorEntry] = {}
     for own in selection.own_tables:
-        entry = found.get(f"{KEY_PREFIX}{own.owner}.weight")
-        names = [f"{KEY_PREFIX}{own.module.name}.{kind}" for kind in ("weight", SAVED)]
-        copies = [copy for name in names if (copy := rest.pop(name, None)) is not None]
-        if entry is not None:
-            taken.append(OwnTableTensor(own, entry, tuple(copies)))
+        name = f"{KEY_PREFIX}{own.module.name}.weight"
+        entry, second = rest.pop(name, None), rest.pop(f"{KEY_PREFIX}{own.module.name}.{SAVED}", None)
+        if entry is None:
+            missing.append(name)
+            continue
+        found[own.module.name] = entry
+        if own.owner not in found:
+            continue
+        owner = found[own.owner]
+        copies = (tensor for tensor in (entry, second) if tensor is not None and tensor is not owner)
+        taken.append(OwnTableTensor(own, owner, tuple(copies)))
     return tuple(taken)
 
 

@@ -1,9 +1,12 @@
 """Whole tables, the embedding or `lm_head`, that are the adapter's own: PEFT's `modules_to_save`.
 
 Follows `set_additional_trainable_modules` and `LoraModel._add_modules_to_save_to_tie` of PEFT 0.21: the tables are
-trained apart from each other, even if the base's are tied, unless the config has `ensure_weight_tying`.
+trained apart from each other, even if the base's are tied, unless the config has `ensure_weight_tying` and names one of
+them as PEFT knows it.
 """
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
@@ -12,6 +15,9 @@ from loraserve_adapters.errors import AdapterError, shown
 from loraserve_adapters.safetensors_file import TensorEntry
 
 FIELD = "modules_to_save"
+_NAME = re.compile(r"[A-Za-z0-9_.]+")
+_TIED_NAMES = ("embed_tokens", "lm_head")
+"""`EMBEDDING_LAYER_NAMES` of PEFT."""
 SAVED = "modules_to_save.weight"
 """PEFT's name for the second copy of an own table, which it saves if it saves the base's tables as well."""
 
@@ -40,6 +46,7 @@ def resolve_own_tables(config: AdapterConfig, layout: BaseLayout) -> tuple[OwnTa
     """
     if not config.own_tables:
         return ()
+    _check_entries(config.own_tables, layout)
     members = [module for group in layout.groups for module in group]
     tables = [module for module in members if module.is_of_vocabulary]
     others = [*layout.other_modules, *(module.name for module in members if not module.is_of_vocabulary)]
@@ -49,9 +56,28 @@ def resolve_own_tables(config: AdapterConfig, layout: BaseLayout) -> tuple[OwnTa
     if not found:
         return ()
     embedding = next((table for table in tables if table.is_embedding), None)
-    if config.ensures_weight_tying and embedding is not None and any(table.is_tied for table in tables):
+    is_tied = any(table.is_tied for table in tables) and any(_is_of_tied(entry) for entry in config.own_tables)
+    if config.ensures_weight_tying and embedding is not None and is_tied:
         return tuple(OwnTable(_checked(table, layout), embedding.name) for table in tables)
     return tuple(OwnTable(_checked(table, layout), table.name) for table in tables if table.name in found)
+
+
+def _is_of_tied(entry: str) -> bool:
+    """Whether PEFT takes it for the name of a table that can be tied."""
+    return entry.rpartition(".")[2] in _TIED_NAMES
+
+
+def _check_entries(entries: Iterable[str], layout: BaseLayout) -> None:
+    """Refuse entries that PEFT also uses as patterns, for modules that they do not name: these would have no LoRA."""
+    names = [*layout.other_modules, *(module.name for group in layout.groups for module in group)]
+    for entry in entries:
+        if _NAME.fullmatch(entry) is None:
+            raise _refused("invalid_field", f"found {shown(entry)}, expected a module's name", found=shown(entry))
+        pattern = re.compile(rf"(^|.*\.){entry}($|\..*)")
+        other = next((name for name in names if pattern.match(name) and f".{entry}." not in f".{name}."), None)
+        if other is not None:
+            reason = f"found {shown(entry)}, which PEFT also takes for a pattern that matches {other}"
+            raise _refused("unsupported_pattern", reason, found=shown(entry))
 
 
 def _checked(table: BaseModule, layout: BaseLayout) -> BaseModule:

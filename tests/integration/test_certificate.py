@@ -293,6 +293,15 @@ def test_an_adapter_with_own_tables_agrees_with_peft(
     assert measure(published.job()).status is CertificateStatus.DIFFERS
 
 
+def test_an_own_table_that_peft_leaves_to_the_base_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LoraConfig(r=8, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    published = Published(tmp_path, "tables", config=config)
+    fields = certificate_child._config_fields
+    monkeypatch.setattr(certificate_child, "_own_tables", lambda *_: ["lm_head"])
+    monkeypatch.setattr(certificate_child, "_config_fields", lambda job: fields(job) | {"modules_to_save": None})
+    assert measure(published.job()).status is CertificateStatus.DIFFERS
+
+
 def test_a_headless_adapter_with_its_own_embedding_agrees_with_peft(tmp_path: Path) -> None:
     config = LoraConfig(
         r=8, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="FEATURE_EXTRACTION"
@@ -302,9 +311,18 @@ def test_a_headless_adapter_with_its_own_embedding_agrees_with_peft(tmp_path: Pa
     assert certificate.status is CertificateStatus.AGREES, certificate
 
 
-def test_a_classifier_with_its_own_embedding_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = LoraConfig(r=8, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="SEQ_CLS")
-    published = Published(tmp_path, "intent", config=config, num_labels=3)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_classifier_with_its_own_embedding_agrees_with_peft(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LoraConfig(
+        r=8,
+        target_modules=["q_proj"],
+        modules_to_save=["embed_tokens"],
+        task_type="SEQ_CLS",
+        ensure_weight_tying=architecture == "qwen3",
+    )
+    published = Published(tmp_path, "intent", architecture, config, num_labels=3)
     certificate = measure(published.job())
     assert certificate.status is CertificateStatus.AGREES, certificate
     monkeypatch.setattr(AdapterRows, "_own_table", lambda *_: None)

@@ -23,7 +23,7 @@
 #define OPEN (1ll << 32) /* bit of `gate`: threads may join */
 #define MAX_THREADS 256
 #define STACK_BYTES (2 << 20)
-#define MAX_BESIDE 16 /* operations between two `run_layers`: a head, its adapters and the choice of tokens are fewer */
+#define MAX_BESIDE 1024 /* operations between two `run_layers`: a head, its adapters' own and the choice of tokens are fewer */
 
 /* A kept thread, or the caller, which is the first member. */
 struct member {

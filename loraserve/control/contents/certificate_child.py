@@ -36,6 +36,8 @@ NEW_TOKENS = 4
 KV_BYTES = 128 << 20
 PATTERN_S = 60
 """PEFT matches patterns with `re`, which can hang forever on a pattern that we match in bounded time."""
+ADAPTER_MEMORY_FACTOR = 2
+"""Measured with whole tables, the largest parts of an adapter: 1.5 times its packed size."""
 HEAD_TOLERANCE = 1e-5
 """As a share of the sum of |products| that make up a number; they are computed in float32."""
 CLASSIFIER_FIELDS = frozenset({"modules_to_save", "id2label", "problem_type", "score_template"})
@@ -160,10 +162,12 @@ def _check_memory(job: CertificateJob) -> None:
     dtype = loader.choose_dtype(job.engine.dtype, config, device, backend)
     weight_bytes = loader.num_weight_bytes(config, dtype)
     available = available_memory_bytes()
-    if available < job.memory_factor * weight_bytes:
+    adapter_bytes = Path(job.packed_path).stat().st_size
+    if available < job.memory_factor * weight_bytes + ADAPTER_MEMORY_FACTOR * adapter_bytes:
         raise Skipped(
             f"{available / 2**30:.1f} GiB of memory are free, but {job.memory_factor:g} times the base's "
-            f"{weight_bytes / 2**30:.1f} GiB are needed"
+            f"{weight_bytes / 2**30:.1f} GiB and {ADAPTER_MEMORY_FACTOR} times the adapter's "
+            f"{adapter_bytes / 2**30:.1f} GiB are needed"
         )
 
 
@@ -252,6 +256,7 @@ def _reference(job: CertificateJob, dtype: Any, layout: "BaseLayout", *, keeps_s
     from loraserve_adapters.config import FEATURE_EXTRACTION, SEQ_CLS
     from loraserve_adapters.headless import body_name
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+    from peft.utils import ModulesToSaveWrapper
     from safetensors.torch import load_file
 
     # Written by us from checked fields; PEFT never reads a tenant's file.
@@ -261,14 +266,15 @@ def _reference(job: CertificateJob, dtype: Any, layout: "BaseLayout", *, keeps_s
     if is_classifier:
         fields = {name: value for name, value in fields.items() if name not in CLASSIFIER_FIELDS} | {"task_type": None}
         fields["modules_to_save"] = [*own_tables] or None
+        fields["ensure_weight_tying"] = False  # PEFT would also tie the causal model's lm_head
     tensors = load_file(Path(job.blob) / WEIGHTS_FILE)
     weights = {
         name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
         for name, tensor in tensors.items()
         if "lora_" in name or name.endswith(ROWS)  # without copies of base weights, which may be rounded here
     }
-    for module, owner in own_tables.items():
-        weights[f"{KEY_PREFIX}{module}.weight"] = tensors[f"{KEY_PREFIX}{owner}.weight"].to(dtype)
+    tables = {name: tensors[name].to(dtype) for name in (f"{KEY_PREFIX}{module}.weight" for module in own_tables)}
+    del tensors
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
         raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by different ranks than in training")
     model = _base_model(job, dtype, keeps_stored=keeps_stored)
@@ -282,6 +288,11 @@ def _reference(job: CertificateJob, dtype: Any, layout: "BaseLayout", *, keeps_s
     for name, parameter in peft_model.named_parameters():
         if ".lora_magnitude_vector" in name:  # float32 as served; PEFT itself trains them so
             parameter.data = parameter.data.float()
+    # Not into a table that PEFT leaves to the base: the certificate is to notice if we do not.
+    saved = {
+        f"{name}.weight" for name, module in peft_model.named_modules() if isinstance(module, ModulesToSaveWrapper)
+    }
+    weights |= {name: table for name, table in tables.items() if name in saved}
     result = set_peft_model_state_dict(peft_model, weights)
     # For a tied `lm_head`, PEFT leaves the tokens' rows out, because they are the embedding's.
     copies = [name for name in result.unexpected_keys if name.endswith(ROWS)]
@@ -306,10 +317,10 @@ def _config_fields(job: CertificateJob) -> dict[str, Any]:
     return {"alora_invocation_tokens": None, "task_type": None} | stated
 
 
-def _own_tables(job: CertificateJob, layout: "BaseLayout") -> dict[str, str]:
-    """Modules whose whole table is the adapter's own, and under which module's name its tensor is."""
+def _own_tables(job: CertificateJob, layout: "BaseLayout") -> list[str]:
+    """Modules whose whole table is the adapter's own."""
     if not _config_fields(job).get("modules_to_save"):
-        return {}
+        return []
     from loraserve_adapters.config import FEATURE_EXTRACTION, parse_config
     from loraserve_adapters.headless import without_head, without_lm_head
     from loraserve_adapters.own_tables import resolve_own_tables
@@ -319,7 +330,7 @@ def _own_tables(job: CertificateJob, layout: "BaseLayout") -> dict[str, str]:
         layout = without_lm_head(layout)
     elif config.task_type == FEATURE_EXTRACTION:
         layout = without_head(layout)
-    return {own.module.name: own.owner for own in resolve_own_tables(config, layout)}
+    return [own.module.name for own in resolve_own_tables(config, layout)]
 
 
 def _trained_tokens(fields: dict[str, Any]) -> list[int]:

@@ -265,7 +265,29 @@ def test_copies_for_a_tied_head_must_be_equal(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "b", ["model.embed_tokens"], equal | {key(HEAD): table(4)}, **fields)
     assert "of which it should be a copy" in refusal(folder, TIED).message
     folder = adapter(tmp_path / "c", ["model.embed_tokens"], {key(EMBEDDING): table()}, **fields)
-    assert {*own_tables(load_and_pack(folder, TIED, tmp_path), TIED)} == {EMBEDDING, HEAD}
+    assert (refusal(folder, TIED).code, refusal(folder, TIED).key) == ("missing_tensor", key(HEAD))
+    folder = adapter(tmp_path / "d", ["model.embed_tokens"], {key(HEAD): table()}, **fields)
+    assert (refusal(folder, TIED).code, refusal(folder, TIED).key) == ("missing_tensor", key(EMBEDDING))
+
+
+def test_tables_are_tied_only_if_peft_knows_their_names(save_adapter: SaveAdapter, tmp_path: Path) -> None:
+    model = make_llama(tied=True)
+    layout = layout_of(model)
+    folder = save_adapter(model, r=4, target_modules=["q_proj"], ensure_weight_tying=True, **{FIELD: ["tokens"]})
+    _change_tables(folder)
+    theirs = PeftModel.from_pretrained(make_llama(tied=True), str(folder))
+    found = own_tables(load_and_pack(folder, layout, tmp_path / "cache"), layout)
+    assert {*found} == {EMBEDDING}
+    assert torch.equal(found[EMBEDDING], theirs.get_input_embeddings().weight)
+    assert torch.equal(theirs.get_output_embeddings().weight, make_llama(tied=True).lm_head.weight)
+
+
+@pytest.mark.parametrize("entry", ["lm.head", "q_pro.", "q_(proj|x)", "lm_head|q_proj", "model/embed_tokens"])
+def test_entries_that_are_patterns_are_refused(entry: str, tmp_path: Path) -> None:
+    """PEFT would leave out LoRA on modules that match them."""
+    error = refusal(adapter(tmp_path, ["lm_head", entry]))
+    assert error.key == FIELD
+    assert error.code in ("invalid_field", "unsupported_pattern")
 
 
 @pytest.mark.parametrize(
