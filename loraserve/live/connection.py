@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 class LiveConnection:
     """Replies are bytes, ints, lists and None, as in RESP2.
 
-    Raises LiveUrlError. Calls raise LiveUnavailableError if Redis does not answer in time. A call that is cancelled or
-    times out never leaves its reply to another call.
+    Raises LiveUrlError. Calls raise LiveUnavailableError if Redis does not answer in time, counted from when a link is
+    free. A call that is cancelled or times out never leaves its reply to another call.
     """
 
     def __init__(self, url: str, *, timeout_s: float = CALL_S, max_links: int = NUM_LINKS) -> None:
@@ -96,12 +96,19 @@ class LiveConnection:
         await asyncio.sleep(0)  # transports close in the loop's next iteration
 
     async def _exchange(self, commands: Sequence[Command], run_id: str | None) -> list[Any]:
+        generation = self.generation
+        # Waiting for a link is not part of the timeout: a busy server would report a healthy Redis as gone. It ends,
+        # because each call ahead has a timeout and the first to reach it opens the breaker, which fails the others.
+        async with self._places:
+            return await self._exchange_in_time(commands, run_id, generation)
+
+    async def _exchange_in_time(self, commands: Sequence[Command], run_id: str | None, generation: int) -> list[Any]:
         wait_s = self._breaker.seconds_to_wait()
         if wait_s > 0:
             raise LiveUnavailableError(self._breaker.reason, wait_s)
         try:
             async with asyncio.timeout(self._timeout_s):
-                replies = await self._exchange_wherever_it_is(commands, run_id)
+                replies = await self._exchange_wherever_it_is(commands, run_id, generation)
         except (ResponseError, LiveRestartedError):
             self._breaker.succeeded()
             raise
@@ -116,8 +123,9 @@ class LiveConnection:
         self._breaker.succeeded()
         return replies
 
-    async def _exchange_wherever_it_is(self, commands: Sequence[Command], run_id: str | None) -> list[Any]:
-        generation = self.generation
+    async def _exchange_wherever_it_is(
+        self, commands: Sequence[Command], run_id: str | None, generation: int
+    ) -> list[Any]:
         for _ in range(MOVES_FOLLOWED):
             try:
                 return await self._exchange_on_a_link(commands, run_id, generation)
@@ -129,16 +137,15 @@ class LiveConnection:
         return await self._exchange_on_a_link(commands, run_id, generation)
 
     async def _exchange_on_a_link(self, commands: Sequence[Command], run_id: str | None, generation: int) -> list[Any]:
-        async with self._places:
-            link = self._idle.pop() if self._idle else self.new_link()
-            try:
-                await link.ready(self.generation)
-                self._answered(link)
-                if run_id is not None and (link.run_id, self.generation) != (run_id, generation):
-                    raise LiveRestartedError("Redis is not the process that this server compared its documents with")
-                return await link.exchange(commands)
-            finally:
-                self._idle.append(link)
+        link = self._idle.pop() if self._idle else self.new_link()
+        try:
+            await link.ready(self.generation)
+            self._answered(link)
+            if run_id is not None and (link.run_id, self.generation) != (run_id, generation):
+                raise LiveRestartedError("Redis is not the process that this server compared its documents with")
+            return await link.exchange(commands)
+        finally:
+            self._idle.append(link)
 
     def _refused(self, error: ResponseError) -> LiveRefusedError:
         """Also logs it: a server that answers, but is full or cannot write to its disk, is not detected as down."""

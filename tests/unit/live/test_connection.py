@@ -155,13 +155,53 @@ def test_a_reply_after_the_timeout_is_discarded(valkey: Valkey, tmp_path: Path) 
     through_proxy(valkey, tmp_path, check, max_links=1)
 
 
-def test_waiting_for_a_free_link_counts_towards_the_timeout(valkey: Valkey, tmp_path: Path) -> None:
+def test_waiting_for_a_free_link_does_not_count_towards_the_timeout(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
-        await connection.call("PING")
+        proxy.flowing.clear()
+        ahead = asyncio.create_task(connection.call("ECHO", "ahead"))
+        await proxy.until_held()
+        with impatient(connection):
+            waiting = asyncio.create_task(connection.call("ECHO", "waiting"))
+            await asyncio.wait([waiting], timeout=0.2)
+        proxy.flowing.set()
+        assert await asyncio.gather(ahead, waiting) == [b"ahead", b"waiting"]
+        assert connection._breaker.down_since is None
+
+    through_proxy(valkey, tmp_path, check, max_links=1)
+
+
+def test_calls_that_wait_for_a_link_fail_with_the_first_that_times_out(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        connection._breaker.clock = Clock()
+        await asyncio.gather(connection.call("PING"), connection.call("PING"))
         proxy.flowing.clear()
         with impatient(connection):
-            replies = await asyncio.gather(*(connection.call("PING") for _ in range(4)), return_exceptions=True)
-        assert [type(reply) for reply in replies] == [LiveUnavailableError] * 4
+            calls = [asyncio.create_task(connection.call("PING")) for _ in range(200)]
+            await proxy.until_held(2)
+            replies = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(reply) for reply in replies} == {LiveUnavailableError}
+        assert proxy.num_held == 2, "a waiting call was sent to a server that does not answer"
+
+    through_proxy(valkey, tmp_path, check, max_links=2)
+
+
+def test_a_call_cancelled_while_it_waits_for_a_link_leaves_its_place_to_the_next(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        proxy.flowing.clear()
+        ahead = asyncio.create_task(connection.call("ECHO", "ahead"))
+        await proxy.until_held()
+        cancelled, late, next_one = [asyncio.create_task(connection.call("ECHO", str(number))) for number in range(3)]
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        proxy.flowing.set()
+        assert await ahead == b"ahead"
+        late.cancel()  # when its place may be free already
+        assert await next_one == b"2"
+        outcomes = await asyncio.gather(cancelled, late, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError] * 2
+        assert not connection._places.locked()
 
     through_proxy(valkey, tmp_path, check, max_links=1)
 
