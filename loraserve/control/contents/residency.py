@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, field, replace
 
@@ -75,6 +76,8 @@ class Residency:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._num_loaded = 0
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        """Loaded contents that nothing references and no pin keeps, least recently used first."""
         self._pinned: frozenset[str] = frozenset()
         self._turns = Turns()
         self._unloading = Tasks()
@@ -110,7 +113,11 @@ class Residency:
 
     def pin(self, digests: frozenset[str]) -> None:
         """From now on exactly these are never unloaded in favor of others. Does not load them."""
-        self._pinned = digests
+        released, self._pinned = self._pinned - digests, digests
+        for digest in digests:
+            self._idle.pop(digest, None)
+        for digest in released:
+            self._note_if_idle(digest)
 
     def is_wanted(self, digest: str) -> bool:
         """Whether a document that is not deleted refers to it."""
@@ -185,10 +192,12 @@ class Residency:
     def _reference(self, digest: str) -> Generator[_Entry]:
         entry = self._entries.setdefault(digest, _Entry())
         entry.num_references += 1
+        self._idle.pop(digest, None)
         try:
             yield entry
         finally:
             entry.num_references -= 1
+            self._note_if_idle(digest)
             self._retire_if_unwanted(digest)
             self._unload_excess()
 
@@ -217,16 +226,20 @@ class Residency:
 
     def _unload_excess(self) -> None:
         """Above the limit, unload the least recently used contents that nothing references."""
-        num_excess = self._num_loaded - self._max_loaded
-        if num_excess <= 0:
-            return
-        idle = [
-            (entry.last_used_at or 0.0, digest)
-            for digest, entry in self._entries.items()
-            if entry.is_loaded and entry.num_references == 0 and digest not in self._pinned
-        ]
-        for _, digest in sorted(idle)[:num_excess]:
-            self._unloading.start(self._unload(digest, self._entries[digest], even_if_wanted=True))
+        for _ in range(min(self._num_loaded - self._max_loaded, len(self._idle))):
+            self._unloading.start(self._unload_least_used())
+
+    def _note_if_idle(self, digest: str) -> None:
+        """Call when it is no longer referenced or pinned: it becomes the most recently used."""
+        entry = self._entries.get(digest)
+        if entry is not None and entry.is_loaded and entry.num_references == 0 and digest not in self._pinned:
+            self._idle[digest] = None
+
+    async def _unload_least_used(self) -> None:
+        """Unless meanwhile nothing is above the limit any more, or everything is used."""
+        if self._num_loaded > self._max_loaded and self._idle:
+            digest = next(iter(self._idle))
+            await self._unload(digest, self._entries[digest], even_if_wanted=True)
 
     async def _unload(self, digest: str, entry: _Entry, *, even_if_wanted: bool) -> None:
         async with self._turns.take(digest):
@@ -235,6 +248,7 @@ class Residency:
             if entry.is_loaded:
                 entry.is_loaded = False
                 self._num_loaded -= 1
+                self._idle.pop(digest, None)
                 entry.is_unloading = True
                 with contextlib.suppress(EngineDeadError):
                     await self._engine.unload(digest)

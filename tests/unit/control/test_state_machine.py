@@ -233,6 +233,13 @@ class DocumentsAndResidency(RuleBasedStateMachine):
         for node, digest, _ in getattr(self, "held", []):
             assert digest in node.engine.known
 
+    @invariant()
+    def what_may_be_unloaded_for_others_is_loaded_and_not_used(self) -> None:
+        for node in getattr(self, "nodes", []):
+            entries = node.residency._entries.items()
+            unused = {digest for digest, entry in entries if entry.is_loaded and entry.num_references == 0}
+            assert node.residency._idle.keys() == unused
+
     @rule()
     def all_servers_agree_in_the_end(self) -> None:
         async def work() -> None:

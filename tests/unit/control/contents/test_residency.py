@@ -1,5 +1,6 @@
 import asyncio
 from pathlib import Path
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -162,6 +163,63 @@ def test_the_least_recently_used_content_is_unloaded_above_max_loaded(valkey: Va
                 assert set(node.engine.known) == {digests[0], digests[3]}
             async with node.residency.hold(digests[1]):
                 assert digests[1] in node.engine.known
+
+    run(scenario)
+
+
+def test_a_request_above_max_loaded_does_not_look_through_all_contents(valkey: Valkey, tmp_path: Path) -> None:
+    class NeverListed(dict[str, Any]):
+        def items(self) -> NoReturn:
+            raise AssertionError("all contents were looked at")
+
+        __iter__ = keys = values = items
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, max_loaded=2) as node:
+            await with_tenants(node)
+            digests = [await node.publish(f"a{number}", str(number)) for number in range(4)]
+            node.residency._entries = NeverListed(node.residency._entries)
+            for _ in range(2):
+                for digest in digests:
+                    async with node.residency.hold(digest):
+                        pass
+            await eventually(lambda: set(node.engine.known) == set(digests[2:]))
+            assert node.engine.unloads == [*digests, *digests[:2]]
+
+    run(scenario)
+
+
+def test_a_content_was_last_used_when_its_last_request_ended(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, max_loaded=2) as node:
+            await with_tenants(node)
+            long, short, other = [await node.publish(name, name) for name in ("long", "short", "other")]
+            async with node.residency.hold(long):
+                node.clock.now += 1
+                async with node.residency.hold(short):
+                    node.clock.now += 1
+            await node.residency.load(other)
+            await eventually(lambda: set(node.engine.known) == {long, other})
+
+    run(scenario)
+
+
+def test_an_idle_content_is_unloaded_for_others_only_while_it_is_not_pinned(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, max_loaded=1) as node:
+            await with_tenants(node)
+            first, second, third = [await node.publish(name, name) for name in ("first", "second", "third")]
+            await node.residency.load(first)
+            node.residency.pin(frozenset({first, third}))
+            await node.residency.load(second)
+            await eventually(lambda: set(node.engine.known) == {first})
+            async with node.residency.hold(first):
+                node.residency.pin(frozenset({third}))
+            await node.residency.load(third)
+            await eventually(lambda: set(node.engine.known) == {third})
+            node.residency.pin(frozenset())
+            await node.residency.load(second)
+            await eventually(lambda: set(node.engine.known) == {second})
 
     run(scenario)
 
