@@ -47,6 +47,8 @@ class AdapterArena:
         """Adapters that are referenced."""
         self._evictable: OrderedDict[str, None] = OrderedDict()
         """Least recently used first."""
+        self._evictable_size = 0
+        """Elements of all evictable adapters."""
         self._free_slots = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -56,8 +58,8 @@ class AdapterArena:
 
     def can_make_room(self, size: int) -> bool:
         """Whether there is room after evicting all that can be evicted and compacting the rest."""
-        num_evictable = sum(self.residents[digest].size for digest in self._evictable)
-        return size <= self.extents.num_free + num_evictable and bool(self._free_slots or self._evictable)
+        has_slot = bool(self._free_slots or self._evictable)
+        return size <= self.extents.num_free + self._evictable_size and has_slot
 
     def next_victim(self, size: int) -> str | None:
         """The adapter to evict next to make room; None once there is room, even scattered. Requires `can_make_room`."""
@@ -83,9 +85,10 @@ class AdapterArena:
     def note_arrived(self, digest: str) -> None:
         """Its copies have ended. If it is not referenced, it becomes the most recently used."""
         resident = self.residents[digest]
+        assert not resident.has_arrived, f"adapter {digest[:12]} has arrived twice"
         resident.has_arrived = True
         if resident.num_references == 0:
-            self._evictable[digest] = None
+            self._let_evict(digest, resident)
 
     def acquire(self, digest: str) -> int:
         """Take a reference; returns the adapter slot."""
@@ -93,7 +96,7 @@ class AdapterArena:
         self.num_in_use += resident.num_references == 0
         resident.num_references += 1
         resident.was_acquired = True
-        self._evictable.pop(digest, None)
+        self._keep(digest, resident)
         return resident.adapter_slot
 
     def release(self, digest: str) -> bool:
@@ -105,13 +108,13 @@ class AdapterArena:
             return False
         self.num_in_use -= 1
         if resident.has_arrived:
-            self._evictable[digest] = None
+            self._let_evict(digest, resident)
         return True
 
     def evict(self, digest: str) -> None:
         resident = self.residents.pop(digest)
         assert resident.num_references == 0, f"adapter {digest[:12]} is in use"
-        self._evictable.pop(digest, None)
+        self._keep(digest, resident)
         self.table.num_biased -= resident.has_bias
         self.extents.free(resident.start, resident.size)
         self._rows.clear(resident.adapter_slot)
@@ -140,6 +143,19 @@ class AdapterArena:
         assert self.num_in_use == num_held, f"num_in_use is {self.num_in_use}, but {num_held} adapters are in use"
         evictable = {digest for digest, r in self.residents.items() if r.num_references == 0 and r.has_arrived}
         assert self._evictable.keys() == evictable, "an evictable adapter is referenced or on its way"
+        size = sum(self.residents[digest].size for digest in evictable)
+        assert self._evictable_size == size, f"_evictable_size is {self._evictable_size}, but {size} can be evicted"
+
+    def _let_evict(self, digest: str, resident: Resident) -> None:
+        """It becomes the most recently used."""
+        self._evictable[digest] = None
+        self._evictable_size += resident.size
+
+    def _keep(self, digest: str, resident: Resident) -> None:
+        """A no-op unless it is evictable."""
+        if digest in self._evictable:
+            del self._evictable[digest]
+            self._evictable_size -= resident.size
 
     def _copy_down(self, source: int, destination: int, size: int) -> None:
         """Copy within the arena; if source and destination overlap, in pieces, so that only one piece needs temporary

@@ -200,6 +200,29 @@ def test_loading_needs_a_free_slot_as_well_as_space(paths: dict[str, Path]) -> N
     assert not memory.is_resident(one.digest)
 
 
+def test_whether_there_can_be_room_does_not_depend_on_looking_at_each_resident(paths: dict[str, Path]) -> None:
+    memory = make_adapter_memory(8)
+    add(memory, paths, *ADAPTERS[:3], ADAPTERS[5])
+    for adapter in ADAPTERS[:3]:
+        load(memory, adapter)
+    arena = memory._arena
+    residents, arena.residents = arena.residents, {}
+    assert memory.can_make_room(ADAPTERS[5].digest)
+    arena.residents = residents
+    assert memory.try_acquire(ADAPTERS[0].digest) is not None
+    assert not memory.can_make_room(ADAPTERS[5].digest)
+
+
+def test_a_wrong_sum_of_what_can_be_evicted_is_found(paths: dict[str, Path]) -> None:
+    memory = make_adapter_memory(8)
+    add(memory, paths, ADAPTERS[2])
+    load(memory, ADAPTERS[2])
+    memory.check_invariants({})
+    memory._arena._evictable_size += 1
+    with pytest.raises(AssertionError, match=rf"_evictable_size is {3 * UNIT + 1}, but {3 * UNIT} can be evicted"):
+        memory.check_invariants({})
+
+
 def test_an_adapter_larger_than_the_arena_is_refused(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(7)
     with pytest.raises(AdapterError, match="takes 2048 bytes, but the adapter memory has 1792") as caught:
