@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.request import FinishReason
 from loraserve.serving.bound_adapter import AdapterNames, NamedContent
 from loraserve.serving.engine_client import EngineClient
@@ -161,9 +162,10 @@ class _LoraInfoCollector(Collector):
         waited = {*stats.waiting_adapters}
         loaded = dict.fromkeys([*stats.running_adapters, *(each for each in resident if each in waited), *resident])
         waiting = [digest for digest in stats.waiting_adapters if digest not in loaded]
-        # There is no fixed number of slots: capacity depends on adapter sizes, so estimate it with the average size.
+        # Capacity depends on adapter sizes, up to a fixed number of adapters, so estimate it with the average size.
         mean_bytes = sum(adapter.size_bytes for adapter in adapters) / (len(adapters) or 1)
-        max_lora = max(len(loaded), int(stats.arena_size_bytes / mean_bytes) if mean_bytes else 0)
+        num_fitting = int(stats.arena_size_bytes / mean_bytes) if mean_bytes else 0
+        max_lora = max(len(loaded), min(num_fitting, MAX_RESIDENT_ADAPTERS))
         family = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters in device memory and adapters that requests wait for; the value is the Unix time.",

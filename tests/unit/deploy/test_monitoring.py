@@ -10,6 +10,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from loraserve.control.contents.residency import MAX_LOADED
+from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.serving.errors import SERVER_FAULTS, ErrorCode
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import live_server, make_settings
@@ -78,6 +80,14 @@ def test_every_alert_is_documented() -> None:
     for rule in RULES:
         assert f"| `{rule['alert']}` |" in documented
         assert {"summary", "description"} <= rule["annotations"].keys()
+
+
+def test_the_maximum_of_adapters_in_memory_is_documented_where_more_memory_is_advised() -> None:
+    (rule,) = (rule for rule in RULES if rule["alert"] == "LoraserveAdaptersThrash")
+    assert f"loraserve_adapters_resident is {MAX_RESIDENT_ADAPTERS} already" in rule["annotations"]["description"]
+    documented = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    assert f"Adapter memory holds at most {MAX_RESIDENT_ADAPTERS:,} adapters" in documented
+    assert f"at most {MAX_LOADED:,} contents" in documented
 
 
 def test_alerts_are_evaluated_at_least_as_often_as_their_shortest_duration() -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.request import EngineStats, SamplingParams
 from loraserve.serving.bound_adapter import BoundAdapter, NamedContent
 from loraserve.serving.generation import GenerationJob, Prompt, collect
@@ -127,6 +128,15 @@ def test_lora_requests_info_names_loaded_and_waiting_adapters() -> None:
     ((labels, value),) = samples(runtime)["vllm:lora_requests_info"]
     assert labels == {"max_lora": "5", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
     assert value > 1.6e9
+
+
+def test_lora_requests_info_says_no_more_adapters_than_the_arena_can_hold() -> None:
+    engine = FakeEngine()
+    adapters = NamedAdapters([NamedContent("a", "digest-a", 4096)])
+    runtime = build_runtime(engine, make_settings(Path("/nonexistent")), adapters)
+    engine.stats = EngineStats(arena_size_bytes=4096 * 100_000)
+    ((labels, _),) = samples(runtime)["vllm:lora_requests_info"]
+    assert labels["max_lora"] == str(MAX_RESIDENT_ADAPTERS)
 
 
 def test_lora_requests_info_names_running_then_waiting_then_last_used_adapters_up_to_a_maximum() -> None:
