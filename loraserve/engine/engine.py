@@ -461,7 +461,7 @@ class Engine:
             raise EngineRequestError(f"the prompt does not contain the adapter's invocation tokens {list(invocation)}")
         return start
 
-    def stats(self) -> EngineStats:
+    def stats(self, *, list_residents: bool = True) -> EngineStats:
         """A snapshot; each one restarts `recent_step_tokens`."""
         return engine_stats(
             self._counts,
@@ -471,6 +471,7 @@ class Engine:
             self._adapters,
             num_prompt_tokens=self._steps.num_prompt_tokens,
             num_draft_tokens=0 if self._drafter is None else self._drafter.num_tokens,
+            list_residents=list_residents,
         )
 
     def check_invariants(self) -> None:

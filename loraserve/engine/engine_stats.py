@@ -33,12 +33,13 @@ def engine_stats(
     *,
     num_prompt_tokens: int,
     num_draft_tokens: int,
+    list_residents: bool,
 ) -> EngineStats:
     """waiting: includes sequences that the scheduler does not know yet."""
     recent_step_tokens = list(counts.recent_step_tokens)
     counts.recent_step_tokens.clear()
     blocks = pool.counts()
-    resident = {} if adapters is None else adapters.resident
+    resident = adapters.resident if adapters is not None and list_residents else {}
     return EngineStats(
         step=counts.num_steps,
         num_running=len(scheduler.running),
@@ -62,6 +63,7 @@ def engine_stats(
         waiting_adapters=_adapter_digests(waiting),
         resident_adapters=list(resident),
         resident_extents=list(resident.values()),
+        lists_residents=list_residents,
         queues=queue_stats([*scheduler.running, *waiting]),
         recent_step_tokens=recent_step_tokens,
     )

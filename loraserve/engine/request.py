@@ -285,6 +285,8 @@ class EngineStats:
     """Least recently used first."""
     resident_extents: list[tuple[int, int]] = field(default_factory=list)
     """(offset, size) in bytes of each resident adapter in the arena."""
+    lists_residents: bool = True
+    """False: they are not listed, and those of the snapshot before are to be used."""
     queues: list[QueueStats] = field(default_factory=list)
     recent_step_tokens: list[int] = field(default_factory=list)
     """Tokens computed in each step since the previous snapshot."""

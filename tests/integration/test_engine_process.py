@@ -227,6 +227,20 @@ def test_adapters_load_and_unload_and_a_refusal_gives_its_reason() -> None:
     run(test)
 
 
+def test_statistics_that_do_not_list_the_resident_adapters_leave_those_listed_last() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            await engine.load("d", "/packed")
+            await until(lambda: engine.stats.resident_adapters == ["d"])
+            # Most of them are sent because the engine has run out of work.
+            for step in range(5):
+                assert [output async for output in engine.generate(request(max_tokens=1))]
+                assert engine.stats.step > step
+                assert engine.stats.resident_adapters == ["d"]
+
+    run(test)
+
+
 def test_idle_engine_sends_heartbeats() -> None:
     async def test() -> None:
         async with running_engine() as engine:

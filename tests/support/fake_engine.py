@@ -104,12 +104,13 @@ class FakeEngine:
         token_id = (first_token(request.adapter_digest) + token) % VOCABULARY
         return [SequenceOutput(request_id, index, [token_id], finish_reason=reason) for index in live]
 
-    def stats(self) -> EngineStats:
+    def stats(self, *, list_residents: bool = True) -> EngineStats:
         return EngineStats(
             step=self._step,
             num_running=len(self._running),
             num_preemptions=self._num_aborts,
-            resident_adapters=sorted(self._loaded),
+            resident_adapters=sorted(self._loaded) if list_residents else [],
+            lists_residents=list_residents,
         )
 
 

@@ -24,7 +24,10 @@ from loraserve.serving.process.messages import (
 )
 
 STATS_INTERVAL_S = 0.1
-"""A busy engine reports its statistics this often: they list every resident adapter, which is too much per step."""
+"""A busy engine reports its statistics this often: they list every resident adapter, which is too much per step.
+
+It also reports them each time that it runs out of work, but in between without that list: 0.2 ms for 1,024 adapters.
+"""
 MAX_STATS_SHARE = 0.05
 """Maximum share of a busy engine's time for statistics. They take about 30 ms if 5,000 requests for 2,000 adapters
 wait."""
@@ -53,7 +56,7 @@ class Steppable(Protocol):
 
     def use_idle_time(self) -> bool: ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self, *, list_residents: bool) -> EngineStats: ...
 
 
 class Channel(Protocol):
@@ -82,6 +85,8 @@ class EngineLoop:
         self._aborted: list[SequenceOutput] = []
         """Like `_refusals`, created between steps and sent with the next step's outputs."""
         self._next_stats_s = 0.0
+        self._owes_residents = False
+        """Whether the last statistics did not list the resident adapters."""
         self._stopping = False
 
     def run(self) -> None:
@@ -93,6 +98,8 @@ class EngineLoop:
 
     def run_once(self, idle_timeout_s: float) -> None:
         busy = self._engine.has_work()
+        if self._owes_residents:
+            idle_timeout_s = min(idle_timeout_s, max(0.0, self._next_stats_s - time.monotonic()))
         messages = self._receive(0.0 if busy else idle_timeout_s)
         for message in messages:
             self._handle(message)
@@ -168,10 +175,14 @@ class EngineLoop:
         outputs = self._refusals + outputs
         self._refusals, self._aborted = [], []
         now = time.monotonic()
-        has_stats = now >= self._next_stats_s or not self._engine.has_work()
+        is_due = now >= self._next_stats_s
+        has_stats = is_due or not self._engine.has_work()
         if outputs or has_stats:
-            self._channel.send(StepOutputs(outputs, self._engine.stats() if has_stats else None))
+            stats = self._engine.stats(list_residents=is_due) if has_stats else None
+            self._channel.send(StepOutputs(outputs, stats))
         if has_stats:
+            self._owes_residents = not is_due
+        if is_due:
             interval_s = max((time.monotonic() - now) / MAX_STATS_SHARE, STATS_INTERVAL_S)
             self._next_stats_s = now + min(interval_s, IDLE_HEARTBEAT_S)
 

@@ -222,7 +222,8 @@ class LocalEngine:
         match message:
             case StepOutputs(outputs, stats):
                 self._longest_step_s = max(self._longest_step_s, self._last_progress_s - before_s)
-                self._stats = stats or self._stats
+                if stats is not None:
+                    self._stats = stats if stats.lists_residents else _with_residents_of(self._stats, stats)
                 self._deliver(outputs)
             case PromptsBegun(prompts):
                 self._notify_begun(prompts)
@@ -318,6 +319,15 @@ def _ending(exit_code: int) -> str:
     how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
     hint = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
     return f"the engine ended with {how}{hint}"
+
+
+def _with_residents_of(listed: EngineStats, stats: EngineStats) -> EngineStats:
+    return dataclasses.replace(
+        stats,
+        resident_adapters=listed.resident_adapters,
+        resident_extents=listed.resident_extents,
+        lists_residents=True,
+    )
 
 
 def _settle(waiting: dict[str, list[asyncio.Future[None]]], digest: str, error: Exception | None) -> None:

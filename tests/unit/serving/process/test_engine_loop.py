@@ -10,7 +10,7 @@ from loraserve.engine.request import (
     SamplingParams,
     SequenceOutput,
 )
-from loraserve.serving.process.engine_loop import EngineLoop
+from loraserve.serving.process.engine_loop import STATS_INTERVAL_S, EngineLoop
 from loraserve.serving.process.messages import (
     Abort,
     AddRequest,
@@ -122,9 +122,9 @@ class Measured(FakeEngine):
         self.now_s += 0.01
         return super().step()
 
-    def stats(self) -> EngineStats:
+    def stats(self, *, list_residents: bool = True) -> EngineStats:
         self.now_s += self._stats_s
-        return super().stats()
+        return super().stats(list_residents=list_residents)
 
 
 @pytest.mark.parametrize(("stats_s", "apart_s"), [(0.0, 0.1), (0.005, 0.1), (0.02, 0.4), (0.5, 1.0)])
@@ -135,6 +135,23 @@ def test_slow_statistics_are_sent_less_often(monkeypatch: pytest.MonkeyPatch, st
     EngineLoop(engine, wire).run()
     num_told = sum(isinstance(message, StepOutputs) and message.stats is not None for message in wire.sent)
     assert num_told == pytest.approx(engine.now_s / apart_s, rel=0.2)
+
+
+def test_resident_adapters_are_listed_once_per_interval_and_soon_after_the_last_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[object] = []
+    engine, line = Measured(0.0), Line(log)
+    monkeypatch.setattr("loraserve.serving.process.engine_loop.time", SimpleNamespace(monotonic=lambda: line.now_s))
+    line.coming = {number: AddRequest(request(str(number), max_tokens=1, n=1)) for number in (1, 2, 3)}
+    loop = EngineLoop(engine, line)
+    for _ in range(4):
+        loop.run_once(1.0)
+    loop.run_once(1.0)
+    told = [entry.stats for entry in log if isinstance(entry, StepOutputs)]
+    assert [stats is not None and stats.lists_residents for stats in told] == [True, False, False, True, True]
+    waits_s = [entry for entry in log if isinstance(entry, float) and entry > 0]
+    assert waits_s == pytest.approx([STATS_INTERVAL_S, 1.0])
 
 
 class Prepared(FakeEngine):
