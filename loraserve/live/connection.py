@@ -16,6 +16,8 @@ from loraserve.live.script_loader import Script
 from loraserve.live.server_link import Address, Arg, Command, NotPrimaryError, ServerLink
 
 CALL_S = 1.0
+WAIT_S = 10.0
+"""For one of the links, while Redis answers all calls in time, but not as fast as they come."""
 NUM_LINKS = 16
 MOVES_FOLLOWED = 2
 """Redirections between nodes of a cluster that one call follows."""
@@ -39,6 +41,7 @@ class LiveConnection:
         self._moved_to: Address | None = None
         """The cluster node with the single slot of all our keys; None = the server at the URL's address."""
         self._places = asyncio.Semaphore(max_links)
+        self._wait_s = WAIT_S
         self._idle: list[ServerLink] = []
         self._breaker = Breaker()
         self.run_id = ""
@@ -97,10 +100,17 @@ class LiveConnection:
 
     async def _exchange(self, commands: Sequence[Command], run_id: str | None) -> list[Any]:
         generation = self.generation
-        # Waiting for a link is not part of the timeout: a busy server would report a healthy Redis as gone. It ends,
-        # because each call ahead has a timeout and the first to reach it opens the breaker, which fails the others.
-        async with self._places:
+        # Waiting for a link is not part of the timeout: a busy server would report a healthy Redis as gone. If one of
+        # the calls ahead reaches its timeout, the breaker opens, and the others fail.
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise LiveUnavailableError(f"{self._wait_s:g} s of calls to Redis are waiting for an answer") from None
+        try:
             return await self._exchange_in_time(commands, run_id, generation)
+        finally:
+            self._places.release()
 
     async def _exchange_in_time(self, commands: Sequence[Command], run_id: str | None, generation: int) -> list[Any]:
         wait_s = self._breaker.seconds_to_wait()

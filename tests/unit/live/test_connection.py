@@ -170,6 +170,22 @@ def test_waiting_for_a_free_link_does_not_count_towards_the_timeout(valkey: Valk
     through_proxy(valkey, tmp_path, check, max_links=1)
 
 
+def test_a_call_that_waits_too_long_for_a_link_fails_without_an_outage(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        connection._wait_s = 0.05
+        proxy.flowing.clear()
+        ahead = asyncio.create_task(connection.call("ECHO", "ahead"))
+        await proxy.until_held()
+        with pytest.raises(LiveUnavailableError, match=r"0.05 s of calls to Redis are waiting"):
+            await connection.call("ECHO", "late")
+        proxy.flowing.set()
+        assert await ahead == b"ahead"
+        assert connection._breaker.down_since is None
+        assert await connection.call("ECHO", "next") == b"next"
+
+    through_proxy(valkey, tmp_path, check, max_links=1)
+
+
 def test_calls_that_wait_for_a_link_fail_with_the_first_that_times_out(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         connection._breaker.clock = Clock()
