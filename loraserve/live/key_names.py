@@ -10,6 +10,10 @@ PREFIX_RULE = "must be 1 to 32 characters from A-Z a-z 0-9 _ . -"
 PART_PATTERN = re.compile(r"[^\s:{},\x00-\x1f\x7f]{1,512}")
 """A part between the colons of a key; excludes characters that could turn it into another key."""
 
+ANY_COUNTER = "*"
+"""Glob of the names of all usage counters."""
+_GLOB_CHARACTER = re.compile(r"[*?\[\]\\]")
+
 
 @dataclass(slots=True, frozen=True)
 class KeyNames:
@@ -133,3 +137,23 @@ def usage_field(key_id: str, adapter: str, version: int, metric: str) -> str:
         if not PART_PATTERN.fullmatch(part):
             raise ValueError(f"{part!r} cannot be part of a usage counter's name")
     return ",".join(parts)
+
+
+def usage_glob(*, key_id: str | None = None, adapter: str | None = None) -> str:
+    """Matches every counter of this key and this adapter, also as `<owner>/<adapter>`, and few others.
+
+    None = any. Both may be arbitrary text.
+    """
+    key_part = "" if key_id is None else _escaped(key_id)
+    if adapter is not None:
+        return f"{key_part}*[,/]{_escaped(adapter)},*"
+    return f"{key_part},*" if key_part else ANY_COUNTER
+
+
+def usage_metrics_glob(initials: str) -> str:
+    """Matches every counter whose metric begins with one of these letters, and no other."""
+    return f"*,*,*,[{initials}]*"
+
+
+def _escaped(text: str) -> str:
+    return _GLOB_CHARACTER.sub(r"\\\g<0>", text)

@@ -2,15 +2,15 @@
 
 import math
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from loraserve.live.connection import LiveConnection
 from loraserve.live.errors import LiveUnavailableError
-from loraserve.live.key_names import KeyNames, usage_field
+from loraserve.live.key_names import ANY_COUNTER, KeyNames, usage_field
 from loraserve.live.script_loader import load_script
 from loraserve.live.server_link import Arg
 
@@ -18,8 +18,9 @@ HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 HOURS_KEPT_S = 8 * DAY_S
 DAYS_KEPT_S = 400 * DAY_S
-HASHES_AT_ONCE = 8
-FIELDS_AT_ONCE = 1000
+HASHES_AT_ONCE = 32
+COUNTERS_AT_ONCE = 500
+"""Decoding 1000 takes 1.1 ms, during which the event loop is blocked."""
 
 
 class UsageDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,7 @@ class LiveUsage:
         self._connection = connection
         self._names = names
         self._apply = load_script("usage_apply")
+        self._read = load_script("usage_read")
 
     async def offset(self, log: str) -> int:
         """Number of bytes of this log that are in the counters. Raises LiveUnavailableError."""
@@ -92,36 +94,41 @@ class LiveUsage:
                 return UsageElsewhere(offset=offset)
         return ViewMissing()
 
-    async def hours(self, tenant: str, start: float, end: float) -> list[UsageSum]:
-        """Sums of the hours that overlap [start, end), in order; kept for 8 days. Raises LiveUnavailableError."""
-        starts = _starts(max(start, time.time() - HOURS_KEPT_S - HOUR_S), end, HOUR_S)
-        return await self._read(starts, [self._names.usage_hour(tenant, _hour(at)) for at in starts])
+    def hours(self, tenant: str, start: float, end: float, glob: str = ANY_COUNTER) -> AsyncIterator[list[UsageSum]]:
+        """Sums of the hours that overlap [start, end), in order, in pages; kept for 8 days.
 
-    async def days(self, tenant: str, start: float, end: float) -> list[UsageSum]:
+        glob: of the counters' names. A page has at most about 1000 sums; other tasks run while the next one is read.
+        Raises LiveUnavailableError.
+        """
+        starts = _starts(max(start, time.time() - HOURS_KEPT_S - HOUR_S), end, HOUR_S)
+        return self._pages(starts, [self._names.usage_hour(tenant, _hour(at)) for at in starts], glob)
+
+    def days(self, tenant: str, start: float, end: float, glob: str = ANY_COUNTER) -> AsyncIterator[list[UsageSum]]:
         """Like `hours`, by day (UTC); kept for 400 days. Raises LiveUnavailableError."""
         starts = _starts(max(start, time.time() - DAYS_KEPT_S - DAY_S), end, DAY_S)
-        return await self._read(starts, [self._names.usage_day(tenant, _day(at)) for at in starts])
+        return self._pages(starts, [self._names.usage_day(tenant, _day(at)) for at in starts], glob)
 
-    async def _read(self, starts: list[int], names: list[str]) -> list[UsageSum]:
-        if not names:
-            return []
-        sums: list[UsageSum] = []
-        for first in range(0, len(names), HASHES_AT_ONCE):
+    async def _pages(self, starts: list[int], names: list[str], glob: str) -> AsyncIterator[list[UsageSum]]:
+        """Several calls, because counters of 10,000 adapters would exceed the time limit of one."""
+        first, cursor = 0, b"0"
+        seen: set[str] = set()
+        """Of the hash that is being read: HSCAN may return a counter again if the hash grows between two calls."""
+        while first < len(names):
+            args = [cursor, glob, COUNTERS_AT_ONCE]
             group = names[first : first + HASHES_AT_ONCE]
-            pages = await self._connection.call_many([["HSCAN", name, 0, "COUNT", FIELDS_AT_ONCE] for name in group])
-            for at, name, page in zip(starts[first:], group, pages, strict=False):
-                amounts = await self._read_remaining(name, page)
-                sums += [_sum(at, field, amount) for field, amount in amounts.items()]
-        return sums
-
-    async def _read_remaining(self, name: str, page: list[Any]) -> dict[bytes, bytes]:
-        """A whole hash in several calls: counters of 10,000 adapters would exceed the time limit of one call."""
-        cursor, pairs = page
-        amounts: dict[bytes, bytes] = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        while cursor != b"0":
-            cursor, pairs = await self._connection.call("HSCAN", name, cursor, "COUNT", FIELDS_AT_ONCE)
-            amounts.update(zip(pairs[::2], pairs[1::2], strict=True))
-        return amounts
+            num_read, cursor, texts = await self._connection.run_script(self._read, group, args)
+            page: list[UsageSum] = []
+            for index, text in enumerate(texts):
+                if index > 0:
+                    seen.clear()
+                words = text.decode().split()
+                amounts = dict(zip(words[::2], words[1::2], strict=True))
+                page += [_sum(starts[first + index], name, amounts[name]) for name in amounts if name not in seen]
+                seen.update(amounts)
+            if cursor == b"0":
+                seen.clear()
+            first += num_read
+            yield page
 
     def _sums(self, deltas: list[UsageDelta]) -> dict["_Bucket", dict[str, int]]:
         sums: dict[_Bucket, dict[str, int]] = {}
@@ -166,6 +173,6 @@ def _day(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y%m%d")
 
 
-def _sum(at: int, field: bytes, amount: bytes) -> UsageSum:
-    key_id, adapter, version, metric = field.decode().split(",")
+def _sum(at: int, field: str, amount: str) -> UsageSum:
+    key_id, adapter, version, metric = field.split(",")
     return UsageSum(start=at, key_id=key_id, adapter=adapter, version=int(version), metric=metric, amount=int(amount))

@@ -1,5 +1,6 @@
 """GET /v1/usage."""
 
+import asyncio
 import time
 from enum import StrEnum
 from typing import Annotated
@@ -63,10 +64,9 @@ async def get_usage(
     )
     answer = await context.control.observer.usage.answer(principal, question)
     if wanted_format is UsageFormat.CSV:
-        return as_attachment(as_csv(answer.rows), "text/csv", "usage.csv")
-    return Response(
-        UsageReport(interval=interval, data=[_row(row) for row in answer.rows], complete=answer.is_complete)
-    )
+        return as_attachment(await asyncio.to_thread(as_csv, answer.rows), "text/csv", "usage.csv")
+    rows = await asyncio.to_thread(lambda: [_row(row) for row in answer.rows])
+    return Response(UsageReport(interval=interval, data=rows, complete=answer.is_complete))
 
 
 def _groups(text: str) -> frozenset[GroupBy]:

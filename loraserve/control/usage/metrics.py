@@ -1,6 +1,7 @@
 """What is counted about requests, by the names of the counters in Redis."""
 
 from enum import StrEnum
+from functools import lru_cache
 
 from loraserve.serving.telemetry.latency_histogram import bucket_of
 
@@ -21,6 +22,7 @@ def ttft_metric(ttft_ms: float) -> str:
     return f"{TTFT_PREFIX}{bucket_of(ttft_ms)}"
 
 
+@lru_cache(maxsize=256)
 def ttft_bucket(metric: str) -> int | None:
     """None if the metric is not a bucket of the histogram."""
     index = metric.removeprefix(TTFT_PREFIX)

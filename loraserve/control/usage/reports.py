@@ -1,8 +1,9 @@
 """Reports usage, from the counters in Redis into which the logs were added."""
 
+import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -12,7 +13,8 @@ from loraserve.control.documents.tenant_edits import was_there_since
 from loraserve.control.tenancy.principal import Principal
 from loraserve.control.unavailable import redis_required
 from loraserve.control.usage.metrics import Metric, ttft_bucket
-from loraserve.control.usage.shipping import NO_KEY, UsageShipping, adapter_of_counter
+from loraserve.control.usage.shipping import BASE_MODEL, NO_KEY, UsageShipping, adapter_of_counter
+from loraserve.live.key_names import usage_glob
 from loraserve.live.live_store import LiveStore
 from loraserve.live.usage import DAY_S, DAYS_KEPT_S, HOURS_KEPT_S, UsageSum, day_expires_at, hour_expires_at
 from loraserve.serving.errors import invalid_value
@@ -97,26 +99,25 @@ class UsageReports:
         if principal.is_any_tenant and (question.every_tenant or of_shared):
             known = self._catalog.known_tenants()
             tenants = sorted(tenant.id for tenant in known if was_there_since(tenant.doc, question.start))
-        rows: dict[tuple[object, ...], UsageTotals] = {}
+        rows = _Rows(principal, question, only_shared=of_shared and not question.every_tenant)
         # So that requests that have just ended count too.
         await self._shipping.ship()
         complete_in = self._shipping.complete_in
         for tenant in tenants:
-            for total in await self._read(tenant, question):
-                is_of_shared = adapter_of_counter(tenant, total.adapter)[0] == SHARED_TENANT
-                if (question.every_tenant or not of_shared or is_of_shared) and _is_visible(principal, tenant, total):
-                    _add(rows, tenant, total, question)
+            with redis_required():
+                async for page in self._read(tenant, question):
+                    rows.add(tenant, page)
         await self._check_view()
         # Meanwhile another task may have filled an emptied Redis with documents, but not yet with usage.
         is_complete = complete_in is not None and complete_in == self._live.view.accepted
-        return UsageAnswer([rows[key] for key in sorted(rows, key=_order)], is_complete)
+        return UsageAnswer(await asyncio.to_thread(rows.in_order), is_complete)
 
     async def _check_view(self) -> None:
         """Notice if Redis was emptied in between: its counters are not complete."""
         with redis_required():
             await self._live.view.is_current()
 
-    async def _read(self, tenant: str, question: UsageQuestion) -> list[UsageSum]:
+    def _read(self, tenant: str, question: UsageQuestion) -> AsyncIterator[list[UsageSum]]:
         """A total is read from hours if all of them are kept, else from days, which begin before and end after it."""
         by_hour = question.interval is Interval.HOUR or (
             question.interval is Interval.TOTAL
@@ -124,8 +125,87 @@ class UsageReports:
             and hour_expires_at(question.start) > time.time()
         )
         read = self._live.usage.hours if by_hour else self._live.usage.days
-        with redis_required():
-            return await read(tenant, question.start, question.end)
+        # So that Redis does not send the rest: for one adapter of 10,000, a day takes 0.6 s instead of 10.
+        adapter = BASE_MODEL if question.adapter == "" else question.adapter
+        return read(tenant, question.start, question.end, usage_glob(key_id=question.key_id, adapter=adapter))
+
+
+_Names = tuple[str | None, str | None, str | None, int | None]
+"""Tenant, key id, adapter and version of a row."""
+
+
+class _Rows:
+    """The rows of one answer."""
+
+    def __init__(self, principal: Principal, question: UsageQuestion, *, only_shared: bool) -> None:
+        """only_shared: only requests to shared adapters."""
+        self._principal = principal
+        self._question = question
+        self._only_shared = only_shared
+        self._by_start: dict[float, dict[_Names, UsageTotals]] = {}
+        self._found: dict[tuple[str, str, int], UsageTotals | None] = {}
+        """The row of each key, adapter and version of a tenant and an hour or day; None = not asked for."""
+        self._found_in: tuple[str, float] | None = None
+        """That tenant, and the start of that hour or day."""
+
+    def add(self, tenant: str, page: list[UsageSum]) -> None:
+        for total in page:
+            if self._found_in != (tenant, total.start):
+                self._found, self._found_in = {}, (tenant, total.start)
+            key = (total.key_id, total.adapter, total.version)
+            row = self._found[key] if key in self._found else self._find(tenant, total)
+            if row is None:
+                continue
+            bucket = ttft_bucket(total.metric)
+            if bucket is None:
+                row.counts[total.metric] += total.amount
+            else:
+                row.ttft[bucket] += total.amount
+
+    def in_order(self) -> list[UsageTotals]:
+        """Takes 0.1 s for 50,000 rows."""
+        ordered: list[UsageTotals] = []
+        for _, rows in sorted(self._by_start.items()):
+            ordered += (rows[names] for names in sorted(rows, key=_order))
+        return ordered
+
+    def _find(self, tenant: str, total: UsageSum) -> UsageTotals | None:
+        row = self._row(tenant, total) if self._is_asked_for(tenant, total) else None
+        self._found[total.key_id, total.adapter, total.version] = row
+        return row
+
+    def _is_asked_for(self, tenant: str, total: UsageSum) -> bool:
+        owner, name = adapter_of_counter(tenant, total.adapter)
+        if self._only_shared and owner != SHARED_TENANT:
+            return False
+        # A key restricted to some adapters sees those and the base model.
+        if name and not self._principal.may_use(name):
+            return False
+        if self._question.key_id not in (None, None if total.key_id == NO_KEY else total.key_id):
+            return False
+        return self._question.adapter in (None, name, _shown(tenant, total))
+
+    def _row(self, tenant: str, total: UsageSum) -> UsageTotals:
+        groups, adapter = self._question.group_by, _shown(tenant, total)
+        key_id = None if total.key_id == NO_KEY else total.key_id
+        start = self._question.start if self._question.interval is Interval.TOTAL else total.start
+        names = (
+            tenant if GroupBy.TENANT in groups else None,
+            key_id if GroupBy.KEY in groups else None,
+            adapter if GroupBy.ADAPTER in groups else None,
+            total.version if GroupBy.VERSION in groups and adapter else None,
+        )
+        rows = self._by_start.setdefault(start, {})
+        row = rows.get(names)
+        if row is None:
+            row = rows[names] = UsageTotals(start, *names)
+        return row
+
+
+def _shown(tenant: str, total: UsageSum) -> str:
+    """The adapter's name in rows."""
+    owner, name = adapter_of_counter(tenant, total.adapter)
+    return f"{owner}/{name}" if owner != tenant else name
 
 
 def as_csv(rows: Iterable[UsageTotals]) -> str:
@@ -139,41 +219,8 @@ def _cells(row: UsageTotals) -> list[object]:
     return [int(row.start), row.tenant, row.key_id, row.adapter, row.version, *counts, *percentiles]
 
 
-def _add(rows: dict[tuple[object, ...], UsageTotals], tenant: str, total: UsageSum, question: UsageQuestion) -> None:
-    owner, name = adapter_of_counter(tenant, total.adapter)
-    adapter = f"{owner}/{name}" if owner != tenant else name
-    key_id = None if total.key_id == NO_KEY else total.key_id
-    if question.adapter is not None and question.adapter not in (name, adapter):
-        return
-    if question.key_id is not None and key_id != question.key_id:
-        return
-    groups = question.group_by
-    names = (
-        question.start if question.interval is Interval.TOTAL else total.start,
-        tenant if GroupBy.TENANT in groups else None,
-        key_id if GroupBy.KEY in groups else None,
-        adapter if GroupBy.ADAPTER in groups else None,
-        total.version if GroupBy.VERSION in groups and adapter else None,
-    )
-    row = rows.get(names)
-    if row is None:
-        row = rows[names] = UsageTotals(*names)
-    bucket = ttft_bucket(total.metric)
-    if bucket is None:
-        row.counts[total.metric] += total.amount
-    else:
-        row.ttft[bucket] += total.amount
-
-
-def _is_visible(principal: Principal, tenant: str, total: UsageSum) -> bool:
-    """A key restricted to some adapters sees those and the base model."""
-    name = adapter_of_counter(tenant, total.adapter)[1]
-    return not name or principal.may_use(name)
-
-
-def _order(names: tuple[object, ...]) -> tuple[object, ...]:
-    start, *rest = names
-    return (start, *("" if name is None else str(name) for name in rest))
+def _order(names: _Names) -> tuple[str, ...]:
+    return tuple("" if name is None else str(name) for name in names)
 
 
 def _check_span(question: UsageQuestion) -> None:

@@ -84,8 +84,9 @@ class UsageTraffic:
     async def _read_hour(self, key: tuple[str, int]) -> dict[AdapterKey, _Sums]:
         tenant, hour = key
         sums: dict[AdapterKey, _Sums] = {}
-        for total in await self._live.usage.hours(tenant, hour, hour + HOUR_S):
-            _add(sums, tenant, hour, total)
+        async for page in self._live.usage.hours(tenant, hour, hour + HOUR_S):
+            for total in page:
+                _add(sums, tenant, hour, total)
         return sums
 
 

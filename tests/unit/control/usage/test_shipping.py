@@ -1,4 +1,5 @@
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,12 @@ def test_an_answer_is_not_complete_if_redis_was_emptied_and_accepted_again_meanw
             assert before.is_complete
             hours = node.live.usage.hours
 
-            async def emptied(*asked: Any) -> list[UsageSum]:
+            async def emptied(*asked: Any) -> AsyncIterator[list[UsageSum]]:
                 valkey.command("FLUSHALL")
                 assert not await node.live.view.is_current()
                 await node.catalog.synchronise()
-                return await hours(*asked)
+                async for page in hours(*asked):
+                    yield page
 
             with monkeypatch.context() as patched:
                 patched.setattr(node.live.usage, "hours", emptied)
@@ -191,6 +193,39 @@ def test_usage_rows_are_grouped_and_filtered(valkey: Valkey, tmp_path: Path) -> 
             assert await rows(adapter="sql") == [(None, None, None, 3)]
             assert await rows(adapter="shared/sql") == [(None, None, None, 1)]
             assert await rows(key_id="k2") == [(None, None, None, 1)]
+
+    run(scenario)
+
+
+def test_redis_sends_only_counters_of_the_key_and_adapter_that_are_asked_for(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            append(node, *(line(n, adapter=f"a{n}", key_id=f"k{n % 2}", ttft_ms=None) for n in range(20)))
+            append(node, line(20, adapter=None, adapter_tenant=None, version=None))
+            usage, hours = reports(node), node.live.usage.hours
+            sent: set[tuple[str, str]] = set()
+
+            async def seen(*asked: Any) -> AsyncIterator[list[UsageSum]]:
+                async for page in hours(*asked):
+                    sent.update((total.key_id, total.adapter) for total in page)
+                    yield page
+
+            monkeypatch.setattr(node.live.usage, "hours", seen)
+            for only, expected in (
+                ({"adapter": "a7"}, {("k1", "a7")}),
+                ({"adapter": "a[1-9]"}, set()),
+                ({"adapter": ""}, {("k1", "-")}),
+                ({"adapter": "a7", "key_id": "k0"}, set()),
+                ({"key_id": "k0"}, {("k0", f"a{n}") for n in range(0, 20, 2)}),
+            ):
+                sent.clear()
+                question = UsageQuestion(NOW - 60, NOW + 60, Interval.TOTAL, **only)
+                rows = (await usage.answer(ACME, question)).rows
+                assert sent == expected
+                assert sum(row.count(Metric.REQUESTS) for row in rows) == len(expected)
 
     run(scenario)
 
