@@ -111,7 +111,7 @@ def build_observer(
         lost=LostRequests(live, snapshots),
         shipping=shipping,
         usage=UsageReports(live, catalog, shipping),
-        traffic=UsageTraffic(live, catalog, admission.totals),
+        traffic=UsageTraffic(live, catalog, admission.totals, shipping),
         audit=AuditTrail(live, DocumentStore(data_dir)),
         refusals=Refusals(live),
         metrics=metrics,
