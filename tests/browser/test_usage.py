@@ -167,3 +167,15 @@ def test_another_tenants_usage_is_not_shown(new_console: NewConsole, admin: http
     page = console.open("#/access/usage?by=tenant")
     expect(page.get_by_test_id("empty")).to_be_visible()
     assert used.name not in page.get_by_role("main").inner_text().replace(f"beside-{used.name}", "")
+
+
+def test_more_groups_than_the_server_sends_are_charted_together(console: Console, used: Tenant):
+    refusal = {"error": {"message": "Too many.", "type": "invalid_request_error", "param": "group_by", "code": "x"}}
+    refused = "**/v1/usage?*interval=hour&group_by=adapter"
+    console.watch.expect_status(400)
+    console.page.route(refused, lambda route: route.fulfill(status=400, json=refusal))
+    page = console.open("#/requests/usage")
+    expect(page.get_by_text("There are too many adapters to chart each of them.")).to_be_visible()
+    chart = page.get_by_role("group", name="Requests: 5 total")
+    expect(chart.locator("li").filter(has_text="all")).to_contain_text("5")
+    expect(page.get_by_test_id("usage-row")).to_have_count(2)

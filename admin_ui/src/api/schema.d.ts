@@ -1863,7 +1863,7 @@ export interface paths {
          *     before the kept period is refused. A total covers whole hours if they are kept, otherwise whole days. `group_by`:
          *     any of tenant, key, adapter, version, separated by commas; grouping by tenant covers all tenants and needs a key for
          *     all tenants (`*`). `adapter`: only this adapter; empty: the base model. Shared adapters are called "shared/<name>"
-         *     in rows; `adapter` also accepts their bare name. `format`: json or csv.
+         *     in rows; `adapter` also accepts their bare name. `format`: json or csv. More than 50,000 rows are refused.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */

@@ -46,7 +46,7 @@ async def get_usage(
     before the kept period is refused. A total covers whole hours if they are kept, otherwise whole days. `group_by`:
     any of tenant, key, adapter, version, separated by commas; grouping by tenant covers all tenants and needs a key for
     all tenants (`*`). `adapter`: only this adapter; empty: the base model. Shared adapters are called "shared/<name>"
-    in rows; `adapter` also accepts their bare name. `format`: json or csv.
+    in rows; `adapter` also accepts their bare name. `format`: json or csv. More than 50,000 rows are refused.
     """
     principal, groups = principal_of(request), _groups(group_by)
     if GroupBy.TENANT in groups and not principal.is_any_tenant:

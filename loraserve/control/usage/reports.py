@@ -17,12 +17,14 @@ from loraserve.control.usage.shipping import BASE_MODEL, NO_KEY, UsageShipping, 
 from loraserve.live.key_names import usage_glob
 from loraserve.live.live_store import LiveStore
 from loraserve.live.usage import DAY_S, DAYS_KEPT_S, HOURS_KEPT_S, UsageSum, day_expires_at, hour_expires_at
-from loraserve.serving.errors import invalid_value
+from loraserve.serving.errors import ServingError, invalid_value
 from loraserve.serving.telemetry.latency_histogram import percentile_ms
 from loraserve.store.records import SHARED_TENANT
 
 LATEST = 1e11
 """In the year 5138."""
+MAX_ROWS = 50_000
+"""12 MB of JSON."""
 
 
 class Interval(StrEnum):
@@ -143,12 +145,14 @@ class _Rows:
         self._question = question
         self._only_shared = only_shared
         self._by_start: dict[float, dict[_Names, UsageTotals]] = {}
+        self._num_rows = 0
         self._found: dict[tuple[str, str, int], UsageTotals | None] = {}
         """The row of each key, adapter and version of a tenant and an hour or day; None = not asked for."""
         self._found_in: tuple[str, float] | None = None
         """That tenant, and the start of that hour or day."""
 
     def add(self, tenant: str, page: list[UsageSum]) -> None:
+        """Raises `ServingError` if there are too many rows."""
         for total in page:
             if self._found_in != (tenant, total.start):
                 self._found, self._found_in = {}, (tenant, total.start)
@@ -198,6 +202,9 @@ class _Rows:
         rows = self._by_start.setdefault(start, {})
         row = rows.get(names)
         if row is None:
+            self._num_rows += 1
+            if self._num_rows > MAX_ROWS:
+                raise _too_many_rows(self._question)
             row = rows[names] = UsageTotals(start, *names)
         return row
 
@@ -221,6 +228,15 @@ def _cells(row: UsageTotals) -> list[object]:
 
 def _order(names: _Names) -> tuple[str, ...]:
     return tuple("" if name is None else str(name) for name in names)
+
+
+def _too_many_rows(question: UsageQuestion) -> ServingError:
+    groups = ",".join(group for group in GroupBy if group in question.group_by)
+    return invalid_value(
+        "group_by",
+        f"is {groups}, with interval={question.interval}: that makes more than {MAX_ROWS} rows, the limit. Ask for a "
+        "shorter time ('from', 'to'), a longer interval, fewer groups, one adapter or one key.",
+    )
 
 
 def _check_span(question: UsageQuestion) -> None:

@@ -1,7 +1,7 @@
 import type { UsageRow } from "../../api/types";
 import { Bars } from "../../parts/bars";
 import { count, dayOf, hourOf } from "../../parts/format";
-import { type GroupBy, rankedOf, stacksOf, startsOf, tokensOf } from "./usage-stacks";
+import { type GroupBy, labelOf, rankedOf, stacksOf, startsOf, tokensOf } from "./usage-stacks";
 
 const HOUR_S = 3600;
 export const DAY_S = 86_400;
@@ -18,7 +18,7 @@ interface UsageChartsProps {
 /** Tokens and requests over time, one color per group. */
 export function UsageCharts({ rows, totals, by, from, to, interval }: UsageChartsProps) {
   const starts = startsOf(from, to, interval === "hour" ? HOUR_S : DAY_S);
-  const ranked = rankedOf(totals, by);
+  const ranked = rankedOf(totals).map((row) => labelOf(row, by));
   const severalDays = to - from > DAY_S;
   const when = (start: number): string => (interval === "day" ? dayOf(start, true) : hourOf(start, severalDays));
   const tick = interval === "hour" && severalDays ? (start: number) => dayOf(start) : when;

@@ -27,25 +27,27 @@ export function startsOf(from: number, to: number, stepS: number): number[] {
   return Array.from({ length: Math.max(0, Math.ceil((to - first) / stepS)) }, (_, index) => first + index * stepS);
 }
 
-/** The top groups, and the rest combined; in the order of `ranked`, so that a group has the same color in all charts. */
+/**
+ * The top groups, and the rest combined; in the order of the labels `ranked`, so that a group has the same color in all charts.
+ * Without `ranked`, all rows combined.
+ */
 export function stacksOf(rows: UsageRow[], by: GroupBy, ranked: string[], starts: number[], measure: (row: UsageRow) => number): Stack[] {
   const named = ranked.slice(0, MAX_STACKS);
   const stepOf = new Map(starts.map((start, index) => [start, index]));
   const stacks = named.map((label, index): Stack => ({ label, values: starts.map(() => 0), hue: index + 1 }));
-  const others: Stack = { label: OTHERS, values: starts.map(() => 0), hue: null };
+  const others: Stack = { label: named.length > 0 ? OTHERS : "all", values: starts.map(() => 0), hue: null };
   for (const row of rows) {
     const step = stepOf.get(row.start);
     if (step === undefined) continue;
     const stack = stacks[named.indexOf(labelOf(row, by))] ?? others;
     stack.values[step] = (stack.values[step] ?? 0) + measure(row);
   }
-  return ranked.length > MAX_STACKS ? [...stacks, others] : stacks;
+  return ranked.length > MAX_STACKS || named.length === 0 ? [...stacks, others] : stacks;
 }
 
-/** Labels by number of tokens, most first; ties by number of requests. */
-export function rankedOf(totals: UsageRow[], by: GroupBy): string[] {
-  const ordered = [...totals].sort((a, b) => tokensOf(b) - tokensOf(a) || b.num_requests - a.num_requests);
-  return ordered.map((row) => labelOf(row, by));
+/** By number of tokens, most first; ties by number of requests. */
+export function rankedOf(totals: UsageRow[]): UsageRow[] {
+  return [...totals].sort((a, b) => tokensOf(b) - tokensOf(a) || b.num_requests - a.num_requests);
 }
 
 /** The rows of all steps, summed by group. Percentiles cannot be summed, so they are null. */

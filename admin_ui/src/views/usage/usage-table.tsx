@@ -1,3 +1,5 @@
+import { useSignal } from "@preact/signals";
+
 import type { UsageRow } from "../../api/types";
 import { colorOf } from "../../parts/bars";
 import { Amount } from "../../parts/basics";
@@ -9,12 +11,14 @@ import { type GroupBy, labelOf, rankedOf, tokensOf } from "./usage-stacks";
 
 const HEADS: Record<GroupBy, string> = { adapter: "Adapter", version: "Version", key: "Key", tenant: "Tenant" };
 const NUM_HUES = 5;
+const NUM_ROWS = 200;
 
 /** Each group's totals over the whole span. A name links to its breakdown, its number of requests to the request log. */
 export function UsageTable({ totals, by }: { totals: UsageRow[]; by: GroupBy }) {
-  const ranked = rankedOf(totals, by);
-  const rows = [...totals].sort((a, b) => ranked.indexOf(labelOf(a, by)) - ranked.indexOf(labelOf(b, by)));
-  const all = rows.reduce((sum, row) => sum + tokensOf(row), 0);
+  const showsAll = useSignal(false);
+  const ranked = rankedOf(totals);
+  const rows = showsAll.value ? ranked : ranked.slice(0, NUM_ROWS);
+  const all = totals.reduce((sum, row) => sum + tokensOf(row), 0);
   return (
     <div class="panel scroll-x">
       <table class="table is-cards">
@@ -51,6 +55,11 @@ export function UsageTable({ totals, by }: { totals: UsageRow[]; by: GroupBy }) 
           ))}
         </tbody>
       </table>
+      {ranked.length > rows.length && (
+        <button type="button" class="button is-quiet show-all" onClick={() => (showsAll.value = true)}>
+          Show all {ranked.length} rows
+        </button>
+      )}
     </div>
   );
 }

@@ -1,7 +1,7 @@
 import "./usage.css";
 import "../../parts/charts.css";
 
-import { call } from "../../api/client";
+import { ApiError, call } from "../../api/client";
 import { download } from "../../api/download";
 import type { UsageReport } from "../../api/types";
 import { curlRequest } from "../../parts/commands";
@@ -38,17 +38,23 @@ export function Usage() {
     async (signal) => {
       const to = Math.ceil(Date.now() / 1000);
       const from = to - span.days * DAY_S;
-      const ask = async (asked: string) => (await call<UsageReport>("GET", usagePath({ from, to, interval: asked, by, filters }), { signal })).data;
-      const steps = await ask(interval);
+      const ask = async (asked: string, groups = GROUPS[by]) =>
+        (await call<UsageReport>("GET", usagePath({ from, to, interval: asked, groups, filters }), { signal })).data;
+      let isSplit = true;
+      const steps = await ask(interval).catch((error: unknown) => {
+        if (by === "tenant" || !hasTooManyRows(error)) throw error;
+        isSplit = false;
+        return ask(interval, "");
+      });
       const totals = byDay ? totalsOf(steps.data, by) : (await ask("total")).data;
-      return { from, to, rows: steps.data, totals, complete: steps.complete };
+      return { from, to, rows: steps.data, totals, complete: steps.complete, isSplit };
     },
     span.days > 1 ? REFRESH_LONG_MS : REFRESH_MS,
   );
 
   function exportCsv(): void {
     const to = Math.ceil(Date.now() / 1000);
-    const path = usagePath({ from: to - span.days * DAY_S, to, interval, by, filters });
+    const path = usagePath({ from: to - span.days * DAY_S, to, interval, groups: GROUPS[by], filters });
     download(`${path}&format=csv`, `usage-${by === "tenant" ? "all" : shownTenant.value}-${span.span}.csv`).catch((error: unknown) =>
       toast(error instanceof Error ? error.message : String(error)),
     );
@@ -69,7 +75,7 @@ export function Usage() {
         </button>
       </div>
       <View of={usage} skeleton={<SkeletonRows rows={6} height={56} />}>
-        {({ from, to, rows, totals, complete }) => (
+        {({ from, to, rows, totals, complete, isSplit }) => (
           <div class="stack">
             {!complete && (
               <p class="stale-note" role="status">
@@ -82,7 +88,8 @@ export function Usage() {
               </Empty>
             ) : (
               <>
-                <UsageCharts rows={rows} totals={totals} by={by} from={from} to={to} interval={interval} />
+                {!isSplit && <p class="muted">There are too many {by}s to chart each of them.</p>}
+                <UsageCharts rows={rows} totals={isSplit ? totals : []} by={by} from={from} to={to} interval={interval} />
                 <UsageTable totals={totals} by={by} />
               </>
             )}
@@ -97,13 +104,18 @@ interface Asked {
   from: number;
   to: number;
   interval: string;
-  by: GroupBy;
+  groups: string;
   filters: URLSearchParams;
 }
 
-function usagePath({ from, to, interval, by, filters }: Asked): string {
-  const query = new URLSearchParams({ from: String(from), to: String(to), interval, group_by: GROUPS[by] });
+function usagePath({ from, to, interval, groups, filters }: Asked): string {
+  const query = new URLSearchParams({ from: String(from), to: String(to), interval, group_by: groups });
   return `/v1/usage?${query}${filters.size > 0 ? `&${filters}` : ""}`;
+}
+
+/** The server limits the rows of an answer. */
+function hasTooManyRows(error: unknown): boolean {
+  return error instanceof ApiError && error.status === 400 && error.param === "group_by";
 }
 
 function groups(): GroupBy[] {

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from loraserve.control.tenancy.principal import Principal, server_principal
+from loraserve.control.usage import reports as reports_module
 from loraserve.control.usage.metrics import Metric
 from loraserve.control.usage.reports import (
     GroupBy,
@@ -226,6 +227,23 @@ def test_redis_sends_only_counters_of_the_key_and_adapter_that_are_asked_for(
                 rows = (await usage.answer(ACME, question)).rows
                 assert sent == expected
                 assert sum(row.count(Metric.REQUESTS) for row in rows) == len(expected)
+
+    run(scenario)
+
+
+def test_an_answer_of_too_many_rows_is_refused(valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            append(node, *(line(n, adapter=f"a{n % 2}", at=NOW - n * 3600) for n in range(4)))
+            usage = reports(node)
+            monkeypatch.setattr(reports_module, "MAX_ROWS", 3)
+            groups = frozenset({GroupBy.ADAPTER, GroupBy.KEY})
+            assert len((await usage.answer(ACME, UsageQuestion(NOW - 86_400, NOW + 60, group_by=groups))).rows) == 2
+            with pytest.raises(ServingError) as refused:
+                await usage.answer(ACME, UsageQuestion(NOW - 86_400, NOW + 60, Interval.HOUR, groups))
+            assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_VALUE, "group_by")
+            assert "is key,adapter, with interval=hour: that makes more than 3 rows" in str(refused.value)
 
     run(scenario)
 
