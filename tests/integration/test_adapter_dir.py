@@ -45,3 +45,22 @@ def test_new_folders_are_served_once_complete_and_deleted_adapters_stay_deleted(
         assert live(http) == {"first": 2, "fourth": 1}
         assert server.text.count("adapter 'third' from") == 1
         stop(server)
+
+
+def test_folders_that_are_refused_at_the_start_are_told_and_served_once_they_are_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "adapters"
+    for seed, name in enumerate(("good", "half", "my adapter")):
+        fake_adapter(folder / name, seed)
+    weights = folder / "half" / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:100])
+    key = offline_admin_key(tmp_path / "data")
+    options = ("--adapter-dir", str(folder), "--adapter-dir-scan-s", "0.1")
+    with serve_fake(tmp_path / "data", *options) as server, client(server, key) as http:
+        assert live(http) == {"good": 1}
+        for name in ("half", "my adapter"):
+            assert server.text.count(f"adapter '{name}' from") == 1
+        wait_until(lambda: "note      2 of 3 folders in --adapter-dir refused" in server.text, "the note")
+        weights.write_bytes(whole)
+        wait_until(lambda: live(http) == {"good": 1, "half": 1}, "the folder that is whole now")
+        stop(server)

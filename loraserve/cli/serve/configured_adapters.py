@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from loraserve_adapters.base_layout import BaseLayout
@@ -34,6 +35,23 @@ _PASSING = SERVER_FAULTS | {ErrorCode.INSUFFICIENT_QUOTA}
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an adapter was not published."""
+
+    adapter: LoraModule
+    error: AdapterError | ServingError | OSError
+
+    def __str__(self) -> str:
+        reason = self.error.strerror if isinstance(self.error, OSError) else self.error.message
+        return f"adapter {self.adapter.name!r} from {self.adapter.path}: {reason}"
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the next try may succeed although the files are the same."""
+        return isinstance(self.error, OSError) or (isinstance(self.error, ServingError) and self.error.code in _PASSING)
+
+
 class ConfiguredAdapters:
     def __init__(self, control: ControlPlane, layout: BaseLayout) -> None:
         self._control = control
@@ -42,24 +60,31 @@ class ConfiguredAdapters:
         self._limits = settings.adapter_rules.limits
         self._known = KnownSources(settings.data_dir, f"{layout.fingerprint} {self._limits}")
 
-    async def publish(self, adapters: Sequence[LoraModule], on_progress: Callable[[int], None]) -> None:
+    async def publish(
+        self, named: Sequence[LoraModule], found: Sequence[LoraModule], on_progress: Callable[[int], None]
+    ) -> list[Refusal]:
         """Adapters that are already published are only read, and not even that if their files are unchanged.
 
-        on_progress: called with the number of finished adapters. Raises `StartError` for the first that fails; those
-        that are being published then are finished, and no others are begun: thousands can take minutes.
+        on_progress: called with the number of finished adapters. Found adapters that are refused are logged and
+        returned. Raises `StartError` for the first named one that fails; those that are being published then are
+        finished, and no others are begun: thousands can take minutes.
         """
         num_done = 0
         has_failed = False
-        pending = iter(adapters)
+        refusals: list[Refusal] = []
+        pending = iter([*((adapter, True) for adapter in named), *((adapter, False) for adapter in found)])
 
         async def publish_next() -> None:
             nonlocal has_failed, num_done
-            while not has_failed and (adapter := next(pending, None)) is not None:
-                try:
-                    await self.publish_one(adapter)
-                except (AdapterError, ServingError, OSError) as error:
+            while not has_failed and (entry := next(pending, None)) is not None:
+                adapter, is_named = entry
+                refusal = await self.try_publish(adapter)
+                if refusal is not None and is_named:
                     has_failed = True
-                    raise StartError(_error_text(adapter, error)) from error
+                    raise StartError(str(refusal)) from refusal.error
+                if refusal is not None:
+                    _logger.warning("%s", refusal)
+                    refusals.append(refusal)
                 num_done += 1
                 on_progress(num_done)
 
@@ -68,8 +93,22 @@ class ConfiguredAdapters:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        return refusals
 
-    async def publish_one(self, adapter: LoraModule) -> None:
+    async def try_publish(self, adapter: LoraModule) -> Refusal | None:
+        """None if it is published."""
+        try:
+            await self._publish(adapter)
+        except (AdapterError, ServingError, OSError) as error:
+            return Refusal(adapter, error)
+        return None
+
+    async def save(self) -> None:
+        """Records the digests of folders, so that a restart need not read them again."""
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(self._known.save)
+
+    async def _publish(self, adapter: LoraModule) -> None:
         """Raises `AdapterError`, `ServingError`, `OSError`."""
         digest = await asyncio.to_thread(self._digest, adapter.path)
         if self._is_live(adapter.name, digest):
@@ -82,11 +121,6 @@ class ConfiguredAdapters:
             roots=None,
             follow_links=FollowLinks.ALWAYS,
         )
-
-    async def save(self) -> None:
-        """Records the digests of folders, so that a restart need not read them again."""
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(self._known.save)
 
     def _digest(self, folder: Path) -> str:
         """Digest of the folder's content. Raises `AdapterError`."""
@@ -137,24 +171,25 @@ class AdapterDirWatch:
                     self._done[adapter] = states
                 await self._configured.save()
 
+    def retry(self, refusals: Iterable[Refusal]) -> None:
+        """Tries those again that failed at the start and may pass, even if their files are unchanged."""
+        for refusal in refusals:
+            if refusal.may_pass:
+                self._done.pop(refusal.adapter, None)
+                self._complaints[refusal.adapter] = str(refusal)
+
     async def _publish(self, adapter: LoraModule) -> bool:
         """False if it is to be tried again."""
-        try:
-            await self._configured.publish_one(adapter)
-        except (AdapterError, ServingError, OSError) as error:
-            complaint = _error_text(adapter, error)
+        refusal = await self._configured.try_publish(adapter)
+        if refusal is not None:
+            complaint = str(refusal)
             if self._complaints.get(adapter) != complaint:
                 _logger.warning("%s", complaint)
-            if isinstance(error, OSError) or (isinstance(error, ServingError) and error.code in _PASSING):
+            if refusal.may_pass:
                 self._complaints[adapter] = complaint
                 return False
         self._complaints.pop(adapter, None)
         return True
-
-
-def _error_text(adapter: LoraModule, error: AdapterError | ServingError | OSError) -> str:
-    reason = error.strerror if isinstance(error, OSError) else error.message
-    return f"adapter {adapter.name!r} from {adapter.path}: {reason}"
 
 
 def _states_below(folder: Path) -> dict[LoraModule, States]:
@@ -168,3 +203,10 @@ def notes_on_chat_templates(adapters: Sequence[LoraModule], served: str | None) 
     names = [adapter.name for adapter in adapters if other_chat_template(adapter.path, served) is not None]
     reason = "chats are rendered with the base model's chat template, not with those saved with these adapters"
     return [f"{reason}: {shown_names(names)}"] if names else []
+
+
+def notes_on_refusals(refusals: Sequence[Refusal], num_found: int) -> list[str]:
+    """At most one note. num_found: adapters in --adapter-dir, including those refused."""
+    names = [repr(refusal.adapter.name) for refusal in refusals]
+    told = f"{len(refusals)} of {num_found} folders in --adapter-dir refused, for reasons in the log"
+    return [f"{told}: {shown_names(names)}"] if names else []

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from loraserve.api.inference.noted_app import OnEnd
     from loraserve.cli.serve.http_server import HttpServer
     from loraserve.cli.serve.option_types import LoraModule
+    from loraserve.control.control_plane import ControlPlane
     from loraserve.control.declared import Declared
     from loraserve.engine.config import EngineConfig
+    from loraserve.engine.model_description import ModelDescription
 
 HTTP_MODULES = (
     "loraserve.api.app",
@@ -64,7 +66,7 @@ async def start_server(settings: ServeSettings, console: Console, opened: contex
         starting = asyncio.create_task(LocalEngine.start(settings.engine, display.show))
         try:
             await asyncio.to_thread(_check_model, settings.engine)
-            await asyncio.to_thread(_check_adapters, settings.adapters)
+            await asyncio.to_thread(_check_adapters, settings.named_adapters)
             await asyncio.to_thread(_import_http)
             from loraserve.cli.serve.control_start import opened_declared, start_errors
 
@@ -93,7 +95,6 @@ async def _build(
 ) -> StartedServer:
     from loraserve.api.app import create_app
     from loraserve.api.app_context import AppContext
-    from loraserve.cli.serve.configured_adapters import AdapterDirWatch, ConfiguredAdapters, notes_on_chat_templates
     from loraserve.cli.serve.http_server import HttpServer
     from loraserve.control.control_plane import build_control
     from loraserve.control.names.labels import CatalogNames
@@ -110,17 +111,41 @@ async def _build(
         http = HttpServer(create_app(context, on_inference_end))
         tune_garbage_collector()
         await control.start()
-        configured = ConfiguredAdapters(control, engine.model.layout)
-        if settings.adapter_dir is not None and settings.scan_interval_s > 0:
-            watch = await asyncio.to_thread(AdapterDirWatch, settings.adapter_dir, configured)
-            control.background.every("scanning --adapter-dir", settings.scan_interval_s, watch.scan)
-        adapters = settings.adapters
-        await configured.publish(adapters, lambda num_done: display.show("loading adapters", num_done, len(adapters)))
-        notes = await asyncio.to_thread(notes_on_chat_templates, adapters, engine.model.chat_template)
+        notes = await _publish_adapters(settings, control, engine.model, display)
     except BaseException:
         await control.close()
         raise
     return StartedServer(engine, context, http, notes)
+
+
+async def _publish_adapters(
+    settings: ServeSettings, control: ControlPlane, model: ModelDescription, display: StartupDisplay
+) -> list[str]:
+    """Publishes the adapters of the command line, and from then on new ones in --adapter-dir. Returns notes for the
+    banner."""
+    from loraserve.cli.serve.configured_adapters import (
+        AdapterDirWatch,
+        ConfiguredAdapters,
+        notes_on_chat_templates,
+        notes_on_refusals,
+    )
+
+    configured = ConfiguredAdapters(control, model.layout)
+    watch = None
+    if settings.adapter_dir is not None and settings.scan_interval_s > 0:
+        watch = await asyncio.to_thread(AdapterDirWatch, settings.adapter_dir, configured)
+        control.background.every("scanning --adapter-dir", settings.scan_interval_s, watch.scan)
+    named, found = settings.named_adapters, settings.found_adapters
+    adapters = [*named, *found]
+    refusals = await configured.publish(
+        named, found, lambda num_done: display.show("loading adapters", num_done, len(adapters))
+    )
+    if watch is not None:
+        watch.retry(refusals)
+    refused = {refusal.adapter for refusal in refusals}
+    published = [adapter for adapter in adapters if adapter not in refused]
+    notes = await asyncio.to_thread(notes_on_chat_templates, published, model.chat_template)
+    return [*notes_on_refusals(refusals, len(found)), *notes]
 
 
 def _check_temporary_folder() -> None:

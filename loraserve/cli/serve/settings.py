@@ -112,16 +112,16 @@ class ServeSettings:
         return default_data_dir() / "demo" if self.is_demo else default_data_dir()
 
     @property
-    def adapters(self) -> list[LoraModule]:
-        """Adapters to publish before serving: --lora-modules, then the folders of --adapter-dir, then the demo's."""
+    def named_adapters(self) -> list[LoraModule]:
+        """Adapters without which the server does not start: those of --lora-modules, then the demo's."""
         if self.enable_lora is False:
             return []
-        found = list(self.lora_modules)
-        if self.adapter_dir is not None:
-            found += adapter_folders(self.adapter_dir)
-        if self.is_demo:
-            found += adapter_folders(DEMO / "adapters")
-        return found
+        return [*self.lora_modules, *(adapter_folders(DEMO / "adapters") if self.is_demo else [])]
+
+    @property
+    def found_adapters(self) -> list[LoraModule]:
+        """Adapters in --adapter-dir. Those that are refused do not prevent the start."""
+        return [] if self.adapter_dir is None else adapter_folders(self.adapter_dir)
 
     @property
     def scan_interval_s(self) -> float:

@@ -2,6 +2,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,7 +12,7 @@ from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.rules import DEFAULT_RULES
 
 from loraserve.cli.serve import configured_adapters
-from loraserve.cli.serve.configured_adapters import AdapterDirWatch, ConfiguredAdapters
+from loraserve.cli.serve.configured_adapters import AdapterDirWatch, ConfiguredAdapters, Refusal, notes_on_refusals
 from loraserve.cli.serve.option_types import LoraModule
 from loraserve.cli.serve.start_error import StartError
 from loraserve.control.control_plane import ControlPlane
@@ -55,20 +56,43 @@ def test_an_adapter_is_read_at_the_first_start_and_after_it_changed(
     assert len(reads) == 4
 
 
-def test_a_start_fails_at_the_first_adapter_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configured, begun = configured_with(tmp_path), []
+def broken_at(*names: str) -> Callable[[LoraModule], Awaitable[Refusal | None]]:
+    """Stands in for `ConfiguredAdapters.try_publish`."""
 
-    async def publish_one(adapter: LoraModule) -> None:
-        begun.append(adapter.name)
+    async def try_publish(adapter: LoraModule) -> Refusal | None:
         await asyncio.sleep(0)
-        if adapter.name == "3":
-            raise ServingError(ErrorCode.INVALID_REQUEST, "broken")
+        error = ServingError(ErrorCode.ADAPTER_REJECTED, "broken")
+        return Refusal(adapter, error) if adapter.name in names else None
 
-    monkeypatch.setattr(configured, "publish_one", publish_one)
-    adapters = [LoraModule(str(number), tmp_path) for number in range(100)]
+    return try_publish
+
+
+def numbered(count: int) -> list[LoraModule]:
+    return [LoraModule(str(number), Path("/adapters") / str(number)) for number in range(count)]
+
+
+def test_a_start_fails_at_the_first_named_adapter_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configured, done = configured_with(tmp_path), []
+    monkeypatch.setattr(configured, "try_publish", broken_at("3"))
     with pytest.raises(StartError, match=r"adapter '3' .* broken"):
-        asyncio.run(configured.publish(adapters, lambda _num_done: None))
-    assert len(begun) < 3 * configured_adapters.PUBLISHED_AT_ONCE
+        asyncio.run(configured.publish(numbered(100), [], done.append))
+    assert len(done) < 3 * configured_adapters.PUBLISHED_AT_ONCE
+
+
+def test_found_adapters_that_are_refused_do_not_prevent_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    configured, done = configured_with(tmp_path), []
+    monkeypatch.setattr(configured, "try_publish", broken_at("3", "9"))
+    named, found = numbered(2), numbered(20)
+    refusals = asyncio.run(configured.publish(named, found, done.append))
+    assert [refusal.adapter.name for refusal in refusals] == ["3", "9"]
+    assert done == [*range(1, 23)]
+    assert warnings(caplog) == [f"adapter '{name}' from /adapters/{name}: broken" for name in ("3", "9")]
+    assert notes_on_refusals(refusals, 20) == [
+        "2 of 20 folders in --adapter-dir refused, for reasons in the log: '3', '9'"
+    ]
+    assert notes_on_refusals([], 20) == []
 
 
 class Published:
@@ -76,12 +100,11 @@ class Published:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.cause: Exception | None = None
+        self.cause: AdapterError | ServingError | None = None
 
-    async def publish_one(self, adapter: LoraModule) -> None:
+    async def try_publish(self, adapter: LoraModule) -> Refusal | None:
         self.names.append(adapter.name)
-        if self.cause is not None:
-            raise self.cause
+        return None if self.cause is None else Refusal(adapter, self.cause)
 
     async def save(self) -> None:
         pass
@@ -149,7 +172,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     "cause", [AdapterError("bad_json", "it is bad"), ServingError(ErrorCode.ADAPTER_REJECTED, "it is bad")]
 )
 def test_an_invalid_adapter_is_logged_once_until_it_changes(
-    cause: Exception, watched: Watched, caplog: pytest.LogCaptureFixture
+    cause: AdapterError | ServingError, watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_adapter(watched.folder / "bad", 2)
     watched.published.cause = cause
@@ -166,3 +189,18 @@ def test_another_failure_is_retried_and_logged_once(watched: Watched, caplog: py
     watched.published.cause = None
     assert watched.looks(3) == ["new"]
     assert warnings(caplog) == [f"adapter 'new' from {watched.folder / 'new'}: not now"]
+
+
+def test_what_failed_at_the_start_is_tried_again_only_if_it_may_pass(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = LoraModule("old", watched.folder / "old")
+    watched.watch.retry([Refusal(adapter, AdapterError("bad_json", "it is bad"))])
+    assert watched.looks(3) == []
+    not_now = ServingError(ErrorCode.SERVICE_UNAVAILABLE, "not now")
+    watched.watch.retry([Refusal(adapter, not_now)])
+    watched.published.cause = not_now
+    assert watched.looks(2) == ["old"] * 2
+    assert warnings(caplog) == []
+    watched.published.cause = None
+    assert watched.looks(3) == ["old"]

@@ -570,13 +570,14 @@ def test_adapters_in_the_adapter_dir_are_named_after_their_folder(started: Start
         (tmp_path / name / "adapter_config.json").write_text("{}")
     (tmp_path / "not-an-adapter").mkdir()
     invoke("m", "--adapter-dir", str(tmp_path), "--lora-modules", "c=/c")
-    assert [adapter.name for adapter in started.settings.adapters] == ["c", "a", "b"]
+    assert [adapter.name for adapter in started.settings.named_adapters] == ["c"]
+    assert [adapter.name for adapter in started.settings.found_adapters] == ["a", "b"]
 
 
 def test_no_enable_lora_excludes_lora_modules_and_disables_adapters(started: Started) -> None:
     assert "excludes" in invoke("m", "--no-enable-lora", "--lora-modules", "a=/a", code=2)
     invoke("--no-enable-lora")
-    assert started.settings.adapters == []
+    assert started.settings.named_adapters == started.settings.found_adapters == []
     assert not started.settings.engine.enable_lora
 
 
