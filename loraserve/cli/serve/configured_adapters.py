@@ -88,8 +88,10 @@ class ConfiguredAdapters:
                 num_done += 1
                 on_progress(num_done)
 
-        results = await asyncio.gather(*(publish_next() for _ in range(PUBLISHED_AT_ONCE)), return_exceptions=True)
-        await self.save()
+        try:
+            results = await asyncio.gather(*(publish_next() for _ in range(PUBLISHED_AT_ONCE)), return_exceptions=True)
+        finally:
+            await self.save()
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -165,11 +167,20 @@ class AdapterDirWatch:
         """
         before, found = self._before, await asyncio.to_thread(_states_below, self._folder)
         self._before = found
-        for adapter, states in found.items():
-            if before.get(adapter) == states and self._done.get(adapter) != states:
+        changed = {
+            adapter: states
+            for adapter, states in found.items()
+            if before.get(adapter) == states and self._done.get(adapter) != states
+        }
+        if not changed:
+            return
+        try:
+            for adapter, states in changed.items():
                 if await self._publish(adapter):
                     self._done[adapter] = states
-                await self._configured.save()
+        finally:
+            # Once, since it writes all known digests: with 10,000 it would take longer than publishing an adapter.
+            await self._configured.save()
 
     def retry(self, refusals: Iterable[Refusal]) -> None:
         """Tries those again that failed at the start and may pass, even if their files are unchanged."""

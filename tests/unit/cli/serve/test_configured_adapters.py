@@ -100,6 +100,8 @@ class Published:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.saved_after: list[int] = []
+        """Number of names at each call of `save`."""
         self.cause: AdapterError | ServingError | None = None
 
     async def try_publish(self, adapter: LoraModule) -> Refusal | None:
@@ -107,7 +109,7 @@ class Published:
         return None if self.cause is None else Refusal(adapter, self.cause)
 
     async def save(self) -> None:
-        pass
+        self.saved_after.append(len(self.names))
 
 
 class Watched:
@@ -153,6 +155,25 @@ def test_folders_that_reappear_unchanged_are_not_published_again(watched: Watche
     assert watched.looks(2) == []
     watched.folder.with_name("away").rename(watched.folder)
     assert watched.looks(3) == []
+
+
+def test_a_scan_saves_the_digests_once_after_all_that_it_published(watched: Watched) -> None:
+    for seed, name in enumerate(("x", "y", "z")):
+        fake_adapter(watched.folder / name, seed)
+    assert watched.looks(3) == ["x", "y", "z"]
+    assert watched.published.saved_after == [3]
+
+
+def test_a_scan_that_is_cancelled_saves_the_digests_too(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cancelled(_adapter: LoraModule) -> None:
+        raise asyncio.CancelledError
+
+    fake_adapter(watched.folder / "new", 2)
+    assert watched.looks() == []
+    monkeypatch.setattr(watched.published, "try_publish", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(watched.watch.scan())
+    assert watched.published.saved_after == [0]
 
 
 def test_a_folder_is_ignored_until_both_files_are_there(watched: Watched) -> None:
