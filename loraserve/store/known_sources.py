@@ -1,9 +1,11 @@
 """Digests of the adapter folders given on the command line, so that a restart need not read unchanged ones again.
 
-Kept in `sources-<hash of read_as>.json`. It is only a hint: if anything is wrong with it, the folders are read.
+Kept in `sources-<hash of read_as>.json`, as long as the folders exist: a start need not be given them all. It is only a
+hint: if anything is wrong with it, the folders are read.
 """
 
 import hashlib
+import os
 import threading
 import time
 from contextlib import suppress
@@ -32,17 +34,14 @@ class KnownSources:
         """read_as: everything except its files that determines whether a folder is accepted, and its digest."""
         self._path = data_dir / f"sources-{hashlib.sha256(read_as.encode()).hexdigest()[:16]}.json"
         self._lock = threading.Lock()
-        self._found: dict[str, KnownSource] = {}
-        self._before = self._load()
+        self._sources = self._load()
+        """By folder."""
+        self._is_saved = True
 
     def digest(self, folder: Path) -> str | None:
         """Digest of the folder's content, if its files are unchanged since they were read."""
-        name = _name(folder)
-        known = self._found.get(name) or self._before.get(name)
-        if known is None or known.states != states_of(folder):
-            return None
-        self._add(folder, known)
-        return known.digest
+        known = self._sources.get(_name(folder))
+        return None if known is None or known.states != states_of(folder) else known.digest
 
     def begin(self, folder: Path) -> States | None:
         """Call before reading the folder. None if a change could go unnoticed: then do not call `remember`."""
@@ -52,17 +51,17 @@ class KnownSources:
 
     def remember(self, folder: Path, states: States, digest: str) -> None:
         """states: as `begin` returned them."""
-        self._add(folder, KnownSource(states, digest))
+        with self._lock:
+            self._sources[_name(folder)] = KnownSource(states, digest)
+            self._is_saved = False
 
     def save(self) -> None:
-        """Keeps only entries that `digest` found or `remember` added since the start. Raises `OSError`."""
+        """Writes what was added, without entries of folders that are gone. Raises `OSError`."""
         with self._lock:
-            if self._found != self._before:
-                replace_file(self._path, msgspec.json.encode(self._found))
-
-    def _add(self, folder: Path, source: KnownSource) -> None:
-        with self._lock:
-            self._found[_name(folder)] = source
+            if not self._is_saved:
+                self._sources = {name: known for name, known in self._sources.items() if os.path.isdir(name)}
+                replace_file(self._path, msgspec.json.encode(self._sources))
+                self._is_saved = True
 
     def _load(self) -> dict[str, KnownSource]:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,6 @@
+import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -94,10 +96,33 @@ def test_a_recently_written_source_is_not_remembered(
     assert KnownSources(tmp_path, "base").begin(folder) is None
 
 
-def test_folders_that_are_no_longer_looked_up_are_forgotten(folder: Path, tmp_path: Path) -> None:
+def test_a_source_stays_known_after_starts_that_do_not_look_it_up(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
     remembered(tmp_path, folder)
     KnownSources(tmp_path, "base").save()
-    assert KnownSources(tmp_path, "base").digest(folder) is None
+    assert KnownSources(tmp_path, "base").digest(folder) == "d"
+    remembered(tmp_path, other, "other")
+    again = KnownSources(tmp_path, "base")
+    assert (again.digest(folder), again.digest(other)) == ("d", "other")
+
+
+def test_folders_that_are_gone_are_forgotten(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    remembered(tmp_path, folder)
+    shutil.rmtree(folder)
+    remembered(tmp_path, other)
+    (file,) = tmp_path.glob("sources-*.json")
+    assert [*json.loads(file.read_bytes())] == [str(other)]
+
+
+def test_nothing_is_written_if_nothing_was_added(folder: Path, tmp_path: Path) -> None:
+    remembered(tmp_path, folder)
+    (file,) = tmp_path.glob("sources-*.json")
+    known = KnownSources(tmp_path, "base")
+    assert known.digest(folder) == "d"
+    file.unlink()
+    known.save()
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"x": 1}', b"\xff"])
