@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,16 +184,19 @@ class DocumentStore:
             remove_folder(trash)
         return doomed
 
-    def retired_among(self, kind: DocumentKind, revs: Mapping[str, int], mark: ScanMark | None = None) -> list[str]:
+    def retired_among(
+        self, kind: DocumentKind, revs: Iterable[tuple[str, int]], mark: ScanMark | None = None
+    ) -> list[str]:
         """Ids of the documents, known at these revisions, that were retired; not of those that disappeared otherwise.
 
-        mark: from a scan; only documents that it did not find are looked up on disk. Raises `DamagedFileError`.
+        revs: ids and revisions. mark: from a scan; only documents that it did not find are looked up on disk. Raises
+        `DamagedFileError`.
         """
         removed_rev = self.removed_rev(kind)
         seen = mark.mtimes_ns if mark is not None else {}
         return [
             document_id
-            for document_id, rev in revs.items()
+            for document_id, rev in revs
             if rev <= removed_rev
             and _folder_name(document_id) not in seen
             and not _is_there(self._document_folder(kind, document_id))

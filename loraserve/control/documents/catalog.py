@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from loraserve.control.documents.disk_lag import DiskLag
 from loraserve.control.documents.index import DocumentIndex
@@ -55,6 +55,10 @@ class Catalog(DocumentIndex):
     async def catch_up(self) -> None:
         """Afterwards everything that any server committed before this call is known: enough to read, not to admit."""
         await self._scan()
+
+    async def catch_up_on_adapters(self) -> None:
+        """As `catch_up`, but only of adapters, and those that were retired may still be known."""
+        await self._learn_changed(DocumentKind.ADAPTER)
 
     async def refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """Read one document from disk and make sure that Redis has it. Raises `LiveUnavailableError`."""
@@ -200,13 +204,8 @@ class Catalog(DocumentIndex):
         # Before the scan: if there are key files now and no key is known after it, none of them can be read.
         has_key_files = not self.has_keys and await asyncio.to_thread(self._documents.has_any, DocumentKind.KEY)
         for kind in kinds:
-            changed, self._marks[kind] = await asyncio.to_thread(
-                self._documents.scan_changed, kind, self._marks.get(kind)
-            )
+            await self._learn_changed(kind)
             is_complete = is_complete and self._marks[kind].is_complete
-            for document in changed:
-                self.apply(document)
-                self.put_later(document)
             await self._forget_retired(kind)
             if kind is DocumentKind.KEY and self._marks[kind].damaged_revs:
                 for key in self.all(kind):
@@ -215,6 +214,12 @@ class Catalog(DocumentIndex):
         if has_key_files:
             self._note_keys()
         return is_complete
+
+    async def _learn_changed(self, kind: DocumentKind) -> None:
+        changed, self._marks[kind] = await asyncio.to_thread(self._documents.scan_changed, kind, self._marks.get(kind))
+        for document in changed:
+            self.apply(document)
+            self.put_later(document)
 
     async def _reconcile(self, kind: DocumentKind) -> None:
         """Afterwards Redis has at least our revisions, and we have those on disk that Redis knows."""
@@ -267,12 +272,17 @@ class Catalog(DocumentIndex):
 
     async def _forget_retired(self, kind: DocumentKind) -> None:
         """Afterwards no document is known here that any server retired before this call."""
-        known = {document.id: document for document in self.all(kind)}
-        revs = {document_id: document.rev for document_id, document in known.items()}
-        for document_id in await self._retired_among(kind, revs, self._marks[kind]):
-            self.forget(known[document_id])
+        known = self.all(kind)
+        # A generator, so that the thread goes through all documents and not the event loop.
+        revs = ((document.id, document.rev) for document in known)
+        if retired := {*await self._retired_among(kind, revs, self._marks[kind])}:
+            for document in known:
+                if document.id in retired:
+                    self.forget(document)
 
-    async def _retired_among(self, kind: DocumentKind, revs: Mapping[str, int], mark: ScanMark | None) -> list[str]:
+    async def _retired_among(
+        self, kind: DocumentKind, revs: Iterable[tuple[str, int]], mark: ScanMark | None
+    ) -> list[str]:
         """Empty if that cannot be determined."""
         try:
             return await asyncio.to_thread(self._documents.retired_among, kind, revs, mark)
@@ -283,10 +293,9 @@ class Catalog(DocumentIndex):
     async def _remove_retired(self, kind: DocumentKind, document_id: str, rev: int) -> bool:
         """Whether a document that the disk lacks was retired; an older Redis, or a server that was killed in between,
         may have left it in Redis. If so, it is removed from Redis."""
-        revs = {document_id: rev}
-        if self._lag.is_missing_removals(kind) or not await self._retired_among(kind, revs, None):
+        if self._lag.is_missing_removals(kind) or not await self._retired_among(kind, [(document_id, rev)], None):
             return False
-        await self._live.documents.retire(kind, rev, revs)
+        await self._live.documents.retire(kind, rev, {document_id: rev})
         return True
 
     async def _put_all(self, documents: Iterable[AnyDocument]) -> None:
@@ -335,7 +344,7 @@ class Catalog(DocumentIndex):
         known = self.get(kind, document_id)
         if document is not None:
             self.apply(document)
-        elif known is not None and await self._retired_among(kind, {document_id: known.rev}, None):
+        elif known is not None and await self._retired_among(kind, [(document_id, known.rev)], None):
             self.forget(known)
         return document
 

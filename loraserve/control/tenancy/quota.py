@@ -68,7 +68,7 @@ class Quota:
             try:
                 await self._catalog.reread(DocumentKind.TENANT, tenant)
                 if self._is_limited(tenant):
-                    await self._catalog.catch_up()
+                    await self._catalog.catch_up_on_adapters()
                 yield
             finally:
                 await self._release_lease(tenant, token)

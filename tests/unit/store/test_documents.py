@@ -678,14 +678,14 @@ def test_retired_among_distinguishes_retired_documents_from_ones_lost_otherwise(
     for name in ("retired", "again", "vanished"):
         commit_revisions(store, name, 1)
     commit_revisions(store, "kept", 1)
-    revs = {f"acme/{name}": 1 for name in ("retired", "again", "kept")}
+    revs = [(f"acme/{name}", 1) for name in ("retired", "again", "kept")]
     assert store.retired_among(ADAPTER, revs) == []
     shutil.rmtree(next((tmp_path / "data" / "docs" / "adapter").glob(f"*/{folder_of('vanished')}")))
-    assert store.retired_among(ADAPTER, {"acme/vanished": 1}) == []
+    assert store.retired_among(ADAPTER, [("acme/vanished", 1)]) == []
     assert len(store.retire([adapter_document(name, 1, "revision 1") for name in ("retired", "again")])) == 2
     store.commit(adapter_document("again", 2))
     assert store.retired_among(ADAPTER, revs) == ["acme/retired"]
-    assert store.retired_among(ADAPTER, {"acme/retired": 2}) == []
+    assert store.retired_among(ADAPTER, [("acme/retired", 2)]) == []
     settle(tmp_path)
     _, mark = store.scan_changed(ADAPTER)
     assert store.retired_among(ADAPTER, revs, mark) == ["acme/retired"]

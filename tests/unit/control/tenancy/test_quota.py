@@ -9,7 +9,7 @@ from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import SWEPT_WITHIN_S
-from loraserve.store.records import Limits, Role
+from loraserve.store.records import DocumentKind, Limits, Role
 from loraserve.store.upload_session import KeptContent, UploadFile, UploadSession, UploadState
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, Node, content, eventually, run, running_node, two_nodes, with_tenants
@@ -76,6 +76,28 @@ def test_a_server_that_has_not_heard_of_a_limit_enforces_it(
                 deaf.quota.check("acme", "second", 100)
             await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapters=2)))
             assert await publish(deaf, "second", "b", principal) is None
+
+    run(scenario)
+
+
+def test_a_turn_looks_only_for_adapters_and_only_for_a_tenant_with_limits(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            scanned: list[DocumentKind] = []
+            scan = node.documents.scan_changed
+            monkeypatch.setattr(
+                node.documents,
+                "scan_changed",
+                lambda kind, *args, **how: scanned.append(kind) or scan(kind, *args, **how),
+            )
+            assert await publish(node, "sql", "a") is None
+            assert scanned == []
+            await node.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapters=9)))
+            assert await publish(node, "sql", "b") is None
+            assert scanned == [DocumentKind.ADAPTER]
 
     run(scenario)
 
