@@ -4,6 +4,9 @@
 number of processes that try the same revision, exactly one succeeds. A file is fsynced before it gets its name, so
 after a crash each revision is complete or absent.
 
+While a commit runs, a hidden file in `docs/<kind>/<hh>` announces it, so the modification time of that folder changes
+with every commit below it. A quick scan skips the folders in which nothing was announced since the last scan.
+
 Retiring a document removes all its revisions while no commit is in progress (commits share `docs/lock`, retiring takes
 it exclusively). Before the removal, the number in `docs/removed/<kind>` is raised, to at least the highest revision of
 any removed document. New documents start above that number, so a server or an older Redis that still knows a retired
@@ -19,7 +22,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,6 +60,7 @@ QUIET_WITHIN_S = 1.0
 postponed, so that it does not delay the end of this process."""
 
 _FILE_NAME = re.compile(r"[0-9]{8}\.json")
+_ANNOUNCED = ".committing-"
 _TEMPORARY_KEEP_S = 3600.0
 UNSETTLED_NS = 2_000_000_000
 """A folder changed this recently may change again without a new timestamp (clocks tick in steps of up to 2 s)."""
@@ -65,11 +69,25 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class ScannedPrefix:
+    """What a scan found in `docs/<kind>/<hh>`."""
+
+    mtimes_ns: Mapping[str, int] = field(default_factory=dict)
+    """Settled modification times by document's folder."""
+    quiet_ns: int | None = None
+    """Its own modification time. Unless that changes, no commit below it ended that the scan did not find. None = that
+    is not certain."""
+
+
+_UNSEEN = ScannedPrefix()
+
+
+@dataclass(frozen=True, slots=True)
 class ScanMark:
     """State of `scan_changed` after a scan; kept in memory only."""
 
-    mtimes_ns: Mapping[str, int] = field(default_factory=dict)
-    """Settled modification times by folder; for `DocumentStore` only."""
+    prefixes: Mapping[str, ScannedPrefix] = field(default_factory=dict)
+    """By `<hh>`; for `DocumentStore` only."""
     damaged_revs: Mapping[str, int] = field(default_factory=dict)
     """By folder: the newest revision, for documents whose newest revision the scan could not read."""
     is_complete: bool = True
@@ -78,6 +96,9 @@ class ScanMark:
     def has_newer(self, document: AnyDocument) -> bool:
         """Whether the scan found a newer revision of this document that it could not read."""
         return self.damaged_revs.get(_folder_name(document.id), 0) > document.rev
+
+    def has_seen(self, folder_name: str) -> bool:
+        return folder_name in self.prefixes.get(folder_name[:2], _UNSEEN).mtimes_ns
 
 
 def revision_of(damage: DamagedFileError) -> int:
@@ -125,13 +146,14 @@ class DocumentStore:
             if not names:
                 make_folder(folder.parent)
                 make_folder(folder)
-            try:
-                write_synced(temporary, content)
-                os.link(temporary, folder / _file_name(document.rev))
-            except FileExistsError:
-                raise RevisionTakenError(document.kind, document.id, document.rev) from None
-            finally:
-                temporary.unlink(missing_ok=True)
+            with _announced(folder.parent):
+                try:
+                    write_synced(temporary, content)
+                    os.link(temporary, folder / _file_name(document.rev))
+                except FileExistsError:
+                    raise RevisionTakenError(document.kind, document.id, document.rev) from None
+                finally:
+                    temporary.unlink(missing_ok=True)
             sync_folder(folder)
         _remove_older(str(folder), names[_num_revisions(len(content)) - 1 :], math.inf)
 
@@ -193,12 +215,12 @@ class DocumentStore:
         `DamagedFileError`.
         """
         removed_rev = self.removed_rev(kind)
-        seen = mark.mtimes_ns if mark is not None else {}
+        mark = mark or ScanMark()
         return [
             document_id
             for document_id, rev in revs
             if rev <= removed_rev
-            and _folder_name(document_id) not in seen
+            and not mark.has_seen(_folder_name(document_id))
             and not _is_there(self._document_folder(kind, document_id))
         ]
 
@@ -228,45 +250,55 @@ class DocumentStore:
             if document is not None:
                 yield document
 
-    def scan_changed(self, kind: DocumentKind, since: ScanMark | None = None) -> tuple[list[AnyDocument], ScanMark]:
+    def scan_changed(
+        self, kind: DocumentKind, since: ScanMark | None = None, *, is_quick: bool = False
+    ) -> tuple[list[AnyDocument], ScanMark]:
         """The newest revision of every document whose folder changed since the mark, and perhaps of unchanged ones.
 
         Without a mark, all documents. This call and those after it together miss nothing that was committed before the
-        call, even if the system at first refused to let the file, or a folder above it, be read.
+        call, even if the system at first refused to let the file, or a folder above it, be read. is_quick: likewise,
+        but not for revisions that came otherwise, such as by hand from a backup.
         """
-        seen = since.mtimes_ns if since is not None else {}
+        seen = since.prefixes if since is not None else {}
         settled_before_ns = time.time_ns() - UNSETTLED_NS
         changed: list[AnyDocument] = []
-        mtimes_ns: dict[str, int] = {}
+        prefixes: dict[str, ScannedPrefix] = {}
         damaged_revs: dict[str, int] = {}
-        is_complete = True
+        num_unread = 0
 
         def note(damage: DamagedFileError) -> None:
-            nonlocal is_complete
-            is_complete = is_complete and not isinstance(damage, UnreadFileError)
+            nonlocal num_unread
+            num_unread += isinstance(damage, UnreadFileError)
             self._on_damage(damage)
 
-        for entry in self._document_folders(kind, note):
-            try:
-                mtime_ns = entry.stat().st_mtime_ns
-            except FileNotFoundError:
-                continue  # Removed since it was listed.
-            except OSError as error:
-                note(_unread(entry.path, error))
+        for prefix in _sub_folders(self._kinds[kind], note):
+            before, num_unread_before = seen.get(prefix.name, _UNSEEN), num_unread
+            # NOTE: in this order. A commit that `_has_announced` misses changes the time after it was read.
+            prefix_ns = _mtime_ns(prefix, lambda _damage: None)
+            if is_quick and prefix_ns is not None and prefix_ns == before.quiet_ns:
+                prefixes[prefix.name] = before
                 continue
-            is_settled = mtime_ns < settled_before_ns
-            if seen.get(entry.name) != mtime_ns:
-                try:
-                    document = self._newest_of(kind, entry.path)
-                    if document is not None:
-                        changed.append(document)
-                except DamagedFileError as damage:
-                    note(damage)
-                    damaged_revs[entry.name] = revision_of(damage)
-                    is_settled = is_settled and not isinstance(damage, UnreadFileError)
-            if is_settled:
-                mtimes_ns[entry.name] = mtime_ns
-        return changed, ScanMark(mtimes_ns, damaged_revs, is_complete)
+            is_quiet = prefix_ns is not None and prefix_ns < settled_before_ns and not _has_announced(prefix.path)
+            mtimes_ns: dict[str, int] = {}
+            for entry in _sub_folders(prefix.path, note):
+                mtime_ns = _mtime_ns(entry, note)
+                if mtime_ns is None:
+                    continue
+                is_settled = mtime_ns < settled_before_ns
+                if before.mtimes_ns.get(entry.name) != mtime_ns:
+                    try:
+                        document = self._newest_of(kind, entry.path)
+                        if document is not None:
+                            changed.append(document)
+                    except DamagedFileError as damage:
+                        note(damage)
+                        damaged_revs[entry.name] = revision_of(damage)
+                        is_settled = is_settled and not isinstance(damage, UnreadFileError)
+                if is_settled:
+                    mtimes_ns[entry.name] = mtime_ns
+            is_quiet = is_quiet and num_unread == num_unread_before
+            prefixes[prefix.name] = ScannedPrefix(mtimes_ns, prefix_ns if is_quiet else None)
+        return changed, ScanMark(prefixes, damaged_revs, is_complete=num_unread == 0)
 
     def last_commit_ns(self) -> int:
         """Changes with every commit to any document, by any process: a cheap sign that there is something to scan.
@@ -316,6 +348,9 @@ class DocumentStore:
                     num_removed += _remove_older(entry.path, old, now - KEEP_S)
                 except OSError as error:
                     self._on_damage(_unread(entry.path, error))
+            for prefix in _sub_folders(self._kinds[kind], self._on_damage):
+                with suppress(OSError):  # Reported above.
+                    _remove_older(prefix.path, _announcements(prefix.path), now - _TEMPORARY_KEEP_S)
         _remove_older(str(self._temporary), os.listdir(self._temporary), now - _TEMPORARY_KEEP_S)
         return num_removed
 
@@ -384,6 +419,33 @@ class DocumentStore:
         return document
 
 
+@contextmanager
+def _announced(prefix: Path) -> Iterator[None]:
+    """NOTE: the folder's time changes once more after the commit, even if the announcement was pruned by then."""
+    announcement = prefix / f"{_ANNOUNCED}{secrets.token_hex(16)}"
+    announcement.touch(mode=0o600)
+    try:
+        yield
+    finally:
+        try:
+            announcement.unlink()
+        except FileNotFoundError:
+            prefix.touch()
+
+
+def _has_announced(prefix: str) -> bool:
+    """Whether a commit is running there, or its process was killed. True if that cannot be determined."""
+    try:
+        return bool(_announcements(prefix))
+    except OSError:
+        return True
+
+
+def _announcements(prefix: str) -> list[str]:
+    """Raises `OSError`."""
+    return [name for name in os.listdir(prefix) if name.startswith(_ANNOUNCED)]
+
+
 def _folder_name(document_id: str) -> str:
     return hashlib.sha256(document_id.encode()).hexdigest()
 
@@ -410,6 +472,17 @@ def _sub_folders(folder: str, on_damage: Callable[[DamagedFileError], None]) -> 
             yield entry
         else:
             on_damage(DamagedFileError(entry.path, "not a document's folder"))
+
+
+def _mtime_ns(entry: "os.DirEntry[str]", on_damage: Callable[[DamagedFileError], None]) -> int | None:
+    """None if it was removed since it was listed, or cannot be read."""
+    try:
+        return entry.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        on_damage(_unread(entry.path, error))
+        return None
 
 
 def _names(folder: str) -> list[str]:

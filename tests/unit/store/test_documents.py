@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from loraserve.store import documents, durable
-from loraserve.store.documents import KEEP_REVISIONS, KEEP_S, MIN_REVISIONS, DocumentStore
+from loraserve.store.documents import KEEP_REVISIONS, KEEP_S, MIN_REVISIONS, DocumentStore, ScanMark
 from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
 from loraserve.store.locks import locked
 from loraserve.store.records import AdapterDoc, DocumentKind
@@ -48,8 +48,10 @@ def commit_revisions(store: DocumentStore, name: str, count: int) -> None:
 
 def settle(tmp_path: Path) -> None:
     """Dates all folders back, as if all commits so far were long ago."""
-    for folder in (tmp_path / "data" / "docs").glob("*/*/*"):
-        os.utime(folder, (1e9, 1e9))
+    docs = tmp_path / "data" / "docs"
+    for folder in (*docs.glob("*/*"), *docs.glob("*/*/*")):
+        if folder.is_dir():
+            os.utime(folder, (1e9, 1e9))
 
 
 def test_a_document_that_was_never_committed_is_none(store: DocumentStore) -> None:
@@ -279,6 +281,92 @@ def test_scan_changed_reads_only_changed_documents(store: DocumentStore, tmp_pat
     settle(tmp_path)
     _, mark = store.scan_changed(ADAPTER, mark)
     assert store.scan_changed(ADAPTER, mark)[0] == []
+
+
+def test_a_quick_scan_looks_only_into_folders_with_commits(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"skill-{number}" for number in range(20)]
+    for name in names:
+        commit_revisions(store, name, 1)
+    settle(tmp_path)
+    _, mark = store.scan_changed(ADAPTER)
+    listed: list[str] = []
+    sub_folders = documents._sub_folders
+    monkeypatch.setattr(documents, "_sub_folders", lambda *args: listed.append(args[0]) or sub_folders(*args))
+
+    def quick(mark: ScanMark) -> tuple[set[tuple[str, int]], ScanMark]:
+        listed.clear()
+        changed, mark = store.scan_changed(ADAPTER, mark, is_quick=True)
+        return {(document.id, document.rev) for document in changed}, mark
+
+    found, mark = quick(mark)
+    assert (found, len(listed)) == (set(), 1)
+    store.commit(adapter_document("skill-3", 2))
+    store.commit(adapter_document("new", 1))
+    found, mark = quick(mark)
+    assert found == {("acme/skill-3", 2), ("acme/new", 1)}
+    assert len(listed) <= 3
+    assert quick(mark)[0] == found  # Not settled yet.
+    settle(tmp_path)
+    _, mark = quick(mark)
+    assert quick(mark)[0] == set()
+    assert store.retired_among(ADAPTER, [(f"acme/{name}", 1) for name in names], mark) == []
+    assert store.scan_changed(ADAPTER, mark)[0] == []
+
+
+@pytest.mark.parametrize("fate", ["goes on", "is killed", "goes on after its announcement was pruned"])
+def test_a_quick_scan_misses_no_commit_that_was_running_during_the_one_before(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: str
+) -> None:
+    """However long the commit was stalled just before its revision got its name."""
+    commit_revisions(store, "sql", 1)
+    settle(tmp_path)
+    mark = store.scan_changed(ADAPTER)[1]
+    link, unlink = os.link, Path.unlink
+
+    def announced() -> list[Path]:
+        return [*(tmp_path / "data" / "docs" / "adapter").glob("*/.committing-*")]
+
+    def scan_and_link(source: Path, target: Path) -> None:
+        nonlocal mark
+        if "pruned" in fate:
+            unlink(announced()[0])
+        settle(tmp_path)
+        changed, mark = store.scan_changed(ADAPTER, mark)
+        assert changed == []
+        link(source, target)
+        if fate == "is killed":
+            monkeypatch.setattr(Path, "unlink", lambda *_args, **_how: None)
+
+    monkeypatch.setattr(os, "link", scan_and_link)
+    store.commit(adapter_document("sql", 2))
+    monkeypatch.setattr(Path, "unlink", unlink)
+    changed, mark = store.scan_changed(ADAPTER, mark, is_quick=True)
+    assert [document.rev for document in changed] == [2]
+    if fate == "is killed":
+        store.prune()
+        assert len(announced()) == 1
+        store.prune(time.time() + 7200)
+    assert announced() == []
+
+
+def test_a_quick_scan_retries_files_that_could_not_be_read(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_revisions(store, "sql", 1)
+    settle(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "_content", denied)
+        changed, mark = store.scan_changed(ADAPTER)
+    assert changed == []
+    changed, mark = store.scan_changed(ADAPTER, mark, is_quick=True)
+    assert [document.rev for document in changed] == [1]
+    assert store.scan_changed(ADAPTER, mark, is_quick=True)[0] == []
+
+
+def denied(path: str) -> bytes:
+    raise PermissionError(errno.EACCES, "Permission denied", path)
 
 
 def test_scan_changed_misses_no_commit_within_one_tick_of_the_clock(store: DocumentStore, tmp_path: Path) -> None:
