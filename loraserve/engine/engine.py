@@ -149,9 +149,11 @@ class Engine:
     def use_idle_time(self) -> bool:
         """Prepare for future work, a few milliseconds at most; returns False if nothing is left to prepare now.
 
-        Touches memory for KV blocks that were never used.
+        Touches memory for KV blocks and adapters that was never used.
         """
-        return self._runner.touch_ahead(self._pool.num_ever_allocated)
+        if self._runner.touch_ahead(self._pool.num_ever_allocated):
+            return True
+        return self._adapters is not None and self._adapters.touch_ahead()
 
     # ---- adapters
 

@@ -45,6 +45,8 @@ class AdapterArena:
         self.residents: dict[str, Resident] = {}
         self.num_in_use = 0
         """Adapters that are referenced."""
+        self.num_ever_used = 0
+        """Elements from the start to the end of the last extent there ever was."""
         self._evictable: OrderedDict[str, None] = OrderedDict()
         """Least recently used first."""
         self._evictable_size = 0
@@ -73,6 +75,7 @@ class AdapterArena:
     def enter(self, digest: str, table: PackedTable, start: int, size: int) -> Resident:
         """Write its row of the table. The caller fills the extent and says so with `note_arrived`."""
         resident = Resident(table, self._free_slots.pop(), start, size)
+        self.num_ever_used = max(self.num_ever_used, start + size)
         self._rows.write(resident.adapter_slot, table)
         self._rows.place(resident.adapter_slot, start, table)
         self.residents[digest] = resident

@@ -28,6 +28,7 @@ from loraserve.engine.adapters.upload import Read
 from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.device.accelerator import Accelerator
 from loraserve.engine.device.host_copies import HostCopies
+from loraserve.engine.pages_ahead import PagesAhead
 
 FinishAdapter = Callable[[PackedTable, Tensor], None]
 """See `CausalModel.finish_adapter`."""
@@ -37,6 +38,10 @@ UPLOAD_WAIT_S = 0.005
 BACKGROUND_BYTES = 8 << 20
 """On a CPU, smaller adapters are loaded between two steps, which takes 20 ms for this many bytes that were not read
 before (two Xeon cores). Larger ones would delay every running sequence for longer."""
+PAGES_BYTES = 256 << 10
+"""Of the arena that are touched ahead together."""
+AHEAD_BYTES = 256 << 20
+"""Touched ahead of the adapters that were loaded so far: the size of some large ones."""
 MAX_POSTPONED = 16
 """Consecutive attempts to make room that may give up because adapters would have to be moved while others are read."""
 
@@ -99,6 +104,10 @@ class AdapterMemory:
         )
         self._arena = AdapterArena(rows, max_resident)
         self.table = rows.table
+        self._page_elements = PAGES_BYTES // self._element_bytes
+        num_pages = num_elements // self._page_elements
+        pages = self.table.arena[: num_pages * self._page_elements].view(num_pages, self._page_elements)
+        self._pages = PagesAhead([pages] if num_pages else [], AHEAD_BYTES)
         self._transit.follow_steps()  # queued steps may still read this memory's former contents
 
     @property
@@ -224,6 +233,10 @@ class AdapterMemory:
     def wait_for_upload(self) -> None:
         """Wait until the oldest load under way, if there is one, has progressed, or for `UPLOAD_WAIT_S`."""
         self._transit.wait_for_oldest(UPLOAD_WAIT_S)
+
+    def touch_ahead(self) -> bool:
+        """Touch some memory that no adapter has used yet, in idle time; False if none is left to touch now."""
+        return self._pages.touch_next(-(-self._arena.num_ever_used // self._page_elements))
 
     def arrivals(self, adapter_slots: Iterable[int]) -> StepArrivals | None:
         """Copies that are not complete and that a step with these slots must wait for; None = there are none."""

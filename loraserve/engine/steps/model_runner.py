@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loraserve.engine.adapters.arrival import StepArrivals
 from loraserve.engine.device.accelerator import upload_ids
-from loraserve.engine.kv.pages import KvPages
+from loraserve.engine.pages_ahead import PagesAhead
 from loraserve.engine.steps.graphs import GraphSize, StepGraphs
 from loraserve.models.causal_model import CausalModel
 
@@ -37,7 +37,7 @@ class ModelRunner:
         k_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
         v_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
         self._caches = [indexable(tensor) for tensor in (*k_caches, *v_caches)]
-        self._pages = KvPages(self._caches)
+        self._pages = PagesAhead(self._caches)
         model.bind(k_caches, v_caches, table)
 
     def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:

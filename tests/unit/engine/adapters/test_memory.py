@@ -13,8 +13,10 @@ from loraserve_kernels.adapter_table import MAX_LORA_RANK
 
 from loraserve.engine.adapters import arena as adapter_arena
 from loraserve.engine.adapters import files as adapter_files
+from loraserve.engine.adapters import memory as adapter_memory
 from loraserve.engine.adapters.files import AdapterFiles
 from loraserve.engine.adapters.memory import AdapterMemory
+from tests.support.memory_pages import can_populate, give_back, resident_pages
 from tests.support.packed_adapters import UNIT, TinyAdapter, acquire, content, damage, make_adapter_memory
 
 ADAPTERS = [TinyAdapter(value, num_units) for value, num_units in enumerate((1, 2, 3, 1, 2, 8), start=1)]
@@ -35,6 +37,31 @@ def load(memory: AdapterMemory, adapter: TinyAdapter) -> None:
     """Leaves the adapter resident and unreferenced."""
     assert memory.try_acquire(adapter.digest) is not None
     memory.release(adapter.digest)
+
+
+@pytest.mark.skipif(not can_populate(), reason="the system cannot touch pages by request")
+def test_idle_time_touches_memory_for_adapters_to_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As far ahead of those that were loaded as `AHEAD_BYTES`; with huge pages, up to 2 MiB further."""
+    monkeypatch.setattr(adapter_memory, "AHEAD_BYTES", 2 << 20)
+    adapters = [TinyAdapter(value, 512) for value in range(1, 25)]  # 3 MiB in total
+    memory = make_adapter_memory(16 << 12, max_resident=24)
+    arena = memory.table.arena.view(16, -1)
+    give_back(arena)
+
+    def touched() -> list[bool]:
+        while memory.touch_ahead():
+            pass
+        return [all(resident_pages(part)[1:-1]) for part in arena]
+
+    assert touched()[:2] == [True] * 2
+    assert not any(touched()[5:])
+    slots = []
+    for adapter in adapters:
+        memory.add(adapter.digest, str(adapter.write(tmp_path)))
+        slots.append(acquire(memory, adapter))
+    assert touched()[:5] == [True] * 5
+    assert not any(touched()[8:])
+    assert [content(memory, slot, 512) for slot in slots] == [[adapter.value] for adapter in adapters]
 
 
 def test_an_adapter_takes_exactly_its_packed_bytes_once_it_is_acquired(paths: dict[str, Path]) -> None:
