@@ -16,8 +16,9 @@ from loraserve.live.script_loader import Script
 from loraserve.live.server_link import Address, Arg, Command, NotPrimaryError, ServerLink
 
 CALL_S = 1.0
-WAIT_S = 10.0
-"""For one of the links, while Redis answers all calls in time, but not as fast as they come."""
+WAIT_S = 2.0
+"""For one of the links, while Redis answers all calls in time, but not as fast as they come. Renewals of leases and
+snapshots wait, too, several times in a row, and must come before those expire."""
 NUM_LINKS = 16
 MOVES_FOLLOWED = 2
 """Redirections between nodes of a cluster that one call follows."""

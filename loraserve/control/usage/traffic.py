@@ -58,7 +58,7 @@ class UsageTraffic:
         """The end of those hours, and the Redis they were read from."""
 
     async def of(self, principal: Principal) -> dict[AdapterKey, AdapterTraffic]:
-        """The acting tenant's requests, at most 30 s old.
+        """The acting tenant's requests, at most 30 s old; those that a server reported hours late, up to an hour.
 
         For a key for all tenants (`*`) that acts for `shared`: all tenants' requests to its adapters.
         """

@@ -186,6 +186,10 @@ class AdapterMemory:
         resident = self._arena.residents.get(digest)
         return resident is not None and resident.was_acquired
 
+    def has_place(self, digest: str) -> bool:
+        """Whether it is in the arena or on its way there."""
+        return digest in self._arena.residents
+
     def is_in_use(self, digest: str) -> bool:
         """Whether it is referenced."""
         resident = self._arena.residents.get(digest)

@@ -99,6 +99,8 @@ class WayFinder:
                 way = self._ready(urgent, victims, overtaken)
                 if way is not None:
                     return way
+                if self._adapters.is_arriving(urgent):
+                    continue
             if urgent.state.num_bypassed >= self._max_bypassed:
                 return None
             overtaken.append(urgent)

@@ -45,6 +45,8 @@ class _Admission(Enum):
     ADMITTED = "admitted"
     NO_ROOM = "no room"
     NO_ADAPTER_ROOM = "no adapter room"
+    ADAPTER_ARRIVING = "adapter arriving"
+    """It has its place in the arena, which nobody who is admitted meanwhile can take."""
     FAILED = "failed"
 
 
@@ -314,7 +316,8 @@ class Scheduler:
             self._fail(sequence, error.message, plan)
             return _Admission.FAILED
         if not has_adapter:
-            return _Admission.NO_ADAPTER_ROOM
+            is_arriving = self._adapters.is_arriving(sequence)
+            return _Admission.ADAPTER_ARRIVING if is_arriving else _Admission.NO_ADAPTER_ROOM
         if is_cold:
             self._charge(sequence.request, COLD_LOAD_TOKENS)
         self.pool.acquire(cached)

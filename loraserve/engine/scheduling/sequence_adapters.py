@@ -40,6 +40,11 @@ class SequenceAdapters:
         digest = sequence.request.adapter_digest
         return self._memory is not None and digest is not None and not self._memory.is_resident(digest)
 
+    def is_arriving(self, sequence: Sequence) -> bool:
+        """Whether its adapter, which cannot be acquired now, has its place in the arena."""
+        digest = sequence.request.adapter_digest
+        return self._memory is not None and digest is not None and self._memory.has_place(digest)
+
     def try_acquire(self, sequence: Sequence, max_arriving_bytes: int | None) -> bool:
         """Returns False if its adapter is not there yet, having started to load it if there is room. Raises
         `AdapterError`.

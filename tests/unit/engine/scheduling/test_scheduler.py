@@ -1182,6 +1182,23 @@ def test_scheduling_ahead_does_not_evict_an_adapter_of_the_queued_step(memory: A
     assert memory.is_resident(SMALL.digest)
 
 
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_any_number_of_requests_pass_one_whose_adapter_is_being_read(
+    on_a_gpu: bool, paths: dict[TinyAdapter, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_manual_threads(monkeypatch)
+    memory = make_adapter_memory(4, accelerator=HostAccelerator() if on_a_gpu else None, background_bytes=0)
+    memory.add(SMALL.digest, str(paths[SMALL]))
+    bench = Bench(adapters=memory)
+    bench.add(4, name="waits", adapter=SMALL)
+    for number in range(2 * MAX_BYPASSED):
+        bench.add(4, name=f"passes {number}", tenant="other", max_tokens=1)
+        assert names(bench.step()) == {f"passes {number}"}
+    memory.wait_for_upload()
+    bench.add(4, name="last", tenant="other", max_tokens=1)
+    assert "waits" in names(bench.step())
+
+
 def test_a_request_waiting_for_an_adapter_is_retried_as_soon_as_the_adapter_is_uploaded(
     paths: dict[TinyAdapter, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
