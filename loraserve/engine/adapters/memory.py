@@ -384,6 +384,8 @@ class AdapterMemory:
         self._transit.note_evicted(digest)
 
     def _compact(self, size: int) -> None:
+        for digest in self._transit.cancel_queued():  # to be loaded again at their next attempt
+            self._evict(digest)
         self._transit.wait_for_all()
         self._arena.compact(size)
         self._transit.follow_steps()

@@ -180,6 +180,15 @@ class AdapterTransit:
             arrival.last.synchronize()
             return
 
+    def cancel_queued(self) -> list[str]:
+        """Cancel loads that have not begun, and return them; none with a host tier, which may be filled for them."""
+        if self._tier is not None:
+            return []
+        cancelled = [digest for digest, loading in self._loading.items() if loading.queued.cancel()]
+        for digest in cancelled:
+            del self._loading[digest]
+        return cancelled
+
     def wait_for_all(self) -> None:
         """Work queued on the main stream from now on finds all of them there. Waits for the thread."""
         for digest, loading in list(self._loading.items()):

@@ -606,6 +606,26 @@ def test_compaction_is_postponed_while_files_are_read_but_not_indefinitely(
         assert use(memory, acquire(memory, adapter), adapter) == [adapter.value]
 
 
+def test_a_compaction_waits_for_no_load_that_has_not_begun(make_memory: MakeMemory, tmp_path: Path) -> None:
+    memory = make_memory(9)
+    queued, other, waiting = TinyAdapter(4, 2), TinyAdapter(5, 2), TinyAdapter(6, 3)
+    for adapter in (queued, other, waiting):
+        memory.add(adapter.digest, str(adapter.write(tmp_path)))
+    load(memory, ONE)
+    kept = acquire(memory, TWO)
+    memory.remove(ONE.digest)
+    with held_thread(memory):
+        for adapter in (queued, other):
+            assert memory.try_acquire(adapter.digest) is None
+        for _ in range(MAX_POSTPONED + 1):
+            assert memory.try_acquire(waiting.digest) is None
+        assert {*memory.resident} == {TWO.digest, waiting.digest}
+        memory.check_invariants({TWO.digest: 1})
+    assert use(memory, kept, TWO) == [2]
+    for adapter in (waiting, queued, other):
+        load(memory, adapter)
+
+
 def test_removing_an_adapter_does_not_wait_for_the_files_of_other_adapters(make_memory: MakeMemory) -> None:
     memory = make_memory(8)
     with held_thread(memory):
