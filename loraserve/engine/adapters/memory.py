@@ -190,6 +190,10 @@ class AdapterMemory:
         """Whether it is in the arena or on its way there."""
         return digest in self._arena.residents
 
+    def is_loading(self, digest: str) -> bool:
+        """Whether its copies are not queued yet. Ends with `settle_uploads` or `try_acquire`."""
+        return self._transit.is_loading(digest)
+
     def is_in_use(self, digest: str) -> bool:
         """Whether it is referenced."""
         resident = self._arena.residents.get(digest)
@@ -268,7 +272,7 @@ class AdapterMemory:
             resident = None  # loading it reports the error, unless the file has changed
         if resident is None:
             resident = self._try_load(digest)
-        if resident is None or self._is_loading(digest):
+        if resident is None or self.is_loading(digest):
             return None
         is_large = max_arriving_bytes is not None and resident.size * self._element_bytes > max_arriving_bytes
         needs_all = digest in self._unfinished or (is_large and resident.num_references == 0)
@@ -344,9 +348,6 @@ class AdapterMemory:
             assert self._finish is not None, "an adapter must be finished, but there is no `finish`"
             self._finish(resident.table, self._arena.extent(resident))
             self._unfinished.remove(digest)
-
-    def _is_loading(self, digest: str) -> bool:
-        return self._transit.is_loading(digest)
 
     def _is_being_copied(self, digest: str) -> bool:
         return self._transit.is_being_copied(digest)

@@ -304,6 +304,8 @@ class Scheduler:
         copied."""
         if not self._adapters.can_acquire(sequence):
             return _Admission.NO_ADAPTER_ROOM  # before its prompt is hashed
+        if self._adapters.is_loading(sequence):
+            return _Admission.ADAPTER_ARRIVING  # likewise
         cached = self._blocks.find_prefix(sequence)
         num_cached = len(cached) * self._block_size
         if self._blocks.num_to_admit(sequence, cached) > self.pool.num_available:

@@ -40,6 +40,11 @@ class SequenceAdapters:
         digest = sequence.request.adapter_digest
         return self._memory is not None and digest is not None and not self._memory.is_resident(digest)
 
+    def is_loading(self, sequence: Sequence) -> bool:
+        """Whether its adapter was being read when `settle_uploads` was called. As cheap as `can_acquire`."""
+        digest = sequence.request.adapter_digest
+        return self._memory is not None and digest is not None and self._memory.is_loading(digest)
+
     def is_arriving(self, sequence: Sequence) -> bool:
         """Whether its adapter, which cannot be acquired now, has its place in the arena."""
         digest = sequence.request.adapter_digest
