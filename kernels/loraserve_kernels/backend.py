@@ -35,7 +35,7 @@ class Backend(SamplesOnHost, Protocol):
         """
         ...
 
-    def multiply_in_place(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+    def linear_into(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
         """y = x Wᵀ for a weight that is not prepared in any way.
 
         weight: [N, K], dense; x: [T, K], y: [T, N], rows may be strided, the last dimension is dense.

@@ -110,7 +110,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 class RowMajorLinear:
-    """x Wᵀ + bias straight from a row-major weight in C: for an `lm_head` whose weight is in use elsewhere.
+    """x Wᵀ + bias straight from a row-major weight in C: for an `lm_head` that is in use elsewhere, or an adapter's.
 
     weight: [N, K], not copied. `F.linear` is used for more than `ROW_MAJOR_MAX_ROWS` rows, dtypes other than float32
     and bfloat16, weights that are not dense, other devices, and without a library. In C, a row's result does not depend

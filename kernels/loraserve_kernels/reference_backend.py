@@ -44,8 +44,8 @@ class ReferenceBackend(ReferenceSampling):
             return RowMajorLinear(weight, bias)
         return QuantizedLinear(weight, bias, quantization) if quantization else PrepackedLinear(weight, bias)
 
-    def multiply_in_place(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
-        """See `Backend.multiply_in_place`."""
+    def linear_into(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+        """See `Backend.linear_into`."""
         RowMajorLinear(weight).multiply_into(y, x)
 
     def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:

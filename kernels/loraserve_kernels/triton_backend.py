@@ -60,8 +60,8 @@ class TritonBackend(ReferenceSampling):
         """See `Backend.linear`. `F.linear` on the weight itself, which is not copied, unless it is quantized."""
         return QuantizedLinear(weight, bias, quantization) if quantization else RowMajorLinear(weight, bias)
 
-    def multiply_in_place(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
-        """See `Backend.multiply_in_place`."""
+    def linear_into(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+        """See `Backend.linear_into`."""
         RowMajorLinear(weight).multiply_into(y, x)
 
     def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:

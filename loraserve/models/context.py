@@ -67,7 +67,7 @@ class ForwardContext:
                 start, end = end, end + num_columns
                 own = self._own_table(run.adapter_slot, member)
                 if own is not None:
-                    self.backend.multiply_in_place(y[rows, start:end], x[rows], own)
+                    self.backend.linear_into(y[rows, start:end], x[rows], own)
 
     def _own_table(self, adapter_slot: int, member: int) -> Tensor | None:
         assert self.adapter_table is not None

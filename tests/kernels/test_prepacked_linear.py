@@ -163,18 +163,18 @@ def test_row_major_shares_a_tied_weight(cpu_library, assert_close):
 
 @pytest.mark.parametrize("backend_name", ["cpu", "reference"])
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 70])
-def test_multiplies_in_place_into_columns_of_a_wider_output(backend_name, num_rows, dtype, assert_close, cpu_library):
+def test_multiplies_into_columns_of_a_wider_output(backend_name, num_rows, dtype, assert_close, cpu_library):
     backend = CpuBackend(cpu_library) if backend_name == "cpu" else ReferenceBackend()
     weight, _ = make_weight((70, 64), dtype)
     x = torch.randn(num_rows, 67, generator=torch.Generator().manual_seed(num_rows)).to(dtype)[:, 3:]
     y = torch.full((num_rows, 80), 7.0, dtype=dtype)
-    backend.multiply_in_place(y[:, 4:74], x, weight)
+    backend.linear_into(y[:, 4:74], x, weight)
     assert_close(y[:, 4:74], x.double() @ weight.double().T)
     assert (y[:, :4] == 7).all()
     assert (y[:, 74:] == 7).all()
 
 
-def test_multiplying_in_place_refuses_what_does_not_fit(cpu_library):
+def test_multiplying_into_an_output_refuses_what_does_not_fit(cpu_library):
     backend, weight = CpuBackend(cpu_library), torch.randn(8, 4)
     for y, x in (
         (torch.empty(2, 7), torch.empty(2, 4)),
@@ -184,7 +184,7 @@ def test_multiplying_in_place_refuses_what_does_not_fit(cpu_library):
         (torch.empty(8, 2).T, torch.empty(2, 4)),
     ):
         with pytest.raises(ValueError, match=r"(x|y).* is "):
-            backend.multiply_in_place(y, x, weight)
+            backend.linear_into(y, x, weight)
 
 
 def test_refuses_inputs_that_do_not_fit(kind, request):
