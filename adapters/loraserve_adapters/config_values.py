@@ -14,8 +14,6 @@ HEAD = "score"
 """transformers' name for the head of a `…ForSequenceClassification` with a decoder."""
 SAVED_WITH_HEAD = ("classifier", HEAD)
 """Modules that PEFT lists if it saves the head, whichever of the two the model has."""
-MAX_SAVED_TABLES = 8
-"""A model has two tables, of which PEFT may list several names."""
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 """As in transformers' configs."""
 TEMPLATE_NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
@@ -180,8 +178,8 @@ def saved_modules_of(limits: AdapterLimits, task_type: Any) -> Callable[[str, An
             reason = f"the head of a classifier needs a task_type of {SEQ_CLS}"
             raise unsupported(name, saved, [item for item in saved if item != HEAD], reason)
         others = {_checked_length(name, item, limits) for item in saved}.difference(SAVED_WITH_HEAD if has_head else ())
-        if len(others) > MAX_SAVED_TABLES:
-            found, expected = f"{len(others)} names", f"at most {MAX_SAVED_TABLES}"
+        if len(others) > limits.max_own_tables:
+            found, expected = f"{len(others)} names", f"at most {limits.max_own_tables}"
             raise refused("too_large", f"{found}; {expected} are accepted", name, found=found, expected=expected)
         return SavedModules(has_head, tuple(sorted(others)))
 

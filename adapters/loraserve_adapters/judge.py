@@ -13,6 +13,7 @@ from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.headless import is_headless, with_full_name, without_head, without_lm_head
 from loraserve_adapters.limits import AdapterLimits
+from loraserve_adapters.own_tables import FIELD as OWN_TABLES
 from loraserve_adapters.own_tables import SAVED, OwnTable, OwnTableTensor
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
 from loraserve_adapters.rules import AdapterRules
@@ -207,10 +208,7 @@ def _match(
     # First, because a tensor under a wrong name says more than the one that is missing for that reason.
     base_copies = _base_copies(rest, of_linears, layout, checks)
     for name in missing:
-        said = (
-            f"has {FIELD} for" if name.endswith(ROWS) else "targets" if ".lora_" in name else "has modules_to_save for"
-        )
-        reason = f"missing, though adapter_config.json {said} its module"
+        reason = f"missing, though adapter_config.json {_cause_of(name)} its module"
         checks.fail("weights.tensors", refused("missing_tensor", name, reason, found="no tensor"))
     if not checks.failed("weights.tensors"):
         checks.passed("weights.tensors", f"{num_used} tensors are used, and none is missing")
@@ -248,6 +246,13 @@ def _check_tensors(judged: JudgedAdapter, layout: BaseLayout, checks: Checks, li
     if not checks.failed("weights.dtypes"):
         dtypes = sorted({FROM_SAFETENSORS[entry.dtype] for entry in judged.entries})
         checks.passed("weights.dtypes", f"all tensors are {' or '.join(dtypes)}", found=", ".join(dtypes))
+
+
+def _cause_of(missing: str) -> str:
+    """What the config says about the module of a tensor that is missing."""
+    if missing.endswith(ROWS):
+        return f"has {FIELD} for"
+    return "targets" if ".lora_" in missing else f"has {OWN_TABLES} for"
 
 
 def _take_trained_rows(

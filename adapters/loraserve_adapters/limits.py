@@ -17,6 +17,8 @@ class AdapterLimits:
     max_invocation_tokens: int = 64
     max_trained_tokens: int = 128
     """Per table; in the packed form each takes as many values as the table has rows."""
+    max_own_tables: int = 8
+    """Names in `modules_to_save`; a model has two tables, but PEFT may list each under several."""
     max_labels: int = 4096
     """Labels of a classifier."""
     max_label_bytes: int = 256

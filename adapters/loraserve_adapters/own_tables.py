@@ -15,11 +15,11 @@ from loraserve_adapters.errors import AdapterError, shown
 from loraserve_adapters.safetensors_file import TensorEntry
 
 FIELD = "modules_to_save"
+SAVED = "modules_to_save.weight"
+"""PEFT's name for the second copy of an own table, which it saves if it saves the base's tables as well."""
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 _TIED_NAMES = ("embed_tokens", "lm_head")
 """`EMBEDDING_LAYER_NAMES` of PEFT."""
-SAVED = "modules_to_save.weight"
-"""PEFT's name for the second copy of an own table, which it saves if it saves the base's tables as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ def _checked(table: BaseModule, layout: BaseLayout) -> BaseModule:
 
 
 def _not_a_table(wrong: list[str], tables: list[BaseModule], layout: BaseLayout) -> AdapterError:
-    known = " and ".join(table.name for table in tables) or "no module"
-    reason = f"found {shown(wrong)}: of {layout.shown_as}, only {known} can be an adapter's own"
-    reason = reason if tables else f"found {shown(wrong)}: {known} of {layout.shown_as} can be an adapter's own"
-    return _refused("unsupported_option", reason, found=shown(wrong), expected=shown([t.name for t in tables]))
+    names = [table.name for table in tables]
+    which = f"only {' and '.join(names)}" if names else "no module"
+    reason = f"found {shown(wrong)}: {which} of {layout.shown_as} can be an adapter's own"
+    return _refused("unsupported_option", reason, found=shown(wrong), expected=shown(names))
 
 
 def _refused(code: str, reason: str, *, found: str | None = None, expected: str | None = None) -> AdapterError:

@@ -76,9 +76,9 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLi
                 raise _not_a_linear(name, layout)
             unreached.append(name)
     own_tables = resolve_own_tables(config, layout)
-    saved = {suffix for own in own_tables for suffix in _dotted_suffixes(own.module.name)} & {*config.own_tables}
-    without_lora = {own.module.name for own in own_tables if saved.intersection(_dotted_suffixes(own.module.name))}
-    """In PEFT, LoRA on a module of `modules_to_save` is left out, if an entry is its name or a dotted suffix of it."""
+    # In PEFT, LoRA on a module of `modules_to_save` is left out, if an entry is its name or a dotted suffix of it.
+    names = [own.module.name for own in own_tables]
+    without_lora = {name for name in names if not {*_dotted_suffixes(name)}.isdisjoint(config.own_tables)}
     found: list[Target] = []
     former: list[tuple[BaseModule, tuple[FormerLinearTarget, ...]]] = []
 
@@ -118,12 +118,12 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLi
         reason = f"no module that text reaches is targeted, only modules such as {unreached[0]}"
         raise _refused("unreached_modules", "target_modules", reason, "Use an adapter that was trained for text.")
     if not found and not former:
-        names = config.target_modules if isinstance(config.target_modules, tuple) else ()
-        hint = close_names(names[0], layout) if names else ""
+        entries = config.target_modules if isinstance(config.target_modules, tuple) else ()
+        hint = close_names(entries[0], layout) if entries else ""
         raise _refused("unknown_module", "target_modules", f"no module of {layout.shown_as} is targeted{hint}")
     _check_tying(config, layout, found)
     targeted = [target.module for target in found]
-    if both := {own.module.name for own in own_tables} & {module.name for module in targeted}:
+    if both := {*names} & {module.name for module in targeted}:
         raise _refused("invalid_field", "modules_to_save", f"cannot be combined with LoRA on {min(both)}")
     trained_tokens = resolve_trained_tokens(config, layout, targeted, own_tables)
     return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached), trained_tokens, own_tables)

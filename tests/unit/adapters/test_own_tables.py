@@ -220,7 +220,11 @@ def test_the_summary_counts_tables_but_does_not_list_them_as_targets(tmp_path: P
 @pytest.mark.parametrize(
     ("saved", "code", "said"),
     [
-        (["norm"], "unsupported_option", "only model.embed_tokens and lm_head can be an adapter's own"),
+        (
+            ["norm"],
+            "unsupported_option",
+            "only model.embed_tokens and lm_head of the base model can be an adapter's own",
+        ),
         (["lm_head", "q_proj"], "unsupported_option", 'found ["q_proj"]'),
         (["proj"], "unsupported_option", 'found ["proj"]'),
         ([""], "invalid_field", "a list of names"),
