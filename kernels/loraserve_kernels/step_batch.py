@@ -16,7 +16,7 @@ from loraserve_kernels.draw import Draw
 
 
 class Run(NamedTuple):
-    """Adjacent rows with the same adapter."""
+    """Adjacent rows with the same adapter; `end_row` is not one of them."""
 
     adapter_slot: int
     first_row: int
@@ -40,7 +40,7 @@ class Segments:
     experts, each pair is a tile, also in base rows, whose rank is 0. None = not built: only the GPU's ops read it; they
     then build it themselves, which waits for the GPU."""
     own_table_runs: tuple[Run, ...] = ()
-    """The rows of adapters with own tables, known to the host."""
+    """The rows of adapters with own tables (`AdapterTable.own_tables`), as host integers, in order."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ class AdapterArena:
         self.num_in_use = 0
         """Adapters that are referenced."""
         self.num_ever_used = 0
-        """Elements from the start to the end of the last extent there ever was."""
+        """Elements from the arena's start up to the highest end that an extent ever had."""
         self._evictable: OrderedDict[str, None] = OrderedDict()
         """Least recently used first."""
         self._evictable_size = 0

@@ -38,10 +38,10 @@ UPLOAD_WAIT_S = 0.005
 BACKGROUND_BYTES = 8 << 20
 """On a CPU, smaller adapters are loaded between two steps, which takes 20 ms for this many bytes that were not read
 before (two Xeon cores). Larger ones would delay every running sequence for longer."""
-PAGES_BYTES = 256 << 10
-"""Of the arena that are touched ahead together."""
+TOUCH_BYTES = 256 << 10
+"""Granularity in which the arena's memory is touched ahead."""
 AHEAD_BYTES = 256 << 20
-"""Touched ahead of the adapters that were loaded so far: the size of some large ones."""
+"""How much of the arena is touched beyond the adapters loaded so far: the size of some large ones."""
 MAX_POSTPONED = 16
 """Consecutive attempts to make room that may give up because adapters would have to be moved while others are read."""
 
@@ -104,10 +104,10 @@ class AdapterMemory:
         )
         self._arena = AdapterArena(rows, max_resident)
         self.table = rows.table
-        self._page_elements = PAGES_BYTES // self._element_bytes
-        num_pages = num_elements // self._page_elements
-        pages = self.table.arena[: num_pages * self._page_elements].view(num_pages, self._page_elements)
-        self._pages = PagesAhead([pages] if num_pages else [], AHEAD_BYTES)
+        self._touch_elements = TOUCH_BYTES // self._element_bytes
+        num_blocks = num_elements // self._touch_elements
+        blocks = self.table.arena[: num_blocks * self._touch_elements].view(num_blocks, self._touch_elements)
+        self._pages = PagesAhead([blocks] if num_blocks else [], AHEAD_BYTES)
         self._transit.follow_steps()  # queued steps may still read this memory's former contents
 
     @property
@@ -244,7 +244,7 @@ class AdapterMemory:
 
     def touch_ahead(self) -> bool:
         """Touch some memory that no adapter has used yet, in idle time; False if none is left to touch now."""
-        return self._pages.touch_next(-(-self._arena.num_ever_used // self._page_elements))
+        return self._pages.touch_next(-(-self._arena.num_ever_used // self._touch_elements))
 
     def arrivals(self, adapter_slots: Iterable[int]) -> StepArrivals | None:
         """Copies that are not complete and that a step with these slots must wait for; None = there are none."""
@@ -276,7 +276,7 @@ class AdapterMemory:
             return None
         is_large = max_arriving_bytes is not None and resident.size * self._element_bytes > max_arriving_bytes
         needs_all = digest in self._unfinished or (is_large and resident.num_references == 0)
-        if needs_all and self._is_being_copied(digest):
+        if needs_all and self._transit.is_being_copied(digest):
             return None
         self._ensure_finished(digest, resident)
         return self._arena.acquire(digest)
@@ -349,9 +349,6 @@ class AdapterMemory:
             self._finish(resident.table, self._arena.extent(resident))
             self._unfinished.remove(digest)
 
-    def _is_being_copied(self, digest: str) -> bool:
-        return self._transit.is_being_copied(digest)
-
     def _try_make_room(self, size: int) -> int | None:
         if not self._arena.can_make_room(size):
             return None
@@ -385,8 +382,9 @@ class AdapterMemory:
         self._transit.note_evicted(digest)
 
     def _compact(self, size: int) -> None:
-        for digest in self._transit.cancel_queued():  # to be loaded again at their next attempt
+        for digest in self._transit.cancel_queued():  # to be loaded at their next attempt
             self._evict(digest)
+            self.num_loads -= 1
         self._transit.wait_for_all()
         self._arena.compact(size)
         self._transit.follow_steps()

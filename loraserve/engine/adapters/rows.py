@@ -51,12 +51,11 @@ class AdapterRows:
             (self.table.offset_magnitude[adapter_slot], packed.offset_magnitude),
         ):
             self._copy(row, np.where(offsets >= 0, offsets + start, -1))
-
         if packed.own_tables:
             self.table.own_tables[adapter_slot] = {own.member: self._own_table(own, start) for own in packed.own_tables}
 
     def clear(self, adapter_slot: int) -> None:
-        """Of an evicted adapter."""
+        """Drop what is known to the host of an evicted adapter."""
         self.table.own_tables.pop(adapter_slot, None)
 
     def _own_table(self, own: PackedOwnTable, start: int) -> Tensor:

@@ -620,6 +620,7 @@ def test_a_compaction_waits_for_no_load_that_has_not_begun(make_memory: MakeMemo
         for _ in range(MAX_POSTPONED + 1):
             assert memory.try_acquire(waiting.digest) is None
         assert {*memory.resident} == {TWO.digest, waiting.digest}
+        assert memory.num_loads == 3, "loads that were cancelled count"
         memory.check_invariants({TWO.digest: 1})
     assert use(memory, kept, TWO) == [2]
     for adapter in (waiting, queued, other):
