@@ -1,6 +1,5 @@
 """DoRA in one batch with plain adapters and the base model, against PEFT, which computes one adapter at a time."""
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -8,21 +7,18 @@ import pytest
 import torch
 from loraserve_kernels.quantization import ROUNDINGS, Quantization
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
-from loraserve.models.quantized_weights import round_weights
 from tests.support.engines import make_engine, run
 from tests.support.peft_oracle import (
-    NUM_TOKENS,
-    VOCAB_SIZE,
     Oracle,
     OracleOf,
     make_oracle,
     run_all,
     run_one_by_one,
+    with_rounded_base,
     wrong_answers,
 )
-from tests.support.tiny_adapters import dora_configs, reference_answers
+from tests.support.tiny_adapters import dora_configs
 from tests.support.tiny_models import CONFIGS, EXPERTS
 
 DORA = {"dora1", "dora_layer5", "dora_head9", "dora_patterns70"}
@@ -55,11 +51,7 @@ def test_dora_adapters_in_bfloat16_are_about_as_accurate_as_peft(dora_of: Oracle
 def test_dora_adapters_on_quantized_weights_equal_peft_on_the_rounded_weights(
     dora_of: OracleOf, quantization: Quantization
 ) -> None:
-    oracle = dora_of("qwen2")
-    model = AutoModelForCausalLM.from_pretrained(oracle.model, attn_implementation="eager").eval()
-    round_weights(model, quantization)
-    references = reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
-    _, wrong = run_all(replace(oracle, references=references), quantization=quantization)
+    _, wrong = run_all(with_rounded_base(dora_of("qwen2"), quantization), quantization=quantization)
     assert not wrong
 
 

@@ -1,27 +1,22 @@
 """Adapters with an embedding or `lm_head` of their own (`modules_to_save`), against PEFT."""
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from loraserve_kernels.quantization import ROUNDINGS, Quantization
-from transformers import AutoModelForCausalLM
 
 from loraserve.models.context import ForwardContext
-from loraserve.models.quantized_weights import round_weights
 from tests.support.peft_oracle import (
-    NUM_TOKENS,
-    VOCAB_SIZE,
     Oracle,
     OracleOf,
+    assert_right_after_eviction,
     oracle_of_saved,
     run_all,
-    run_one_by_one,
-    wrong_answers,
+    with_rounded_base,
 )
-from tests.support.tiny_adapters import adapter_configs, reference_answers, table_configs
+from tests.support.tiny_adapters import adapter_configs, table_configs
 from tests.support.tiny_models import save_tiny_model
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite")
@@ -49,10 +44,7 @@ def test_own_tables_equal_peft_in_mixed_batches_and_after_eviction(oracle_of: Or
     oracle = oracle_of(architecture)
     _, wrong = run_all(oracle)
     assert not wrong
-    engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes(), max_num_batched_tokens=16)
-    for _ in range(2):
-        assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
-    assert engine.stats().num_adapter_evictions > 0
+    assert_right_after_eviction(oracle)
 
 
 def test_adapters_that_a_thread_loads_equal_peft(oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +53,7 @@ def test_adapters_that_a_thread_loads_equal_peft(oracle_of: OracleOf, monkeypatc
     oracle = oracle_of("llama")
     _, wrong = run_all(oracle)
     assert not wrong
-    engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes(), max_num_batched_tokens=16)
-    assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
-    assert engine.stats().num_adapter_evictions > 0
+    assert_right_after_eviction(oracle)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
@@ -98,9 +88,5 @@ def test_oracle_notices_the_base_tables(oracle_of: OracleOf, method: str, monkey
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("quantization", ROUNDINGS)
 def test_own_tables_are_not_quantized(oracle_of: OracleOf, architecture: str, quantization: Quantization) -> None:
-    oracle = oracle_of(architecture)
-    model = AutoModelForCausalLM.from_pretrained(oracle.model, attn_implementation="eager").eval()
-    round_weights(model, quantization)
-    references = reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
-    _, wrong = run_all(replace(oracle, references=references), quantization=quantization)
+    _, wrong = run_all(with_rounded_base(oracle_of(architecture), quantization), quantization=quantization)
     assert not wrong

@@ -1,7 +1,6 @@
 """Adapters with their own rows for some tokens (`trainable_token_indices`), against PEFT."""
 
 import random
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,15 +10,14 @@ from loraserve_kernels.quantization import ROUNDINGS, Quantization
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from loraserve.models.quantized_weights import round_weights
 from tests.support.peft_oracle import (
     NUM_TOKENS,
     VOCAB_SIZE,
     Oracle,
     OracleOf,
+    assert_right_after_eviction,
     run_all,
-    run_one_by_one,
-    wrong_answers,
+    with_rounded_base,
 )
 from tests.support.tiny_adapters import adapter_configs, reference_answers, save_adapters, token_configs
 from tests.support.tiny_models import save_tiny_model
@@ -70,10 +68,7 @@ def test_trained_tokens_equal_peft_in_mixed_batches_and_after_eviction(oracle_of
     oracle = oracle_of(architecture)
     _, wrong = run_all(oracle)
     assert not wrong
-    engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes(), max_num_batched_tokens=16)
-    for _ in range(2):
-        assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
-    assert engine.stats().num_adapter_evictions > 0
+    assert_right_after_eviction(oracle)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
@@ -103,11 +98,7 @@ def test_trained_rows_replace_quantized_rows(
     oracle_of: OracleOf, architecture: str, quantization: Quantization
 ) -> None:
     """Those of `lm_head`, and of an embedding tied to it."""
-    oracle = oracle_of(architecture)
-    model = AutoModelForCausalLM.from_pretrained(oracle.model, attn_implementation="eager").eval()
-    round_weights(model, quantization)
-    references = reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
-    _, wrong = run_all(replace(oracle, references=references), quantization=quantization)
+    _, wrong = run_all(with_rounded_base(oracle_of(architecture), quantization), quantization=quantization)
     assert not wrong
 
 

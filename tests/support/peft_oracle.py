@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from loraserve_kernels.quantization import Quantization
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest
+from loraserve.models.quantized_weights import round_weights
 from tests.support.engines import MIB, Answer, Answers, add_adapters, collect, greedy, make_engine, run
 from tests.support.tiny_adapters import Reference, adapter_configs, forced_logits, reference_answers, save_adapters
 from tests.support.tiny_models import PHI3_ORIGINAL_LENGTH, save_tiny_model
@@ -170,6 +172,21 @@ def run_one_by_one(engine: Engine, requests: Sequence[EngineRequest]) -> Answers
     while engine.has_work():
         collect(answers, engine.step())
     return answers
+
+
+def assert_right_after_eviction(oracle: Oracle) -> None:
+    """Each answer of an engine whose arena fits one adapter, twice, with prompts in chunks."""
+    engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes(), max_num_batched_tokens=16)
+    for _ in range(2):
+        assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
+    assert engine.stats().num_adapter_evictions > 0
+
+
+def with_rounded_base(oracle: Oracle, quantization: Quantization) -> Oracle:
+    """PEFT's answers on the base model's rounded weights."""
+    model = AutoModelForCausalLM.from_pretrained(oracle.model, attn_implementation="eager").eval()
+    round_weights(model, quantization)
+    return replace(oracle, references=reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE))
 
 
 def run_predicted(oracle: Oracle) -> tuple[Engine, Answers]:
