@@ -71,8 +71,8 @@ def test_hourly_sums_name_key_adapter_version_metric_and_hour(on_any_server: Run
         sums = await all_of(store.usage.hours("acme", hour - 3600, hour + 3600))
         expected = {"key_id": "k1", "adapter": "acme/poet", "version": 2, "metric": "output_tokens"}
         assert sums == [
-            UsageSum(start=hour - 3600, amount=4, **expected),  # type: ignore[arg-type]
-            UsageSum(start=hour, amount=3, **expected),  # type: ignore[arg-type]
+            UsageSum(start=hour - 3600, amount=4, **expected),
+            UsageSum(start=hour, amount=3, **expected),
         ]
 
     on_any_server(check)

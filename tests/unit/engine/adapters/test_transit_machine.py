@@ -137,13 +137,13 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransitMachine, "paths", paths, raising=False)
 
 
-class TestTransitMachine(TransitMachine.TestCase):  # type: ignore[name-defined]
+class TestTransitMachine(TransitMachine.TestCase):
     settings = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=30)
 
 
-class TestCpuMachine(CpuMachine.TestCase):  # type: ignore[name-defined]
+class TestCpuMachine(CpuMachine.TestCase):
     settings = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=30)
 
 
-class TestTierlessMachine(TierlessMachine.TestCase):  # type: ignore[name-defined]
+class TestTierlessMachine(TierlessMachine.TestCase):
     settings = settings(derandomize=True, deadline=None, max_examples=30, stateful_step_count=30)
