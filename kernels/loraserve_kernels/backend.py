@@ -13,6 +13,7 @@ from loraserve_kernels.four_bit_weight import FourBitWeight
 from loraserve_kernels.host_sampling import SamplesOnHost
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.recurrent_ops import RecurrentOps
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 
@@ -20,7 +21,7 @@ class KernelTooLargeError(Exception):
     """The GPU lacks the resources that a kernel needs for the given shapes; the message says which."""
 
 
-class Backend(SamplesOnHost, Protocol):
+class Backend(SamplesOnHost, RecurrentOps, Protocol):
     """Ops over packed rows. Before any launch they check shapes, dtypes and devices and raise `ValueError`."""
 
     name: str

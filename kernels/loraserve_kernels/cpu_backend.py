@@ -30,6 +30,7 @@ from loraserve_kernels.paged_attention import check_paged_attention
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.quantization import STORED, Quantization
 from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_like, rounded_weight
+from loraserve_kernels.recurrent_ops import ReferenceRecurrentOps
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.rms_norm import check_add_rms_norm, check_rms_norm
 from loraserve_kernels.rotary_kv_write import check_rotary_kv_write
@@ -38,7 +39,7 @@ from loraserve_kernels.silu_mul import check_silu_mul
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 
-class CpuBackend:
+class CpuBackend(ReferenceRecurrentOps):
     """Implements `Backend` with the C functions of a `CpuLibrary`, on `torch.get_num_threads()` threads.
 
     A row's result of `lora_add`, `paged_attention`, `rms_norm` and `silu_mul` is the same, bit for bit, whatever other

@@ -19,6 +19,7 @@ from loraserve_kernels.paged_attention import check_paged_attention, paged_atten
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.quantization import Quantization
 from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_weight
+from loraserve_kernels.recurrent_ops import ReferenceRecurrentOps
 from loraserve_kernels.rms_norm import (
     add_rms_norm_reference,
     check_add_rms_norm,
@@ -30,7 +31,7 @@ from loraserve_kernels.silu_mul import check_silu_mul, silu_mul_reference
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 
-class ReferenceBackend(ReferenceSampling):
+class ReferenceBackend(ReferenceSampling, ReferenceRecurrentOps):
     """Implements `Backend`. The other backends are tested against it, and it serves if they cannot run."""
 
     name = "reference"

@@ -44,6 +44,24 @@ class Segments:
 
 
 @dataclass(slots=True)
+class StateSlots:
+    """Where the recurrent states of a step's S sequences are: rows of every state tensor.
+
+    A sequence's state after some of its rows may also be saved, for other sequences that start with the same tokens.
+    """
+
+    read: Tensor
+    """int32 [S]: the state before the sequence's first row; -1 = it starts here, from zeros."""
+    write: Tensor
+    """int32 [S]: the state after its last row. No two sequences write one slot, and none writes a slot that another
+    reads."""
+    save: Tensor
+    """int32 [S]: written too, with the state after `num_rows_saved` rows; -1 = nothing is saved."""
+    num_rows_saved: Tensor
+    """int32 [S]: 1 to the sequence's number of rows, where `save` is not -1."""
+
+
+@dataclass(slots=True)
 class StepBatch:
     """T rows of S sequences, R of them sampled. Tensors are views of buffers that outlive the step."""
 
@@ -71,6 +89,8 @@ class StepBatch:
     """int64 [P]: rows whose last hidden states are wanted, ascending; None = no rows."""
     attention: AttentionWork | None = None
     """None = not built: only the GPU's attention reads it; it then builds its own, which waits for the GPU."""
+    state_slots: StateSlots | None = None
+    """None for a model without recurrent states."""
     draws: Sequence[Draw] = ()
     """Tokens that a `DecoderModel` may draw together with its logits; a draw's row is one of the R."""
 

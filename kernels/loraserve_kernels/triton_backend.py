@@ -21,6 +21,7 @@ from loraserve_kernels.lora_tiles import check_tiles, tiles_of
 from loraserve_kernels.prepacked_linear import RowMajorLinear
 from loraserve_kernels.quantization import Quantization
 from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_weight
+from loraserve_kernels.recurrent_ops import ReferenceRecurrentOps
 from loraserve_kernels.rms_norm import check_add_rms_norm, check_rms_norm
 from loraserve_kernels.rotary_kv_write import check_rotary_kv_write
 from loraserve_kernels.sampling import DrawParams, check_sample
@@ -38,7 +39,7 @@ from loraserve_kernels.triton_ops.sampling import sample
 from loraserve_kernels.triton_ops.silu_mul import silu_mul
 
 
-class TritonBackend(ReferenceSampling):
+class TritonBackend(ReferenceSampling, ReferenceRecurrentOps):
     """Implements `Backend`. Every op gives the same bits in every run.
 
     Given work lists (`Segments.tiles`, `StepBatch.attention`), only `SamplesOnHost`'s ops read tensors on the host, and
