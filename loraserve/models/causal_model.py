@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from loraserve.models import self_check
 from loraserve.models.bare_weights import BareWeightSpec, attach_bare_weight
 from loraserve.models.base_description import describe_layout, lora_groups
-from loraserve.models.context import Arrivals, ForwardContext
+from loraserve.models.context import Arrivals, ForwardContext, StateSpec
 from loraserve.models.dora import DoraGroup, find_factors
 from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding, rows_of
 from loraserve.models.errors import ModelRefusedError
@@ -40,6 +40,7 @@ from loraserve.models.quantized_weights import (
     saved_bytes,
     stored_parameters,
 )
+from loraserve.models.recurrent import attach_recurrence
 from loraserve.models.rope import freeze_rope, tabulate_rope
 from loraserve.models.stored_weights import StoredWeight, StoredWeights
 from loraserve.models.structure import AttentionSpec, LinearsSpec, ModelStructure, record_structure
@@ -78,6 +79,7 @@ class CausalModel:
         with rounded_while_computing(self._stored.values(), backend):
             structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
+        self._recurrent = structure.recurrent
         quantizations = quantizations_of(model, structure, quantization, stored)
         self._dequantize_others(structure, quantizations, available_bytes)
         self.stored = {name: weight for name, weight in stored.items() if name in self._stored}
@@ -129,6 +131,11 @@ class CausalModel:
     def kv_specs(self) -> list[KVSpec]:
         return [KVSpec(spec.num_kv_heads, spec.head_dim) for spec in self._attention]
 
+    @property
+    def state_specs(self) -> list[StateSpec]:
+        """Of recurrent layers; empty for a model without any."""
+        return [state for spec in self._recurrent for state in spec.states]
+
     def prepare(self, max_model_len: int, vocab_size: int, progress: Callable[[int, int], None]) -> None:
         """Freeze RoPE, prove paged batches right, then prepack linears one group at a time and prove that too.
 
@@ -138,6 +145,8 @@ class CausalModel:
         model, attention, context = self._model, self._attention, self._context
         freeze_rope(model, max_model_len)
         self_check.attach_layers(attention, context)
+        for spec in self._recurrent:
+            attach_recurrence(spec, context)
         has_experts = any(isinstance(spec, ExpertsSpec) for spec, _ in self._adaptable)
         num_probes = self_check.NUM_PROBES_OF_EXPERTS if has_experts else 1
         with rounded_while_computing(self._quantized_parameters, context.backend):
@@ -251,10 +260,20 @@ class CausalModel:
                 "direct forward: disabled, because its logits are not bit-identical; steps take longer to launch"
             )
 
-    def bind(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], table: AdapterTable | None) -> None:
-        """k_caches, v_caches: per attention layer [num_blocks, num_kv_heads, block_size, head_dim]."""
+    def bind(
+        self,
+        k_caches: Sequence[Tensor],
+        v_caches: Sequence[Tensor],
+        table: AdapterTable | None,
+        states: Sequence[Tensor] = (),
+    ) -> None:
+        """k_caches, v_caches: per attention layer [num_blocks, num_kv_heads, block_size, head_dim].
+
+        states: of recurrent layers, per state [num_slots, *shape].
+        """
         self._context.k_caches = list(k_caches)
         self._context.v_caches = list(v_caches)
+        self._context.states = list(states)
         self._context.adapter_table = table
 
     def finish_adapter(self, table: PackedTable, values: Tensor) -> None:

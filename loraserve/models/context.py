@@ -19,6 +19,18 @@ class Arrivals(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The state that one call of a function needs, for each sequence."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
 @dataclass(slots=True)
 class ForwardContext:
     """One per model. Swapped modules hold it from construction; `batch` and `arrivals` are set for each forward."""
@@ -32,6 +44,10 @@ class ForwardContext:
     k_caches: list[Tensor] = field(default_factory=list)
     """Per attention layer: [num_blocks, num_kv_heads, block_size, head_dim]."""
     v_caches: list[Tensor] = field(default_factory=list)
+    state_specs: list[StateSpec] = field(default_factory=list)
+    """All states of recurrent layers, in call order."""
+    states: list[Tensor] = field(default_factory=list)
+    """Per state: [num_slots, *shape]."""
 
     def add_adapters(self, y: Tensor, x: Tensor, group: LoraGroup, *, sampled_rows: bool = False) -> None:
         """Add to the base model's y = linear(x), in place. x: [T, in_features] or, with sampled_rows, those rows.

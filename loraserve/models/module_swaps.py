@@ -1,5 +1,7 @@
 """Norms and gated MLPs computed by the backend's fused ops, each kept only if it reproduces the original module."""
 
+import inspect
+
 import torch
 from loraserve_kernels.backend import Backend
 from torch import Tensor, nn
@@ -78,6 +80,8 @@ def _fused_norm(module: nn.Module, backend: Backend) -> nn.Module | None:
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if "RMSNorm" not in type(module).__name__ or not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None
+    if len(inspect.signature(module.forward).parameters) != 1:
+        return None  # it may be called with a gate
     weight = weight.detach()
     x = _probe_input(weight.shape[0], weight.dtype, weight.device)
     plus_one = 1.0 + weight.float()

@@ -32,7 +32,8 @@ class RotaryTable(nn.Module):
         self.config = getattr(original, "config", None)  # Granite's models with windows read it
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        positions = position_ids[0]
+        # Some families have a position in each of three grids, for images; of a text all are the same.
+        positions = position_ids[0] if position_ids.dim() == 2 else position_ids[0, 0]
         return self.cos.index_select(0, positions)[None], self.sin.index_select(0, positions)[None]
 
 

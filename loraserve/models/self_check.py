@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from loraserve_kernels.step_batch import Segments, StepBatch
+from loraserve_kernels.step_batch import Segments, StateSlots, StepBatch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -125,6 +125,7 @@ def _run_probe(
 ) -> list[Tensor]:
     """Each step's logits of both sequences' last rows."""
     context.k_caches, context.v_caches = _probe_caches(attention, model)
+    context.states = _probe_states(context, model)
     lengths = [len(tokens) for tokens in probe.token_ids]
     half = lengths[1] // 2
     steps = [  # (start, end) of each sequence: its first chunk, its second chunk, then one decode row
@@ -137,7 +138,7 @@ def _run_probe(
         context.batch = _probe_batch(probe, ranges, model.device)
         logits.append(forward(context.batch).logits.clone())
     context.batch = None
-    context.k_caches, context.v_caches = [], []
+    context.k_caches, context.v_caches, context.states = [], [], []
     return logits
 
 
@@ -203,6 +204,13 @@ def _probe_caches(attention: Sequence[AttentionSpec], model: PreTrainedModel) ->
     return [cache(spec) for spec in attention], [cache(spec) for spec in attention]
 
 
+def _probe_states(context: ForwardContext, model: PreTrainedModel) -> list[Tensor]:
+    return [
+        torch.full((2, *spec.shape), float("nan"), dtype=spec.dtype, device=model.device)
+        for spec in context.state_specs
+    ]
+
+
 def _probe_batch(probe: Probe, ranges: Sequence[tuple[int, int]], device: torch.device) -> StepBatch:
     """Sequence i owns every second block, starting at block i, so that a wrong block shows."""
     token_ids: list[int] = []
@@ -220,6 +228,7 @@ def _probe_batch(probe: Probe, ranges: Sequence[tuple[int, int]], device: torch.
 
     max_blocks = MAX_PROBE_TOKENS // BLOCK_SIZE + 1
     num_rows = [end - start for start, end in ranges]
+    slots_read = [i if start > 0 else -1 for i, (start, _) in enumerate(ranges)]
     last_rows = [start + rows - 1 for start, rows in zip(row_start, num_rows, strict=True)]
     return StepBatch(
         token_ids=torch.tensor(token_ids, device=device),
@@ -232,4 +241,5 @@ def _probe_batch(probe: Probe, ranges: Sequence[tuple[int, int]], device: torch.
         segments=Segments(int32([0, len(token_ids)]), int32([-1]), has_adapter=False),
         sampled_rows=torch.tensor(last_rows, device=device),
         sampled_segments=Segments(int32([0, 2]), int32([-1]), has_adapter=False),
+        state_slots=StateSlots(int32(slots_read), int32([0, 1]), int32([-1, -1]), int32([0, 0])),
     )

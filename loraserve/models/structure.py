@@ -17,7 +17,8 @@ from loraserve.models.bare_weights import BareWeightSpec, recorded_bare_weights
 from loraserve.models.embedding import EmbeddingSpec, recorded_embedding
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.experts import ExpertsSpec, can_compute, is_experts
-from loraserve.models.forward_names import uses
+from loraserve.models.forward_names import reads_weight_of, uses
+from loraserve.models.recurrent import RecurrentSpec, recorded_recurrence
 
 _RECORDER_NAME = "loraserve_recorder"
 _NUM_TOKENS = 8
@@ -54,6 +55,8 @@ class LinearsSpec:
 class ModelStructure:
     attention: list[AttentionSpec] = field(default_factory=list)
     """In call order."""
+    recurrent: list[RecurrentSpec] = field(default_factory=list)
+    """In call order."""
     embedding: EmbeddingSpec | None = None
     """The token embedding; None if it is of a kind that cannot have adapters."""
     adaptable: list[LinearsSpec | BareWeightSpec | ExpertsSpec] = field(default_factory=list)
@@ -76,6 +79,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
         with (
             _recorded_attention(model, structure),
             recorded_embedding(model, token_ids) as embedding,
+            recorded_recurrence(model) as recurrent,
             _recorded_calls(model, structure),
             _called_modules(model) as called,
             torch.inference_mode(),
@@ -93,6 +97,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
         )
     _require_known_masks(model, structure.attention)
     structure.embedding = next(iter(embedding), None)
+    structure.recurrent = recurrent
     structure.unreached_linears = _unreached_linears(model, called)
     return structure
 
@@ -237,7 +242,8 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
 
 
 def _is_replaceable_linear(module: nn.Module, name: str, model: PreTrainedModel) -> bool:
-    return type(module) is nn.Linear and not uses(model.get_submodule(name.rpartition(".")[0]), "weight")
+    parent, _, own_name = name.rpartition(".")
+    return type(module) is nn.Linear and not reads_weight_of(model.get_submodule(parent), own_name)
 
 
 @contextmanager
