@@ -20,6 +20,7 @@ from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
 from loraserve.engine.grammars.matcher import OutputMatcher
 from loraserve.engine.grammars.reasoning_limit import ReasoningLimiter
 from loraserve.engine.kv.blocks import BlockPool, root_hash
+from loraserve.engine.kv.states import StatePool
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import (
     BegunPrompt,
@@ -38,6 +39,7 @@ from loraserve.engine.scheduling.endings import Endings
 from loraserve.engine.scheduling.plan import ScheduledSequence, StepPlan
 from loraserve.engine.scheduling.scheduler import Scheduler
 from loraserve.engine.scheduling.sequence import RequestState, Sequence, Status
+from loraserve.engine.scheduling.sequence_states import SequenceStates
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.steps.in_flight import StepInFlight
 from loraserve.engine.steps.pooling import PooledPrompt
@@ -63,13 +65,16 @@ class Engine:
         self._grammars = parts.grammars
         self._check_invariants = config.check_invariants
         self._pool = BlockPool(parts.description.num_blocks, config.enable_prefix_caching)
+        max_num_seqs, num_slots = parts.description.max_num_seqs, parts.num_state_slots
+        states = StatePool(num_slots, max_num_seqs) if num_slots > 0 else None
         self._scheduler = Scheduler(
             pool=self._pool,
             block_size=config.block_size,
             adapters=parts.adapters,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_loras=config.max_loras,
+            states=SequenceStates(states, config.block_size, saves=config.enable_prefix_caching),
         )
         eos_token_ids = tuple(parts.description.eos_token_ids)
         self._endings = Endings(eos_token_ids, parts.description.max_model_len)

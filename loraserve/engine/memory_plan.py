@@ -49,10 +49,21 @@ def host_shares(quantization: str) -> MemoryShares:
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     num_blocks: int
+    num_state_slots: int
+    """0 for a model without recurrent states."""
+    max_num_seqs: int
     max_model_len: int
     arena_size_bytes: int
     notes: tuple[str, ...]
     """What was lowered and why, for the person who started the server."""
+
+
+MAX_SAVED_STATES = 1024
+"""Recurrent states kept for the prefix cache, however small they are."""
+_STATES_SHARE = 0.5
+"""Most of the KV cache's memory that recurrent states take, of running sequences and saved ones."""
+_RUNNING_SHARE = 0.75
+"""Most of the slots for states that running sequences may take, if states are also saved."""
 
 
 def kv_block_bytes(kv_elements_per_token: Sequence[int], element_bytes: int, block_size: int) -> int:
@@ -67,13 +78,19 @@ def plan_memory(
     block_size: int,
     model_max_len: int,
     requested_max_len: int | None,
+    max_num_seqs: int,
+    state_bytes: int = 0,
+    saves_states: bool = True,
     kv_cache_bytes: int | None,
     adapter_bytes: int | None,
     enable_lora: bool,
     shares: MemoryShares = HOST_SHARES,
 ) -> MemoryPlan:
     """Raises `EngineStartError` if fewer than two blocks fit, or if more memory or length is requested than there
-    is."""
+    is.
+
+    state_bytes: recurrent states of a sequence. saves_states: they are also saved for the prefix cache.
+    """
     notes = []
     if kv_cache_bytes is None:
         kv_cache_bytes = shares.default_kv_bytes(available_bytes)
@@ -89,6 +106,23 @@ def plan_memory(
             f"the KV cache ({kv_cache_bytes} bytes) and the adapter memory ({adapter_bytes} bytes) exceed the "
             f"{available_bytes} bytes available: lower --kv-cache-memory-bytes or --adapter-memory-bytes{shares.hint}"
         )
+    num_state_slots = 0
+    if state_bytes > 0:
+        wanted = max_num_seqs + (MAX_SAVED_STATES if saves_states else 0)
+        num_state_slots = min(int(kv_cache_bytes * _STATES_SHARE) // state_bytes, wanted)
+        if num_state_slots == 0:
+            raise EngineStartError(
+                f"half of a KV cache of {kv_cache_bytes} bytes does not hold the recurrent state of a sequence, of "
+                f"{state_bytes} bytes: raise --kv-cache-memory-bytes{shares.hint}"
+            )
+        most = max(int(num_state_slots * _RUNNING_SHARE), 1) if saves_states else num_state_slots
+        if most < max_num_seqs:
+            notes.append(
+                f"max_num_seqs lowered from {max_num_seqs} to {most}: each sequence has a recurrent state of "
+                f"{state_bytes} bytes (--kv-cache-memory-bytes)"
+            )
+            max_num_seqs = most
+    kv_cache_bytes -= num_state_slots * state_bytes
     num_blocks = kv_cache_bytes // block_bytes
     if num_blocks < 2:
         raise EngineStartError(
@@ -105,4 +139,5 @@ def plan_memory(
             "no more tokens (--kv-cache-memory-bytes)"
         )
         max_model_len = fitting
-    return MemoryPlan(num_blocks, max_model_len, adapter_bytes if enable_lora else 0, tuple(notes))
+    arena_size_bytes = adapter_bytes if enable_lora else 0
+    return MemoryPlan(num_blocks, num_state_slots, max_num_seqs, max_model_len, arena_size_bytes, tuple(notes))

@@ -82,6 +82,8 @@ class EngineParts:
     adapters: AdapterMemory | None
     grammars: Grammars
     free_rows: FreeRows
+    num_state_slots: int
+    """Of recurrent states; 0 for a model without any."""
     logits_size: int
     """Columns of the logits, at least vocab_size."""
 
@@ -133,11 +135,15 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     malloc.return_large_blocks()
     loaded = _load_weights(config, files.config, device, dtype, progress, stored)
     model = CausalModel(loaded.model, backend, quantization, stored, available_memory_bytes() if stored else None)
+    if model.state_specs:
+        _require_recurrence(config, loaded, device)
+        num_draft_tokens = 0  # a rejected draft would stay in the state
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
     # Weights mapped from their file take memory only once they are packed, so what is available now is an overestimate.
     host_bytes = max(available_bytes - model.weight_bytes, 0)
     plan = _plan(config, model, kv_dtype, files.config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
+    config = replace(config, max_num_seqs=plan.max_num_seqs)
     vocab_size = vocabulary.size_for(model.logits_size)
     model.prepare(plan.max_model_len, vocab_size, lambda done, total: progress("prepacking weights", done, total))
     malloc.keep_large_blocks()
@@ -149,7 +155,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     if config.enable_lora:
         adapters = _adapter_memory(model, plan.arena_size_bytes, accelerator, host_tier_bytes)
     table = None if adapters is None else adapters.table
-    runner = ModelRunner(model, plan.num_blocks, config.block_size, table, device, kv_dtype)
+    runner = ModelRunner(model, plan.num_blocks, config.block_size, table, device, kv_dtype, plan.num_state_slots)
     own_tables = {} if table is None else table.own_tables
     builder = _builder(config, plan, model, backend, accelerator, runner, own_tables, progress)
     notes = _notes(config, files, loaded, model, quantization, backend, backend_note, plan, adapters)
@@ -158,7 +164,16 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     )
     free_rows = _free_rows(model, backend, files.config, form)
     return EngineParts(
-        description, backend, accelerator, builder, runner, adapters, grammars, free_rows, model.logits_size
+        description,
+        backend,
+        accelerator,
+        builder,
+        runner,
+        adapters,
+        grammars,
+        free_rows,
+        plan.num_state_slots,
+        model.logits_size,
     )
 
 
@@ -304,6 +319,9 @@ def _plan(
         block_size=config.block_size,
         model_max_len=getattr(model_config.get_text_config(), "max_position_embeddings", DEFAULT_MODEL_MAX_LEN),
         requested_max_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        state_bytes=sum(spec.num_bytes for spec in model.state_specs),
+        saves_states=config.enable_prefix_caching,
         kv_cache_bytes=config.kv_cache_memory_bytes,
         adapter_bytes=config.adapter_memory_bytes,
         enable_lora=config.enable_lora,
@@ -339,7 +357,14 @@ def _builder(
     max_num_rows, max_num_seqs, block_size = config.max_num_batched_tokens, config.max_num_seqs, config.block_size
     max_blocks = -(-plan.max_model_len // block_size)
     if accelerator is None:
-        return BatchBuilder(max_num_rows, max_num_seqs, max_blocks, block_size, own_tables=own_tables)
+        return BatchBuilder(
+            max_num_rows,
+            max_num_seqs,
+            max_blocks,
+            block_size,
+            own_tables=own_tables,
+            has_states=bool(model.state_specs),
+        )
     lists, sizes = None, NO_GRAPHS
     if backend.name == "triton":  # the only one that reads lists and never waits for the GPU within a step
         num_splits = splits_for_device(accelerator.device, model.kv_specs[0].num_kv_heads)
@@ -374,6 +399,18 @@ def _adapter_memory(
         host_tier_bytes=host_tier_bytes,
         finish=model.finish_adapter,
     )
+
+
+def _require_recurrence(config: EngineConfig, loaded: loader.LoadedModel, device: torch.device) -> None:
+    """Raise `EngineStartError` for what a model with recurrent layers cannot be combined with."""
+    name = type(loaded.model).__name__
+    if device.type != "cpu":
+        raise EngineStartError(f"{name} has recurrent layers, which run on CPUs alone: start with --device cpu")
+    if config.num_speculative_tokens:
+        raise EngineStartError(
+            f"--num-speculative-tokens is {config.num_speculative_tokens}, but speculative decoding is not available "
+            f"for {name}, which has recurrent layers: omit the flag"
+        )
 
 
 def _num_speculative_tokens(

@@ -129,6 +129,12 @@ _FUNCTIONS = {
     "torch_chunk_gated_delta_rule": _Function(_delta_state, _delta_rule),
     "mamba2_chunk_scan": _Function(_scan_state, _scan),
 }
+_TRAINING_FUNCTION = "mamba2_split_conv1d_scan_combined"
+
+
+def reads_weights_in_training_only(module: nn.Module) -> bool:
+    """Whether its forward reads its linears' weights for a function that it calls only during training (Mamba-2)."""
+    return uses(module, _TRAINING_FUNCTION) and any(uses(module, name) for name in _FUNCTIONS)
 
 
 @contextmanager

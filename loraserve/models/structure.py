@@ -18,7 +18,7 @@ from loraserve.models.embedding import EmbeddingSpec, recorded_embedding
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.experts import ExpertsSpec, can_compute, is_experts
 from loraserve.models.forward_names import reads_weight_of, uses
-from loraserve.models.recurrent import RecurrentSpec, recorded_recurrence
+from loraserve.models.recurrent import RecurrentSpec, reads_weights_in_training_only, recorded_recurrence
 
 _RECORDER_NAME = "loraserve_recorder"
 _NUM_TOKENS = 8
@@ -243,7 +243,9 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
 
 def _is_replaceable_linear(module: nn.Module, name: str, model: PreTrainedModel) -> bool:
     parent, _, own_name = name.rpartition(".")
-    return type(module) is nn.Linear and not reads_weight_of(model.get_submodule(parent), own_name)
+    holder = model.get_submodule(parent)
+    may_be_read = reads_weight_of(holder, own_name) and not reads_weights_in_training_only(holder)
+    return type(module) is nn.Linear and not may_be_read
 
 
 @contextmanager

@@ -288,6 +288,7 @@ def make_hash_engine(
         adapters=adapters,
         grammars=hash_grammars(),
         free_rows=FreeRows(8, 1e9),
+        num_state_slots=0,
         logits_size=LOGITS_SIZE,
     )
     monkeypatch.setattr("loraserve.engine.engine.start", lambda config, progress: parts)

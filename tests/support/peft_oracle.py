@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest
+from loraserve.engine.scheduling.sequence_states import UNCERTAIN_TOKENS
 from loraserve.models.quantized_weights import round_weights
-from tests.support.engines import MIB, Answer, Answers, add_adapters, collect, greedy, make_engine, run
+from tests.support.engines import Answer, Answers, add_adapters, collect, greedy, make_engine, run
 from tests.support.tiny_adapters import Reference, adapter_configs, forced_logits, reference_answers, save_adapters
-from tests.support.tiny_models import PHI3_ORIGINAL_LENGTH, save_tiny_model
+from tests.support.tiny_models import PHI3_ORIGINAL_LENGTH, RECURRENT, save_tiny_model
 
 NUM_TOKENS = 10
 VOCAB_SIZE = 259
@@ -43,6 +44,8 @@ class Oracle:
     tolerance: float = LOGIT_TOLERANCE
     settings: dict[str, object] = field(default_factory=dict)
     """For its engines: the device and the dtype that they compute in."""
+    is_recurrent: bool = False
+    """It has recurrent layers, whose states are saved before a prompt's last tokens."""
     packed: str = "packed"
     """The folder in which they pack the adapters."""
 
@@ -75,12 +78,15 @@ class Oracle:
         """Settings for a KV cache that fits the longest sequence and `num_spare_blocks` blocks. No drafts: with them,
         some sequences finish before blocks run out.
 
-        engine: one with the cache size of `make_engine`, to compute the size of a block from.
+        engine: any, to compute the size of a block from.
         """
         longest = max(len(prompt) for prompt in self.prompts.values()) + NUM_TOKENS
-        block_bytes = 8 * MIB // engine.stats().num_blocks
+        runner = engine._runner
+        block_bytes, state_bytes = (sum(t[0].nbytes for t in tensors) for tensors in (runner._caches, runner._states))
+        num_blocks = -(-longest // 16) + num_spare_blocks
         return {
-            "kv_cache_memory_bytes": (-(-longest // 16) + num_spare_blocks) * block_bytes,
+            "kv_cache_memory_bytes": num_blocks * block_bytes + len(self.prompts) * state_bytes,
+            "max_num_seqs": len(self.prompts),
             "enable_prefix_caching": False,
             "num_speculative_tokens": 0,
             "max_model_len": longest,
@@ -96,7 +102,8 @@ def make_oracle(architecture: str, folder: Path, configs: ConfigsOf = adapter_co
     """configs: for at most seven adapters."""
     # Beyond the original length transformers itself picks the long factors, as the engine does at any length.
     extra = PHI3_ORIGINAL_LENGTH if architecture == "phi3" else 0
-    return oracle_of_saved(save_tiny_model(architecture, folder / "model"), folder, configs, extra)
+    oracle = oracle_of_saved(save_tiny_model(architecture, folder / "model"), folder, configs, extra)
+    return replace(oracle, is_recurrent=architecture in RECURRENT)
 
 
 def oracle_of_saved(
@@ -221,7 +228,8 @@ def run_with_batch_mates(oracle: Oracle, engine: Engine, digests: dict[str | Non
 
 def cached_tokens(oracle: Oracle) -> dict[str | None, int]:
     """Number of each prompt's tokens that a second turn finds in the cache."""
-    return {name: (len(prompt) - 1) // 16 * 16 for name, prompt in oracle.prompts.items()}
+    num_last = UNCERTAIN_TOKENS if oracle.is_recurrent else 1
+    return {name: max(len(prompt) - num_last, 0) // 16 * 16 for name, prompt in oracle.prompts.items()}
 
 
 def plant(engine: Engine, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> None:

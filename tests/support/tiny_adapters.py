@@ -11,7 +11,13 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
-ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_RECURRENT = ["in_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
+_OTHER_MLPS = ["w1", "w2", "w3", "input_linear", "output_linear"]
+ALL_LINEAR = [
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *_RECURRENT,
+    *_OTHER_MLPS,
+]
 
 
 def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
@@ -19,6 +25,7 @@ def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
     has them."""
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     experts = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if parameter.dim() == 3}
+    experts.discard("weight")  # of a convolution
 
     def present(targets: Sequence[str]) -> list[str]:
         return sorted({t if t in names else FUSED[t] for t in targets if t in names or FUSED.get(t) in names})

@@ -12,6 +12,8 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -22,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     SmolLM3Config,
 )
@@ -109,6 +112,35 @@ EXPERTS: dict[str, Callable[[], PreTrainedConfig]] = {
 """Mixture-of-experts models. For float32 only: rounding to bfloat16 may route a row to other experts."""
 
 
+RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
+    "granite_hybrid": lambda: GraniteMoeHybridConfig(
+        **COMMON | {"num_hidden_layers": 4},
+        layer_types=["mamba", "attention"] * 2,
+        mamba_n_heads=8,
+        mamba_d_head=16,
+        mamba_d_state=6,
+        mamba_n_groups=2,
+        num_local_experts=0,
+        shared_intermediate_size=112,
+        attention_multiplier=0.4,
+        residual_multiplier=0.6,
+    ),
+    "lfm2": lambda: Lfm2Config(
+        **COMMON | {"num_hidden_layers": 4}, layer_types=["conv", "full_attention"] * 2, block_multiple_of=16
+    ),
+    "qwen3_5": lambda: Qwen3_5TextConfig(
+        **COMMON | {"num_hidden_layers": 4},
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=12,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+    ),
+}
+"""Models with recurrent layers: Mamba-2, short convolutions, gated delta nets."""
+
+
 def multimodal_config() -> Gemma3Config:
     """A text model of `CONFIGS` next to an image tower, whose linears have the same names as the text model's."""
     return Gemma3Config(
@@ -138,7 +170,7 @@ def shallow_model(architecture: str, seed: int = 0) -> PreTrainedModel:
 
 
 def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
-    return random_model((CONFIGS | EXPERTS)[architecture](), seed)
+    return random_model((CONFIGS | EXPERTS | RECURRENT)[architecture](), seed)
 
 
 def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:

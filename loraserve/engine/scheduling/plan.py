@@ -28,6 +28,10 @@ class ScheduledSequence:
     chooses."""
     draft_masks: Seq[NDArray[np.uint8] | None] = ()
     """The mask of the tokens that may follow each drafted token, if the sequence has a matcher; None = all may."""
+    save_slot: int = -1
+    """Where the recurrent state after some of the rows is saved; -1 = nowhere."""
+    num_rows_saved: int = 0
+    """After how many of the rows."""
     is_predicted: bool = False
     """Whether the draft comes from the request's prediction."""
 
@@ -38,6 +42,8 @@ class StepPlan:
     """Ordered by adapter slot."""
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, destination) pairs, to be copied in order before the forward pass."""
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
+    """The same for slots of recurrent states."""
     begun: list[BegunPrompt] = field(default_factory=list)
     """Prompts whose computation starts with this step."""
     failed: list[tuple[Sequence, str]] = field(default_factory=list)

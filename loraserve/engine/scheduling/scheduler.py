@@ -21,6 +21,7 @@ from loraserve.engine.scheduling.plan import ScheduledSequence, StepPlan
 from loraserve.engine.scheduling.sequence import RequestState, Sequence, Status
 from loraserve.engine.scheduling.sequence_adapters import SequenceAdapters
 from loraserve.engine.scheduling.sequence_blocks import SequenceBlocks
+from loraserve.engine.scheduling.sequence_states import SequenceStates
 
 MAX_BYPASSED = 64
 """Admissions that may overtake a request whose adapter does not fit; after that, no request is admitted before it."""
@@ -62,7 +63,9 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_loras: int | None,
+        states: SequenceStates | None = None,
     ) -> None:
+        """states: None for a model without recurrent states."""
         self.pool = pool
         self.running: list[Sequence] = []
         """In order of admission."""
@@ -70,7 +73,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
-        self._blocks = SequenceBlocks(pool, block_size)
+        self._states = states or SequenceStates(None, block_size, saves=False)
+        self._blocks = SequenceBlocks(pool, block_size, self._states)
         self._adapters = SequenceAdapters(adapters, max_loras)
         self._block_size = block_size
         self._ways = WayFinder(
@@ -107,6 +111,7 @@ class Scheduler:
             if urgent is not None or self._ways.may_open:
                 self._num_closed_steps = 0  # others may be urgent, too
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
+        plan.state_copies = self._states.take_copies()
         return plan
 
     def try_schedule_ahead(self, ends: Callable[[Sequence], bool]) -> StepPlan | None:
@@ -148,6 +153,7 @@ class Scheduler:
             child.matcher = None if parent.matcher is None else parent.matcher.copy()
             child.status = Status.RUNNING
             self._blocks.share(parent, child)
+            self._states.share(parent, child)
             self._adapters.share(parent, child)
             self._enter_running(child)
             self.waiting.arrive(state.request.tenant)
@@ -184,6 +190,7 @@ class Scheduler:
         """Make its full, computed blocks findable. Only once its sampled row, which depends on all of them, is known to
         be finite."""
         self._blocks.remember(sequence)
+        self._states.remember(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Free everything the sequence holds, whatever its status. It must not be finished yet."""
@@ -211,6 +218,9 @@ class Scheduler:
         for sequence in sequences:
             self._charge_up_to(sequence, sequence.num_computed_tokens + 1)
         plan.scheduled = [ScheduledSequence(sequence, 1, 1) for sequence in sequences]
+        if self._states.saves:
+            for item in plan.scheduled:
+                self._states.plan_save(item)
         return True
 
     def _schedule_each(self, sequences: Seq[Sequence], plan: StepPlan) -> None:
@@ -324,6 +334,7 @@ class Scheduler:
             self._charge(sequence.request, COLD_LOAD_TOKENS)
         self.pool.acquire(cached)
         sequence.blocks = cached
+        self._states.enter(sequence, len(cached))
         sequence.num_computed_tokens = num_cached
         sequence.num_remembered_blocks = len(cached)
         sequence.num_charged_tokens = max(sequence.num_charged_tokens, num_cached)
@@ -342,7 +353,9 @@ class Scheduler:
         if sequence.is_pooled:
             num_sampled_rows, num_pooled_rows = 0, num_rows if sequence.state.wants_mean else num_sampled_rows
         num_base_rows = min(max(sequence.state.adapter_start - sequence.num_computed_tokens, 0), num_rows)
-        plan.scheduled.append(ScheduledSequence(sequence, num_rows, num_sampled_rows, num_pooled_rows, num_base_rows))
+        item = ScheduledSequence(sequence, num_rows, num_sampled_rows, num_pooled_rows, num_base_rows)
+        self._states.plan_save(item)
+        plan.scheduled.append(item)
         self._charge_up_to(sequence, sequence.num_computed_tokens + num_rows)
 
     def _charge_up_to(self, sequence: Sequence, end: int) -> None:
@@ -365,7 +378,7 @@ class Scheduler:
 
     def _num_rows(self, sequence: Sequence, budget: int) -> int:
         """Rows for its uncomputed tokens or, when scheduling ahead, for the token that it is about to get."""
-        num_rows = min(max(sequence.num_uncomputed_tokens, 1), budget)
+        num_rows = self._states.limit_rows(sequence, min(max(sequence.num_uncomputed_tokens, 1), budget))
         return min(num_rows, MAX_PROMPT_LOGPROB_ROWS) if sequence.needs_prompt_logprobs else num_rows
 
     def _choose_victim(self) -> Sequence:
@@ -423,6 +436,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._blocks.release(sequence)
+        self._states.release(sequence)
         self._adapters.release(sequence)
 
     def check_invariants(self) -> None:
@@ -432,6 +446,7 @@ class Scheduler:
             assert len(sequence.blocks) * self._block_size >= sequence.num_computed_tokens, (
                 "a computed token has no block"
             )
+        self._states.check_invariants(self.running)
         self._adapters.check_invariants(self.running)
 
 

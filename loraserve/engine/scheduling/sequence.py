@@ -69,6 +69,14 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     """Hashes of the full blocks of `token_ids`, as far as they have been computed."""
+    state_slot: int = -1
+    """Where the recurrent state after its computed tokens is; -1 = not running, or the model has none."""
+    states_to_save: list[tuple[int, int]] = field(default_factory=list)
+    """(Number of blocks, slot) of states that steps save and nobody can find yet."""
+    num_shared_tokens: int = 0
+    """Where an earlier sequence continued differently, if its state there would have been worth saving."""
+    last_output_block: BlockHash | None = None
+    """The block of its output after which a state is saved, if one is."""
     num_charged_tokens: int = 0
     """Tokens already charged to the tenant; recompute is free of charge, unless it gave way to a more urgent one."""
     num_remembered_blocks: int = 0

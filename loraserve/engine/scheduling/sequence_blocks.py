@@ -4,13 +4,16 @@ from collections.abc import Sequence as Seq
 
 from loraserve.engine.kv.blocks import BlockPool, activation_hash, block_hash
 from loraserve.engine.scheduling.sequence import Sequence
+from loraserve.engine.scheduling.sequence_states import SequenceStates
 
 
 class SequenceBlocks:
     """Maintains `blocks`, `block_hashes` and `num_remembered_blocks` of running sequences."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, states: SequenceStates | None = None) -> None:
+        """states: None for a model without recurrent states."""
         self._pool = pool
+        self._states = states or SequenceStates(None, block_size, saves=False)
         self._block_size = block_size
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
@@ -20,7 +23,8 @@ class SequenceBlocks:
             return []
         num_full = (sequence.num_tokens - 1) // self._block_size
         self._extend_hashes(sequence, num_full)
-        return self._pool.match_prefix(sequence.block_hashes[:num_full])
+        blocks = self._pool.match_prefix(sequence.block_hashes[:num_full])
+        return blocks[: self._states.num_blocks_to_skip(sequence, sequence.block_hashes[: len(blocks)])]
 
     def num_to_admit(self, sequence: Sequence, cached: list[int]) -> int:
         """Number of available blocks that it takes, including those of its cached prefix that nobody references."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
-from loraserve_kernels.step_batch import Run, Segments, StepBatch
+from loraserve_kernels.step_batch import Run, Segments, StateSlots, StepBatch
 
 from loraserve.engine.device.accelerator import Accelerator, upload_ids
 from loraserve.engine.device.step_buffers import Buffer, BufferSpec, StepBuffers
@@ -47,9 +47,11 @@ class BatchBuilder:
         accelerator: Accelerator | None = None,
         lists: Seq[BufferSpec] = (),
         own_tables: Collection[int] = (),
+        has_states: bool = False,
     ) -> None:
         """accelerator: the tensors are on its device. lists: further buffers, kept in `_lists`. own_tables: slots of
-        adapters that have any, see `AdapterTable`."""
+        adapters that have any, see `AdapterTable`. has_states: the model has recurrent states."""
+        self._states = _StateBuffers(max_num_seqs) if has_states else None
         self._own_tables = own_tables
         self._block_size = block_size
         a_sequence = BufferSpec((max_num_seqs,), np.int32)
@@ -96,6 +98,8 @@ class BatchBuilder:
         for i, position in enumerate(positions):
             if position % size == 0:
                 self._in_table[i] = self._fill_block_table(i, sequences[i], position, position + 1)
+        if self._states is not None:
+            self._states.fill(scheduled)
         return batch
 
     def _filled(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
@@ -150,6 +154,8 @@ class BatchBuilder:
         self._positions.array[:num_rows] = positions
         self._slot_mapping.array[:num_rows] = slots
         self._context_lens.array[: len(context_lens)] = context_lens
+        if self._states is not None:
+            self._states.fill(scheduled)
 
     def _fill_block_table(self, i: int, sequence: Sequence, start: int, end: int) -> tuple[int, int]:
         """Fill row i for tokens up to `end`. Returns its entry for `_in_table`."""
@@ -203,7 +209,30 @@ class BatchBuilder:
             sampled_rows=self._sampled_rows.tensor[: len(sampled_rows)],
             sampled_segments=sampled_segments,
             pooled_rows=upload_ids(pooled_rows, self._token_ids.tensor.device) if pooled_rows else None,
+            state_slots=None if self._states is None else self._states.slots(num_seqs),
         )
+
+
+class _StateBuffers:
+    """Of `StateSlots`, on the host."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._buffers = StepBuffers([BufferSpec((max_num_seqs,), np.int32)] * 4, None).buffers
+
+    def fill(self, scheduled: Seq[ScheduledSequence]) -> None:
+        read, write, save, num_rows_saved = self._buffers
+        count = len(scheduled)
+        slots = [item.sequence.state_slot for item in scheduled]
+        write.array[:count] = slots
+        read.array[:count] = [
+            slot if item.sequence.num_computed_tokens > 0 else -1 for item, slot in zip(scheduled, slots, strict=True)
+        ]
+        save.array[:count] = [item.save_slot for item in scheduled]
+        num_rows_saved.array[:count] = [item.num_rows_saved for item in scheduled]
+
+    def slots(self, num_seqs: int) -> StateSlots:
+        read, write, save, num_rows_saved = (buffer.tensor[:num_seqs] for buffer in self._buffers)
+        return StateSlots(read, write, save, num_rows_saved)
 
 
 def _own_table_runs(shape: BatchShape, num_rows: Seq[int]) -> tuple[Run, ...]:

@@ -27,7 +27,10 @@ class ModelRunner:
         table: AdapterTable | None,
         device: torch.device,
         kv_dtype: torch.dtype,
+        num_state_slots: int = 0,
     ) -> None:
+        """num_state_slots: of recurrent states, if the model has any."""
+
         def cache(num_kv_heads: int, head_dim: int) -> Tensor:
             return torch.empty((num_blocks, num_kv_heads, block_size, head_dim), dtype=kv_dtype, device=device)
 
@@ -38,7 +41,10 @@ class ModelRunner:
         v_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
         self._caches = [indexable(tensor) for tensor in (*k_caches, *v_caches)]
         self._pages = PagesAhead(self._caches)
-        model.bind(k_caches, v_caches, table)
+        self._states = [
+            torch.empty((num_state_slots, *spec.shape), dtype=spec.dtype, device=device) for spec in model.state_specs
+        ]
+        model.bind(k_caches, v_caches, table, self._states)
 
     def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
         """The output is valid until the next forward.
@@ -76,6 +82,13 @@ class ModelRunner:
                 sources, destinations = upload_ids(origins.values(), device), upload_ids(origins, device)
                 for cache in self._caches:  # two launches each, however many blocks
                     cache.index_copy_(0, destinations, cache.index_select(0, sources))
+
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy recurrent states from one slot to another, one (source, destination) after another."""
+        with torch.inference_mode():
+            for source, destination in copies:
+                for state in self._states:
+                    state[destination].copy_(state[source])
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Wipe blocks that may hold non-finite values."""

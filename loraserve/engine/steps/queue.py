@@ -87,6 +87,8 @@ class StepQueue:
         """`queue` for any plan."""
         if plan.block_copies:
             self._runner.copy_blocks(plan.block_copies)
+        if plan.state_copies:
+            self._runner.copy_states(plan.state_copies)
         arrivals = self._arrivals(plan)
         known_rows = self._rows_known_before(plan.scheduled)
         batch = self._build(plan.scheduled, before, [row for _, row in known_rows])
@@ -132,6 +134,7 @@ class StepQueue:
         # NOTE: a model's weights evict all code and objects from the caches, so what runs between two steps takes about
         # three times as long as it otherwise would. Code that the step has not run yet is expensive, above all numpy's.
         assert not plan.block_copies, _NO_COPIES
+        assert not plan.state_copies, "a sequence with a row in the last step has just got its state"
         sequences = last.sequences
         rows = [] if last.takes_best else self._rows_after(sequences)
         batch = self._builder.build_again(plan.scheduled)

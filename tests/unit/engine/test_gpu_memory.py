@@ -49,6 +49,7 @@ def plan(kv_cache_bytes: int | None = None):
         block_size=16,
         model_max_len=2048,
         requested_max_len=None,
+        max_num_seqs=128,
         kv_cache_bytes=kv_cache_bytes,
         adapter_bytes=None,
         enable_lora=True,
@@ -81,6 +82,7 @@ class Model:
     dtype = torch.bfloat16
     logits_size = 100
     kv_specs = ()
+    state_specs = ()
 
     def __init__(self) -> None:
         self.batches: list[StepBatch] = []

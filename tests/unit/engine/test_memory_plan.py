@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraserve.engine.errors import EngineStartError
-from loraserve.engine.memory_plan import GIB, MemoryPlan, kv_block_bytes, plan_memory
+from loraserve.engine.memory_plan import GIB, MAX_SAVED_STATES, MemoryPlan, kv_block_bytes, plan_memory
 
 BLOCK_BYTES = 1000
 
@@ -16,6 +16,9 @@ def plan(
     kv_cache_bytes: int | None = None,
     adapter_bytes: int | None = None,
     enable_lora: bool = True,
+    max_num_seqs: int = 128,
+    state_bytes: int = 0,
+    saves_states: bool = True,
 ) -> MemoryPlan:
     return plan_memory(
         available_bytes=available_bytes,
@@ -26,6 +29,9 @@ def plan(
         kv_cache_bytes=kv_cache_bytes,
         adapter_bytes=adapter_bytes,
         enable_lora=enable_lora,
+        max_num_seqs=max_num_seqs,
+        state_bytes=state_bytes,
+        saves_states=saves_states,
     )
 
 
@@ -49,7 +55,9 @@ def test_defaults_are_bounded_on_a_large_machine() -> None:
 
 def test_requested_sizes_are_used() -> None:
     chosen = plan(kv_cache_bytes=200_999, adapter_bytes=77, requested_max_len=100)
-    assert chosen == MemoryPlan(num_blocks=200, max_model_len=100, arena_size_bytes=77, notes=())
+    assert chosen == MemoryPlan(
+        num_blocks=200, num_state_slots=0, max_num_seqs=128, max_model_len=100, arena_size_bytes=77, notes=()
+    )
 
 
 def test_without_lora_there_is_no_arena_and_its_size_does_not_count() -> None:
@@ -105,3 +113,33 @@ def test_a_plan_never_exceeds_available_memory_and_one_sequence_always_fits(
         return
     assert chosen.num_blocks * block + chosen.arena_size_bytes <= available
     assert 1 < chosen.max_model_len <= chosen.num_blocks * 16
+
+
+def test_recurrent_states_take_at_most_half_of_the_cache() -> None:
+    chosen = plan(kv_cache_bytes=2_000_000, state_bytes=10_000, max_num_seqs=64)
+    assert chosen.num_state_slots == 100
+    assert chosen.num_blocks == 1000
+    assert chosen.max_num_seqs == 64
+    assert chosen.notes == ()
+
+
+def test_small_states_leave_the_cache_to_keys_and_values() -> None:
+    chosen = plan(kv_cache_bytes=2_000_000, state_bytes=10, max_num_seqs=64)
+    assert chosen.num_state_slots == 64 + MAX_SAVED_STATES
+    assert plan(kv_cache_bytes=2_000_000, state_bytes=10, max_num_seqs=64, saves_states=False).num_state_slots == 64
+
+
+@pytest.mark.parametrize(("saves_states", "expected"), [(True, 75), (False, 100)])
+def test_max_num_seqs_is_lowered_to_the_states_that_fit_with_a_note(saves_states: bool, expected: int) -> None:
+    chosen = plan(kv_cache_bytes=2_000_000, state_bytes=10_000, saves_states=saves_states)
+    assert chosen.max_num_seqs == expected
+    assert chosen.notes == (
+        f"max_num_seqs lowered from 128 to {expected}: each sequence has a recurrent state of 10000 bytes "
+        "(--kv-cache-memory-bytes)",
+    )
+
+
+def test_a_cache_without_room_for_one_state_is_refused() -> None:
+    assert plan(kv_cache_bytes=20_000, state_bytes=10_000).max_num_seqs == 1
+    with pytest.raises(EngineStartError, match="half of a KV cache of 19999 bytes does not hold .* of 10000 bytes"):
+        plan(kv_cache_bytes=19_999, state_bytes=10_000)

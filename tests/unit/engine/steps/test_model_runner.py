@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loraserve.engine.steps.model_runner import ModelRunner
 from loraserve.models.causal_model import CausalModel, KVSpec
+from loraserve.models.context import StateSpec
 from tests.support.memory_pages import can_populate, give_back, resident_pages
 
 
@@ -15,12 +16,15 @@ class Model:
     """The part of a `CausalModel` that a runner uses before its first step."""
 
     kv_specs = (KVSpec(2, 8), KVSpec(1, 16))
+    state_specs = (StateSpec((2, 3), torch.float32), StateSpec((5,), torch.bfloat16))
 
     def __init__(self) -> None:
         self.caches: list[Tensor] = []
+        self.states: list[Tensor] = []
 
-    def bind(self, k_caches: list[Tensor], v_caches: list[Tensor], table: object) -> None:
+    def bind(self, k_caches: list[Tensor], v_caches: list[Tensor], _table: object, states: list[Tensor]) -> None:
         self.caches = [*k_caches, *v_caches]
+        self.states = states
 
 
 class Launches(TorchDispatchMode):
@@ -87,3 +91,14 @@ def test_blocks_are_copied_and_wiped_in_every_cache(kv_dtype: torch.dtype) -> No
         found, expected = cache.float(), values.float()
         assert torch.equal(found[[0, 3, 4]], expected[[0, 0, 0]])
         assert torch.equal(found[1:3], torch.zeros_like(found[1:3]))
+
+
+def test_states_are_copied_one_after_another_and_only_those() -> None:
+    model = Model()
+    runner = ModelRunner(cast(CausalModel, model), 2, 4, None, torch.device("cpu"), torch.float32, num_state_slots=4)
+    for state in model.states:
+        for slot in range(4):
+            state[slot] = slot
+    runner.copy_states([(0, 1), (1, 3)])
+    for state in model.states:
+        assert [state[slot].unique().tolist() for slot in range(4)] == [[0], [0], [2], [0]]
