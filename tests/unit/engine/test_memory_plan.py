@@ -141,5 +141,5 @@ def test_max_num_seqs_is_lowered_to_the_states_that_fit_with_a_note(saves_states
 
 def test_a_cache_without_room_for_one_state_is_refused() -> None:
     assert plan(kv_cache_bytes=20_000, state_bytes=10_000).max_num_seqs == 1
-    with pytest.raises(EngineStartError, match="half of a KV cache of 19999 bytes does not hold .* of 10000 bytes"):
+    with pytest.raises(EngineStartError, match=r"half of a KV cache of 19999 bytes does not hold .* of 10000 bytes"):
         plan(kv_cache_bytes=19_999, state_bytes=10_000)
