@@ -19,7 +19,7 @@ from tests.support.peft_oracle import (
     wrong_answers,
 )
 from tests.support.tiny_adapters import dora_configs
-from tests.support.tiny_models import CONFIGS, EXPERTS
+from tests.support.tiny_models import FAMILIES
 
 DORA = {"dora1", "dora_layer5", "dora_head9", "dora_patterns70"}
 
@@ -29,7 +29,7 @@ def dora_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
     return cache(lambda architecture: make_oracle(architecture, tmp_path_factory.mktemp(architecture), dora_configs))
 
 
-@pytest.mark.parametrize("architecture", sorted(CONFIGS.keys() | EXPERTS.keys()))
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_dora_adapters_equal_peft_in_a_mixed_batch(dora_of: OracleOf, architecture: str) -> None:
     _, wrong = run_all(dora_of(architecture))
     assert not wrong

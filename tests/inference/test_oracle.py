@@ -26,10 +26,10 @@ from tests.support.peft_oracle import (
     run_with_batch_mates,
     wrong_answers,
 )
-from tests.support.tiny_models import CONFIGS, EXPERTS, RECURRENT, save_tiny_model
+from tests.support.tiny_models import FAMILIES, save_tiny_model
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS | EXPERTS | RECURRENT))
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
 def oracle(request: pytest.FixtureRequest, oracle_of: OracleOf) -> Oracle:
     return oracle_of(request.param)
 

@@ -22,7 +22,7 @@ from tests.support.peft_oracle import (
     run_with_batch_mates,
     wrong_answers,
 )
-from tests.support.tiny_models import CONFIGS, WINDOW
+from tests.support.tiny_models import CONFIGS, RECURRENT, WINDOW
 
 ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 Place = tuple[str, str]
@@ -45,7 +45,7 @@ class Served:
         return wrong_answers(self.oracle, run(self.engine, self.oracle.requests(self.digests, prefix)), prefix)
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+@pytest.fixture(scope="module", params=sorted(CONFIGS | RECURRENT))
 def float32_oracle(request: pytest.FixtureRequest, oracle_of: OracleOf) -> Oracle:
     return oracle_of(request.param)
 
@@ -63,6 +63,8 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 @pytest.fixture(scope="module")
 def served(place: Place, float32_oracle: Oracle) -> Served:
+    if float32_oracle.is_recurrent and place[0] != "cpu":
+        pytest.skip("recurrent layers run on CPUs alone")
     return serve(float32_oracle, place, max_num_batched_tokens=CHUNK)
 
 
@@ -97,7 +99,6 @@ def test_preemption_and_eviction_mid_stream_equal_peft(served: Served, monkeypat
     monkeypatch.setattr(arrival, "LARGEST_PART_BYTES", 1)
     oracle = served.oracle
     engine, digests = oracle.engine(
-        max_num_seqs=MAX_NUM_SEQS,
         adapter_memory_bytes=oracle.largest_packed_bytes(),
         **oracle.preempting(served.engine, num_spare_blocks=2),
     )

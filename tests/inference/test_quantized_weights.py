@@ -26,7 +26,7 @@ from loraserve.models.structure import record_structure
 from tests.support.engines import make_engine, run
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, OracleOf, run_all, wrong_answers
 from tests.support.tiny_adapters import reference_answers
-from tests.support.tiny_models import CONFIGS, EXPERTS, random_model, tiny_model
+from tests.support.tiny_models import FAMILIES, random_model, tiny_model
 
 ROUTER = "model.layers.1.mlp.router.gate.weight"
 LAST = "model.layers.1.mlp.down_proj.weight"
@@ -61,7 +61,7 @@ def rounded(oracle: Oracle, quantization: Quantization, dtype: torch.dtype = tor
     return replace(oracle, references=references, settings=settings, packed=f"{oracle.packed}-{quantization}")
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS | EXPERTS))
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
 def oracle(request: pytest.FixtureRequest, oracle_of: OracleOf) -> Oracle:
     return oracle_of(request.param)
 

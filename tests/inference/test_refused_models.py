@@ -9,12 +9,10 @@ from transformers import (
     AutoModelForCausalLM,
     DogeConfig,
     FalconConfig,
-    Lfm2Config,
     Llama4TextConfig,
     MiniMaxConfig,
     MiniMaxM3VLTextConfig,
     PreTrainedConfig,
-    Qwen3NextConfig,
 )
 
 from loraserve.models.causal_model import CausalModel
@@ -33,21 +31,7 @@ COMMON = {
 MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
 REFUSED: dict[str, Callable[[], PreTrainedConfig]] = {
     "Llama4ForCausalLM": lambda: Llama4TextConfig(**COMMON, **MOE, intermediate_size_mlp=96, attention_chunk_size=8192),
-    "Lfm2ForCausalLM": lambda: Lfm2Config(
-        **COMMON, layer_types=["conv", "full_attention", "conv", "full_attention"], block_multiple_of=16
-    ),
     "MiniMaxForCausalLM": lambda: MiniMaxConfig(**COMMON, **MOE, block_size=8),
-    "Qwen3NextForCausalLM": lambda: Qwen3NextConfig(
-        **COMMON,
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-    ),
     "DogeForCausalLM": lambda: DogeConfig(**COMMON),
     "MiniMaxM3VLForCausalLM": lambda: MiniMaxM3VLTextConfig(
         **COMMON, **MOE, layer_types=["full_attention", "minimax_m3_sparse"] * 2, mlp_layer_types=["dense"] * 4

@@ -9,18 +9,25 @@ from loraserve_kernels.reference_backend import ReferenceBackend
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import (
+    FalconH1Config,
     GPTJConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     GraniteMoeSWAConfig,
     GraniteSWAConfig,
     HunYuanMoEV1Config,
+    Lfm2MoeConfig,
     ModernBertDecoderConfig,
+    NemotronHConfig,
     OlmoeConfig,
+    OlmoHybridConfig,
     PhiConfig,
     PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen3_5MoeTextConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from loraserve.models.causal_model import CausalModel
@@ -30,14 +37,53 @@ from tests.support.tiny_models import COMMON, WINDOW, random_model, save_model, 
 
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+LINEAR_ATTENTION = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+SHARED_EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
 SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
+    "falcon_h1": lambda: FalconH1Config(**COMMON, **MAMBA, mamba_d_ssm=128),
     "granitemoe": lambda: GraniteMoeConfig(**COMMON, **LOCAL_EXPERTS),
     "granitemoe_swa": lambda: GraniteMoeSWAConfig(**COMMON, **LOCAL_EXPERTS, sliding_window=WINDOW),
     "granite_swa": lambda: GraniteSWAConfig(**COMMON, sliding_window=WINDOW),
+    "granitemoehybrid": lambda: GraniteMoeHybridConfig(
+        **COMMON,
+        **MAMBA,
+        **LOCAL_EXPERTS,
+        layer_types=["mamba", "attention", "mamba"],
+        shared_intermediate_size=64,
+    ),
     "hunyuan_v1_moe": lambda: HunYuanMoEV1Config(**COMMON, head_dim=16, num_experts=4, moe_topk=2),
+    "lfm2_moe": lambda: Lfm2MoeConfig(
+        **COMMON, **EXPERTS, layer_types=["conv", "full_attention", "conv"], moe_intermediate_size=32
+    ),
+    "nemotron_h": lambda: NemotronHConfig(
+        **{name: value for name, value in COMMON.items() if name != "num_hidden_layers"},
+        hybrid_override_pattern="M*-M",
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+    ),
+    "olmo_hybrid": lambda: OlmoHybridConfig(
+        **{name: value for name, value in COMMON.items() if name != "num_hidden_layers"},
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+    ),
     "olmoe": lambda: OlmoeConfig(**COMMON, **EXPERTS),
     "phimoe": lambda: PhimoeConfig(**COMMON, **LOCAL_EXPERTS),
+    "qwen3_5_moe": lambda: Qwen3_5MoeTextConfig(**COMMON, **EXPERTS, **SHARED_EXPERTS, **LINEAR_ATTENTION),
     "qwen3_moe": lambda: Qwen3MoeConfig(**COMMON, **EXPERTS, head_dim=16, moe_intermediate_size=32),
+    "qwen3_next": lambda: Qwen3NextConfig(**COMMON, **EXPERTS, **SHARED_EXPERTS, **LINEAR_ATTENTION),
 }
 
 

@@ -116,9 +116,10 @@ RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
     "granite_hybrid": lambda: GraniteMoeHybridConfig(
         **COMMON | {"num_hidden_layers": 4},
         layer_types=["mamba", "attention"] * 2,
-        mamba_n_heads=8,
+        mamba_expand=1,
+        mamba_n_heads=4,
         mamba_d_head=16,
-        mamba_d_state=6,
+        mamba_d_state=4,
         mamba_n_groups=2,
         num_local_experts=0,
         shared_intermediate_size=112,
@@ -139,6 +140,8 @@ RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
 }
 """Models with recurrent layers: Mamba-2, short convolutions, gated delta nets."""
+
+FAMILIES = CONFIGS | EXPERTS | RECURRENT
 
 
 def multimodal_config() -> Gemma3Config:
@@ -170,7 +173,7 @@ def shallow_model(architecture: str, seed: int = 0) -> PreTrainedModel:
 
 
 def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
-    return random_model((CONFIGS | EXPERTS | RECURRENT)[architecture](), seed)
+    return random_model(FAMILIES[architecture](), seed)
 
 
 def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
@@ -181,6 +184,10 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.3)
+            elif parameter.dim() == 3 and name.endswith("weight"):  # a short convolution, before products of its outputs
+                parameter.normal_(0, 0.7 / parameter.shape[-1] ** 0.5)
+            elif name.endswith("A_log"):  # so that states last
+                parameter.uniform_(-3, -0.5)
             elif parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             elif "embed" in name:
