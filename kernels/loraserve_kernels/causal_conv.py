@@ -36,6 +36,8 @@ def causal_conv_reference(
         if rows.save >= 0:
             state[rows.save] = inputs[rows.num_rows_saved : rows.num_rows_saved + num_before]
         state[rows.write] = inputs[len(inputs) - num_before :]
+        if rows.first_row == rows.end_row:
+            continue
         result = torch.einsum("tck,kc->tc", inputs.float().unfold(0, len(taps), 1), taps)
         if bias is not None:
             result += bias.float()

@@ -15,6 +15,7 @@ from loraserve_kernels.cpu_calls import DTYPE_CODES, QUANTIZED_FORMATS, Attentio
 from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, CpuDecoderLayers, StepAddresses
 from loraserve_kernels.cpu_decoder_model import CpuDecoderModel
 from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.cpu_recurrent_ops import CpuRecurrentOps
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw, check_draws, pack_draws
@@ -30,7 +31,6 @@ from loraserve_kernels.paged_attention import check_paged_attention
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.quantization import STORED, Quantization
 from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_like, rounded_weight
-from loraserve_kernels.recurrent_ops import ReferenceRecurrentOps
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.rms_norm import check_add_rms_norm, check_rms_norm
 from loraserve_kernels.rotary_kv_write import check_rotary_kv_write
@@ -39,18 +39,18 @@ from loraserve_kernels.silu_mul import check_silu_mul
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 
-class CpuBackend(ReferenceRecurrentOps):
+class CpuBackend(CpuRecurrentOps):
     """Implements `Backend` with the C functions of a `CpuLibrary`, on `torch.get_num_threads()` threads.
 
-    A row's result of `lora_add`, `paged_attention`, `rms_norm` and `silu_mul` is the same, bit for bit, whatever other
-    rows are in the batch and however a prompt is chunked.
+    A row's result of `lora_add`, `paged_attention`, `rms_norm`, `silu_mul` and the recurrent ops is the same, bit for
+    bit, whatever other rows are in the batch and however a prompt is chunked.
     """
 
     name = "cpu"
 
     def __init__(self, library: CpuLibrary) -> None:
+        super().__init__(library)
         self.library = library
-        self._c = library.functions
         self._reference = ReferenceBackend()
         self._bound_groups: dict[int, BoundGroup] = {}
         self._step = StepAddresses()

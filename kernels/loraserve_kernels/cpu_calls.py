@@ -26,7 +26,10 @@ STATUS_MESSAGES = {
     3: "slot_mapping has an entry outside the KV cache",
     4: "block_table has a block id outside the KV cache within a context",
     6: "a token id, position or sampled row is out of range, or sampled rows are not in ascending order",
+    7: "a state slot is outside the states, or a state is to be saved after rows that its sequence does not have",
 }
+MAX_TAPS = 16
+"""Of `causal_conv`."""
 
 
 class PackedLinearStruct(ctypes.Structure):
@@ -211,6 +214,67 @@ class ModelStepStruct(ctypes.Structure):
     )
 
 
+class SequencesStruct(ctypes.Structure):
+    """`struct sequences` of recurrent.h."""
+
+    _fields_ = (
+        ("row_start", c_void_p),
+        ("num_rows", c_void_p),
+        ("read", c_void_p),
+        ("write", c_void_p),
+        ("save", c_void_p),
+        ("num_rows_saved", c_void_p),
+        ("num_sequences", c_int64),
+        ("total_rows", c_int64),
+        ("num_slots", c_int64),
+    )
+
+
+class CausalConvStruct(ctypes.Structure):
+    """`struct causal_conv` of causal_conv.c."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("state", c_void_p),
+        ("out", c_void_p),
+        ("num_channels", c_int64),
+        ("num_taps", c_int64),
+        ("silu", c_int64),
+        ("sequences", SequencesStruct),
+    )
+
+
+class GatedDeltaRuleStruct(ctypes.Structure):
+    """`struct gated_delta_rule` of gated_delta_rule.c."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("q_row_stride", c_int64),
+        ("q_head_stride", c_int64),
+        ("k", c_void_p),
+        ("k_row_stride", c_int64),
+        ("k_head_stride", c_int64),
+        ("v", c_void_p),
+        ("v_row_stride", c_int64),
+        ("v_head_stride", c_int64),
+        ("log_decay", c_void_p),
+        ("log_decay_stride", c_int64),
+        ("beta", c_void_p),
+        ("beta_stride", c_int64),
+        ("state", c_void_p),
+        ("out", c_void_p),
+        ("num_k_heads", c_int64),
+        ("num_v_heads", c_int64),
+        ("k_dim", c_int64),
+        ("v_dim", c_int64),
+        ("normalize", c_int64),
+        ("sequences", SequencesStruct),
+    )
+
+
 POINTER_STRIDE = [c_void_p, c_int64]
 SIGNATURES = {
     "amx_enable": [c_int],
@@ -226,6 +290,8 @@ SIGNATURES = {
     "edited_draw": [c_void_p, c_void_p, c_int64, *POINTER_STRIDE, c_int64, c_int, c_int],
     "score": [c_void_p, c_void_p, c_void_p, c_int64, *POINTER_STRIDE, c_int64, c_int, c_int],
     "silu_mul": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int64, c_int, c_int],
+    "causal_conv": [c_void_p, c_int, c_int],
+    "gated_delta_rule": [c_void_p, c_int, c_int],
     "pack_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
     "packed_weight_bytes": [c_int64, c_int64, c_int],
     "compress_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int],

@@ -26,8 +26,21 @@ def check_state(name: str, state: Tensor, of_a_slot: tuple[int, ...], dtype: tor
     if tuple(state.shape[1:]) != of_a_slot:
         raise mismatch(name, list(state.shape), f"[num_slots, {', '.join(map(str, of_a_slot))}]")
     require_dense(name, state, dtype)
-    if batch.state_slots is None:
+    slots = batch.state_slots
+    if slots is None:
         raise mismatch("batch.state_slots", None, "slots, for an op with a state")
+    num_sequences = batch.num_rows.shape[0]
+    for column, tensor in (
+        ("num_rows", batch.num_rows),
+        ("row_start", batch.row_start),
+        ("state_slots.read", slots.read),
+        ("state_slots.write", slots.write),
+        ("state_slots.save", slots.save),
+        ("state_slots.num_rows_saved", slots.num_rows_saved),
+    ):
+        require_dense(column, tensor, torch.int32)
+        if tensor.shape != (num_sequences,):
+            raise mismatch(column, list(tensor.shape), f"[{num_sequences}], as num_rows")
 
 
 def sequence_rows(batch: StepBatch, num_slots: int) -> Iterator[SequenceRows]:
@@ -55,6 +68,13 @@ def make_recurrent_batch(
     write = order[:num_seqs]
     read = [-1 if i in fresh else order[num_seqs + i] if i % 2 else write[i] for i in range(num_seqs)]
     save = [-1 if i in fresh or not saved else order[2 * num_seqs + i] for i in range(num_seqs)]
+    return make_recurrent_step(num_rows, read, write, save, device), num_slots
+
+
+def make_recurrent_step(
+    num_rows: list[int], read: list[int], write: list[int], save: list[int], device: str = "cpu"
+) -> StepBatch:
+    """A batch of sequences with these numbers of rows and slots. States are saved after about half of the rows."""
 
     def int32(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -64,11 +84,11 @@ def make_recurrent_batch(
     total = sum(num_rows)
     rows = torch.arange(total, device=device)
     no_adapter = Segments(int32([0, total]), int32([-1]), has_adapter=False)
-    batch = StepBatch(
+    return StepBatch(
         token_ids=rows,
         positions=rows,
         slot_mapping=rows,
-        block_table=int32([0] * num_seqs)[:, None],
+        block_table=int32([0] * len(num_rows))[:, None],
         context_lens=int32(num_rows),
         row_start=int32(starts),
         num_rows=int32(num_rows),
@@ -77,4 +97,3 @@ def make_recurrent_batch(
         sampled_segments=no_adapter,
         state_slots=StateSlots(int32(read), int32(write), int32(save), int32([-(-count // 2) for count in num_rows])),
     )
-    return batch, num_slots

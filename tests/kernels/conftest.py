@@ -172,6 +172,12 @@ def any_library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
     yield from _library(request)
 
 
+@pytest.fixture(params=["cpu", "narrowest", "four_lanes"])
+def lanes_library(request: pytest.FixtureRequest) -> CpuLibrary:
+    """The C functions with each length of vectors."""
+    return request.getfixturevalue(f"{request.param}_library")
+
+
 def _library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
     if request.param != "no-amx":
         yield request.getfixturevalue(f"{request.param}_library")

@@ -50,6 +50,7 @@ enum status {
     BAD_BLOCK = 4,
     OUT_OF_MEMORY = 5,
     BAD_TOKEN = 6,
+    BAD_STATE = 7,
 };
 
 /* Without this, GCC loads a vector again for each use if that saves a register. */
@@ -439,6 +440,19 @@ INLINE vf vdivide(vf a, vf b)
 #else
     return a / b;
 #endif
+}
+
+/* x <- silu(x). Values of -86 and below are divided by the same 2e37, so that -inf stays -inf. */
+INLINE void vsilu(vf *x, const int count)
+{
+    vf power[MAX_EXPS];
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++)
+        power[i] = clamp(-x[i], -87.0f, 86.0f);
+    vexp_within(power, count);
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++)
+        x[i] = vdivide(x[i], 1.0f + power[i]);
 }
 
 /* tanh through exp: absolute error about 1e-7, exact at the ends. */

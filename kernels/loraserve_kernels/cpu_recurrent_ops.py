@@ -1,0 +1,110 @@
+"""`RecurrentOps` in C on CPU, in float32 and bfloat16; the reference serves float16 and very long convolutions."""
+
+from ctypes import addressof
+
+import torch
+from torch import Tensor
+
+from loraserve_kernels.causal_conv import check_causal_conv
+from loraserve_kernels.checks import require_cpu
+from loraserve_kernels.cpu_calls import (
+    DTYPE_CODES,
+    MAX_TAPS,
+    CausalConvStruct,
+    GatedDeltaRuleStruct,
+    SequencesStruct,
+)
+from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.gated_delta_rule import check_gated_delta_rule
+from loraserve_kernels.recurrent_ops import ReferenceRecurrentOps
+from loraserve_kernels.step_batch import StepBatch
+
+
+class CpuRecurrentOps(ReferenceRecurrentOps):
+    """On `torch.get_num_threads()` threads. If a slot or a row does not exist, nothing is written; rows that belong to
+    no sequence are left undefined."""
+
+    def __init__(self, library: CpuLibrary) -> None:
+        self._c = library.functions
+
+    def causal_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StepBatch, *, silu: bool
+    ) -> Tensor:
+        """See `RecurrentOps.causal_conv`. Fastest if x's channels are adjacent; otherwise x is copied."""
+        code = DTYPE_CODES.get(x.dtype)
+        if code is None or weight.shape[-1] > MAX_TAPS:
+            return super().causal_conv(x, weight, bias, state, batch, silu=silu)
+        check_causal_conv(x, weight, bias, state, batch)
+        require_cpu("x", x)
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        out = torch.empty(x.shape, dtype=x.dtype)
+        problem = CausalConvStruct(
+            x.data_ptr(),
+            x.stride(0),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            state.data_ptr(),
+            out.data_ptr(),
+            *weight.shape,
+            silu,
+            _sequences(batch, x, state),
+        )
+        self._c.causal_conv(addressof(problem), code, torch.get_num_threads())
+        return out
+
+    def gated_delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        batch: StepBatch,
+        *,
+        normalize: bool,
+    ) -> Tensor:
+        """See `RecurrentOps.gated_delta_rule`."""
+        code = DTYPE_CODES.get(v.dtype)
+        if code is None:
+            return super().gated_delta_rule(q, k, v, log_decay, beta, state, batch, normalize=normalize)
+        check_gated_delta_rule(q, k, v, log_decay, beta, state, batch)
+        require_cpu("v", v)
+        out = torch.empty(v.shape, dtype=v.dtype)
+        problem = GatedDeltaRuleStruct(
+            q.data_ptr(),
+            *q.stride()[:2],
+            k.data_ptr(),
+            *k.stride()[:2],
+            v.data_ptr(),
+            *v.stride()[:2],
+            log_decay.data_ptr(),
+            log_decay.stride(0),
+            beta.data_ptr(),
+            beta.stride(0),
+            state.data_ptr(),
+            out.data_ptr(),
+            k.shape[1],
+            *state.shape[1:],
+            normalize,
+            _sequences(batch, v, state),
+        )
+        self._c.gated_delta_rule(addressof(problem), code, torch.get_num_threads())
+        return out
+
+
+def _sequences(batch: StepBatch, rows: Tensor, state: Tensor) -> SequencesStruct:
+    slots = batch.state_slots
+    assert slots is not None
+    return SequencesStruct(
+        batch.row_start.data_ptr(),
+        batch.num_rows.data_ptr(),
+        slots.read.data_ptr(),
+        slots.write.data_ptr(),
+        slots.save.data_ptr(),
+        slots.num_rows_saved.data_ptr(),
+        batch.num_rows.shape[0],
+        rows.shape[0],
+        state.shape[0],
+    )
