@@ -61,9 +61,15 @@ def logits_after(adapter_value: float, token_ids: Sequence[float]) -> np.ndarray
 
 
 class HashRunner:
-    """Stands in for `ModelRunner`. A KV cell holds its token, its adapter and who may read it."""
+    """Stands in for `ModelRunner`. A KV cell holds its token, its adapter and who may read it.
 
-    def __init__(self, num_blocks: int, block_size: int, table: AdapterTable | None) -> None:
+    A recurrent state holds the tokens and adapters of all rows that led to it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, table: AdapterTable | None, num_state_slots: int = 0) -> None:
+        self.states: list[list[tuple[float, float]]] = [[(np.nan, np.nan)] for _ in range(num_state_slots)]
+        self.num_states_continued = 0
+        """States that were copied to a sequence which then computed rows from there."""
         self.tokens = np.zeros((num_blocks, block_size))
         self.adapters = np.zeros((num_blocks, block_size))
         self.readers = np.full((num_blocks, block_size), None, object)
@@ -101,6 +107,8 @@ class HashRunner:
         assert batch.segments.has_adapter == any(value != BASE for value in adapter_of_row)
         assert adapter_of_sampled == [adapter_of_row[row] for row in batch.sampled_rows.tolist()]
         self._write(batch, adapter_of_row)
+        if batch.state_slots is not None:
+            self._continue_states(batch)
         logits = self._logits_of(batch, batch.sampled_rows, adapter_of_row)
         hidden = None
         if batch.pooled_rows is not None:
@@ -115,6 +123,31 @@ class HashRunner:
         for source, destination in copies:
             for cache in (self.tokens, self.adapters, self.readers):
                 cache[destination] = cache[source]
+
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            assert source != destination
+            self.states[destination] = self.states[source]
+            self.num_states_continued += 1
+
+    def _continue_states(self, batch: StepBatch) -> None:
+        slots = batch.state_slots
+        assert slots is not None
+        written = [slot for slot in (*slots.write.tolist(), *slots.save.tolist()) if slot >= 0]
+        assert len(set(written)) == len(written), "two sequences write one slot"
+        for i in range(len(slots.write)):
+            end, num_rows = int(batch.context_lens[i]), int(batch.num_rows[i])
+            cells = [divmod(position, self._block_size) for position in range(end)]
+            context = [(int(batch.block_table[i, block]), offset) for block, offset in cells]
+            rows = [(float(self.tokens[cell]), float(self.adapters[cell])) for cell in context]
+            read, start = int(slots.read[i]), end - num_rows
+            before = [] if read < 0 else self.states[read]
+            assert np.array_equal(before, rows[:start], equal_nan=True) or before == rows[:start] == []
+            self.states[int(slots.write[i])] = rows
+            if slots.save[i] >= 0:
+                saved = int(slots.num_rows_saved[i])
+                assert 1 <= saved <= num_rows
+                self.states[int(slots.save[i])] = rows[: start + saved]
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         self.tokens[list(blocks)] = 0
@@ -254,20 +287,22 @@ def make_hash_engine(
     num_blocks: int = 12,
     block_size: int = 4,
     accelerator: Accelerator | None = None,
+    num_state_slots: int = 0,
     **overrides: object,
 ) -> tuple[Engine, HashRunner]:
     """An engine that checks its invariants after every step. Its max_model_len is all that fits its blocks, at most 48.
 
-    accelerator: for a device that also samples.
+    accelerator: for a device that also samples. num_state_slots: above 0 for a model with recurrent states.
     """
     settings: dict[str, object] = {"max_num_seqs": 6, "max_num_batched_tokens": 10, "check_invariants": True}
     config = EngineConfig(model="hash", block_size=block_size, **settings | overrides)  # type: ignore[arg-type]
-    runner = HashRunner(num_blocks, block_size, None if adapters is None else adapters.table)
+    runner = HashRunner(num_blocks, block_size, None if adapters is None else adapters.table, num_state_slots)
     max_model_len = min(48, num_blocks * block_size)
     max_blocks = -(-max_model_len // block_size)
     sizes = (config.max_num_batched_tokens, config.max_num_seqs, max_blocks, block_size)
     if accelerator is None:
-        backend, builder = ReferenceBackend(), _RecordingBuilder(BatchBuilder(*sizes), runner)
+        inner = BatchBuilder(*sizes, has_states=num_state_slots > 0)
+        backend, builder = ReferenceBackend(), _RecordingBuilder(inner, runner)
     else:
         backend, builder = _SamplingBackend(), _RecordingGpuBuilder(runner, *sizes, accelerator)
     parts = SimpleNamespace(
@@ -288,7 +323,7 @@ def make_hash_engine(
         adapters=adapters,
         grammars=hash_grammars(),
         free_rows=FreeRows(8, 1e9),
-        num_state_slots=0,
+        num_state_slots=num_state_slots,
         logits_size=LOGITS_SIZE,
     )
     monkeypatch.setattr("loraserve.engine.engine.start", lambda config, progress: parts)

@@ -184,7 +184,9 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.3)
-            elif parameter.dim() == 3 and name.endswith("weight"):  # a short convolution, before products of its outputs
+            elif parameter.dim() == 3 and name.endswith(
+                "weight"
+            ):  # a short convolution, before products of its outputs
                 parameter.normal_(0, 0.7 / parameter.shape[-1] ** 0.5)
             elif name.endswith("A_log"):  # so that states last
                 parameter.uniform_(-3, -0.5)

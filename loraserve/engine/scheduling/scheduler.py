@@ -146,14 +146,19 @@ class Scheduler:
         choices."""
         state = parent.state
         state.is_forked = True
-        for index in sorted(state.unfinished - {parent.index}):
+        others = sorted(state.unfinished - {parent.index})
+        heir = None if parent.index in state.unfinished else others[-1]
+        for index in others:
             child = Sequence(state, index, list(parent.token_ids), parent.num_prompt_tokens)
             child.num_computed_tokens = parent.num_computed_tokens
             child.num_charged_tokens = parent.num_charged_tokens
             child.matcher = None if parent.matcher is None else parent.matcher.copy()
             child.status = Status.RUNNING
             self._blocks.share(parent, child)
-            self._states.share(parent, child)
+            if index == heir:
+                self._states.hand_over(parent, child)
+            else:
+                self._states.share(parent, child)
             self._adapters.share(parent, child)
             self._enter_running(child)
             self.waiting.arrive(state.request.tenant)

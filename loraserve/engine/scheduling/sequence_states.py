@@ -54,10 +54,15 @@ class SequenceStates:
             child.state_slot = self._pool.enter()
             self._copies.append((parent.state_slot, child.state_slot))
 
+    def hand_over(self, parent: Sequence, child: Sequence) -> None:
+        """Give the child its parent's state, because the parent has its place only until all are forked."""
+        child.state_slot, parent.state_slot = parent.state_slot, -1
+
     def release(self, sequence: Sequence) -> None:
         if self._pool is None:
             return
-        self._pool.leave(sequence.state_slot)
+        if sequence.state_slot >= 0:
+            self._pool.leave(sequence.state_slot)
         for _, slot in sequence.states_to_save:
             self._pool.give_back(slot)
         sequence.state_slot = -1

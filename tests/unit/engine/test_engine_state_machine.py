@@ -157,6 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
     host_tier_units: int | None = None
     """None = adapters are loaded at once; otherwise they are loaded while steps run."""
     num_speculative_tokens = 0
+    num_state_slots = 0
     max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
 
     def __init__(self) -> None:
@@ -176,6 +177,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_loras=MAX_LORAS,
             num_speculative_tokens=self.num_speculative_tokens,
+            num_state_slots=self.num_state_slots,
             accelerator=accelerator,
         )
         self.scheduler = self.engine._scheduler
@@ -495,7 +497,25 @@ class NarrowDraftingMachine(DraftingMachine):
     max_num_batched_tokens = 3
 
 
+class RecurrentMachine(EngineMachine):
+    """With a recurrent state for each sequence, and a few slots for saved ones."""
+
+    num_state_slots = MAX_NUM_SEQS + 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.monkeypatch.setattr("loraserve.engine.scheduling.sequence_states.UNCERTAIN_TOKENS", 2)
+        self.monkeypatch.setattr("loraserve.engine.scheduling.sequence_states.MIN_SHARED_TOKENS", 4)
+
+
+class TightRecurrentMachine(RecurrentMachine):
+    """Saved states give way to sequences all the time."""
+
+    num_state_slots = MAX_NUM_SEQS
+
+
 MACHINES = [EngineMachine, DraftingMachine, NarrowDraftingMachine, DeviceMachine, ColdMachine, TierlessMachine]
+MACHINES += [RecurrentMachine, TightRecurrentMachine]
 
 
 class TestDraftingMachine(DraftingMachine.TestCase):  # type: ignore[name-defined]
@@ -503,6 +523,10 @@ class TestDraftingMachine(DraftingMachine.TestCase):  # type: ignore[name-define
 
 
 class TestDeviceMachine(DeviceMachine.TestCase):  # type: ignore[name-defined]
+    settings = TestEngineMachine.settings
+
+
+class TestRecurrentMachine(RecurrentMachine.TestCase):  # type: ignore[name-defined]
     settings = TestEngineMachine.settings
 
 
