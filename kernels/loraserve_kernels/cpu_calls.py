@@ -275,6 +275,37 @@ class GatedDeltaRuleStruct(ctypes.Structure):
     )
 
 
+class SelectiveScanStruct(ctypes.Structure):
+    """`struct selective_scan` of selective_scan.c."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_row_stride", c_int64),
+        ("x_head_stride", c_int64),
+        ("dt", c_void_p),
+        ("dt_stride", c_int64),
+        ("b", c_void_p),
+        ("b_row_stride", c_int64),
+        ("b_group_stride", c_int64),
+        ("c", c_void_p),
+        ("c_row_stride", c_int64),
+        ("c_group_stride", c_int64),
+        ("a", c_void_p),
+        ("d", c_void_p),
+        ("dt_bias", c_void_p),
+        ("state", c_void_p),
+        ("out", c_void_p),
+        ("num_heads", c_int64),
+        ("num_groups", c_int64),
+        ("head_dim", c_int64),
+        ("state_dim", c_int64),
+        ("softplus", c_int64),
+        ("dt_min", c_float),
+        ("dt_max", c_float),
+        ("sequences", SequencesStruct),
+    )
+
+
 POINTER_STRIDE = [c_void_p, c_int64]
 SIGNATURES = {
     "amx_enable": [c_int],
@@ -292,6 +323,7 @@ SIGNATURES = {
     "silu_mul": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int64, c_int, c_int],
     "causal_conv": [c_void_p, c_int, c_int],
     "gated_delta_rule": [c_void_p, c_int, c_int],
+    "selective_scan": [c_void_p, c_int, c_int],
     "pack_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
     "packed_weight_bytes": [c_int64, c_int64, c_int],
     "compress_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int],

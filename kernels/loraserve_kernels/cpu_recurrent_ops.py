@@ -12,11 +12,13 @@ from loraserve_kernels.cpu_calls import (
     MAX_TAPS,
     CausalConvStruct,
     GatedDeltaRuleStruct,
+    SelectiveScanStruct,
     SequencesStruct,
 )
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.gated_delta_rule import check_gated_delta_rule
 from loraserve_kernels.recurrent_ops import ReferenceRecurrentOps
+from loraserve_kernels.selective_scan import check_selective_scan
 from loraserve_kernels.step_batch import StepBatch
 
 
@@ -91,6 +93,53 @@ class CpuRecurrentOps(ReferenceRecurrentOps):
             _sequences(batch, v, state),
         )
         self._c.gated_delta_rule(addressof(problem), code, torch.get_num_threads())
+        return out
+
+    def selective_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        state: Tensor,
+        batch: StepBatch,
+        *,
+        softplus: bool,
+        dt_limit: tuple[float, float],
+    ) -> Tensor:
+        """See `RecurrentOps.selective_scan`. Fastest if a, d and dt_bias are float32; otherwise they are converted."""
+        code = DTYPE_CODES.get(x.dtype)
+        if code is None:
+            return super().selective_scan(
+                x, dt, a, b, c, d, dt_bias, state, batch, softplus=softplus, dt_limit=dt_limit
+            )
+        check_selective_scan(x, dt, a, b, c, d, dt_bias, state, batch)
+        require_cpu("x", x)
+        out = torch.empty(x.shape, dtype=torch.float32)
+        of_heads = [None if tensor is None else tensor.to(torch.float32).contiguous() for tensor in (a, d, dt_bias)]
+        problem = SelectiveScanStruct(
+            x.data_ptr(),
+            *x.stride()[:2],
+            dt.data_ptr(),
+            dt.stride(0),
+            b.data_ptr(),
+            *b.stride()[:2],
+            c.data_ptr(),
+            *c.stride()[:2],
+            *[None if tensor is None else tensor.data_ptr() for tensor in of_heads],
+            state.data_ptr(),
+            out.data_ptr(),
+            x.shape[1],
+            b.shape[1],
+            *state.shape[2:],
+            softplus,
+            *dt_limit,
+            _sequences(batch, x, state),
+        )
+        self._c.selective_scan(addressof(problem), code, torch.get_num_threads())
         return out
 
 

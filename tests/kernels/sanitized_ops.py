@@ -11,15 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from loraserve_kernels.causal_conv import make_causal_conv_inputs
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import open_prebuilt
 from loraserve_kernels.cpu_variants import Variant
 from loraserve_kernels.draw import Draw
+from loraserve_kernels.gated_delta_rule import make_gated_delta_rule_inputs
 from loraserve_kernels.lora_add import make_lora_inputs
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.quantization import ROUNDINGS, STORED
 from loraserve_kernels.score import ScoreQuery
+from loraserve_kernels.selective_scan import make_selective_scan_inputs
 
 from tests.kernels.four_bits import in_other_order, make_four_bits
 from tests.kernels.test_decoder_model import make_caches, make_model, make_model_parts, with_tokens
@@ -96,6 +99,22 @@ def run_row_ops(cpu: CpuBackend, dtype: torch.dtype) -> None:
         cpu.kv_write(*parts[1:], cache, cache.clone(), torch.arange(3))
 
 
+def run_recurrent(cpu: CpuBackend, dtype: torch.dtype) -> None:
+    num_rows = [2, 37, 1]
+    for num_channels, kernel_size in ((1, 2), (37, 3), (150, 4), (513, 4), (40, 16)):
+        conv = make_causal_conv_inputs(num_rows, num_channels, kernel_size, dtype, has_bias=True)
+        cpu.causal_conv(conv.x.contiguous(), conv.weight, conv.bias, conv.state, conv.batch, silu=True)
+    for k_dim, v_dim in ((1, 1), (16, 32), (33, 70), (7, 83)):
+        delta = make_gated_delta_rule_inputs(num_rows, 1, 2, k_dim, v_dim, dtype)
+        rows = [part.contiguous() for part in (delta.q, delta.k, delta.v)]
+        cpu.gated_delta_rule(*rows, delta.log_decay, delta.beta, delta.state, delta.batch, normalize=True)
+    for head_dim, state_dim in ((1, 1), (16, 64), (33, 70), (7, 83)):
+        scan = make_selective_scan_inputs(num_rows, 2, 1, head_dim, state_dim, dtype)
+        x, dt, b, c = (part.contiguous() for part in (scan.x, scan.dt, scan.b, scan.c))
+        of_heads = scan.d, scan.dt_bias, scan.state
+        cpu.selective_scan(x, dt, scan.a, b, c, *of_heads, scan.batch, softplus=True, dt_limit=(0.0, 1.0))
+
+
 def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
     for depth, num_outputs in LINEARS:
         weight, bias = (random(*shape, dtype=dtype, seed=1) for shape in ((num_outputs, depth), (num_outputs,)))
@@ -127,7 +146,7 @@ def run_sampling(cpu: CpuBackend, dtype: torch.dtype) -> None:
         cpu.score(logits, num_logits, [ScoreQuery(row, num_logits - 1, 70) for row in range(3)])
 
 
-RUNS = (run_models, run_attention, run_lora, run_row_ops, run_linears, run_sampling)
+RUNS = (run_models, run_attention, run_lora, run_row_ops, run_recurrent, run_linears, run_sampling)
 
 
 def notices(cpu: CpuBackend) -> bool:

@@ -79,6 +79,12 @@ INLINE void widen_rows(const struct gated_delta_rule *p, int64_t first_row, int6
         const int64_t row = first_row + i;
         const void *q = at(p->q, row * p->q_row_stride + k_head * p->q_head_stride, dtype);
         const void *k = at(p->k, row * p->k_row_stride + k_head * p->k_head_stride, dtype);
+        if (row + BLOCK_ROWS < p->sequences.total_rows) {
+            const void *v = at(p->v, row * p->v_row_stride + head * p->v_head_stride, dtype);
+            prefetch(at(q, BLOCK_ROWS * p->q_row_stride, dtype), p->k_dim, dtype);
+            prefetch(at(k, BLOCK_ROWS * p->k_row_stride, dtype), p->k_dim, dtype);
+            prefetch(at(v, BLOCK_ROWS * p->v_row_stride, dtype), p->v_dim, dtype);
+        }
         widen_vector(w->queries + i * p->k_dim, q, p->k_dim, scale, p->normalize, dtype);
         widen_vector(w->keys + i * p->k_dim, k, p->k_dim, 1.0f, p->normalize, dtype);
         w->decays[i] = p->log_decay[row * p->log_decay_stride + head];
@@ -101,23 +107,41 @@ INLINE void store_columns(void *base, int64_t index, int64_t count, vf value, co
         store(base, index, value, dtype);
 }
 
-/* tile <- decay tile + key deltas; product <- query tile; next_product <- next_key tile, unless that is NULL. */
-INLINE void update_tile(float *tile, int64_t k_dim, float decay, const float *key, const vf *deltas, const float *query,
-                        vf *product, const float *next_key, vf *next_product, const int vectors)
+/* Loads a tile and multiplies it by the first key. */
+INLINE void load_tile(const struct gated_delta_rule *p, const float *from, int64_t left, const struct workspace *w,
+                      vf *products, const int vectors)
 {
-    for (int v = 0; v < vectors; v++)
-        product[v] = next_product[v] = (vf){0};
-    for (int64_t i = 0; i < k_dim; i++) {
-        const vf of_key = splat(key[i]), of_query = splat(query[i]);
-        const vf of_next = next_key ? splat(next_key[i]) : (vf){0};
+    for (int64_t i = 0; i < p->k_dim; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            float *columns = tile + (i * vectors + v) * LANES;
+            const vf columns = load_columns(from, i * p->v_dim + v * LANES, left, vectors, FLOAT32);
+            store(w->tile, (i * vectors + v) * LANES, columns, FLOAT32);
+            products[v] = fused(spread(w->keys + i), columns, products[v]);
+        }
+}
+
+/* Updates the tile for row i of a block, multiplies it by the row's query, and by the key of the next row if the tile
+ * stays; otherwise stores it. */
+INLINE void update_tile(const struct gated_delta_rule *p, const struct workspace *w, int64_t i, const vf *deltas,
+                        vf *outputs, vf *products, float *to, int64_t left, const bool stays, const int vectors)
+{
+    const float *key = w->keys + i * p->k_dim, *query = w->queries + i * p->k_dim, decay = w->decays[i];
+    for (int v = 0; v < vectors; v++)
+        outputs[v] = products[v] = (vf){0};
+    for (int64_t j = 0; j < p->k_dim; j++) {
+        const vf of_key = spread(key + j), of_query = spread(query + j);
+        const vf of_next = stays ? spread(key + p->k_dim + j) : (vf){0};
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            float *columns = w->tile + (j * vectors + v) * LANES;
             const vf updated = fused(of_key, deltas[v], load(columns, 0, FLOAT32) * decay);
-            store(columns, 0, updated, FLOAT32);
-            product[v] = fused(of_query, updated, product[v]);
-            if (next_key)
-                next_product[v] = fused(of_next, updated, next_product[v]);
+            outputs[v] = fused(of_query, updated, outputs[v]);
+            if (stays) {
+                store(columns, 0, updated, FLOAT32);
+                products[v] = fused(of_next, updated, products[v]);
+            } else {
+                store_columns(to, j * p->v_dim + v * LANES, left, updated, vectors, FLOAT32);
+            }
         }
     }
 }
@@ -127,21 +151,14 @@ INLINE void compute_tile(const struct gated_delta_rule *p, const struct row_bloc
                          const struct workspace *w, const int vectors, const enum dtype dtype)
 {
     const struct sequences *s = &p->sequences;
-    const int64_t k_dim = p->k_dim, v_dim = p->v_dim, left = v_dim - column, num_rows = block->end - block->start;
-    const int64_t slot_size = p->num_v_heads * k_dim * v_dim, place = head * k_dim * v_dim + column;
+    const int64_t v_dim = p->v_dim, left = v_dim - column, num_rows = block->end - block->start;
+    const int64_t slot_size = p->num_v_heads * p->k_dim * v_dim, place = head * p->k_dim * v_dim + column;
+    float *to = p->state + s->write[block->sequence] * slot_size + place;
     vf products[WIDE] = {{0}}, deltas[WIDE], outputs[WIDE];
-    if (block->read < 0) {
-        memset(w->tile, 0, (size_t)(k_dim * vectors * LANES) * sizeof(float));
-    } else {
-        const float *from = p->state + block->read * slot_size + place;
-        for (int64_t i = 0; i < k_dim; i++)
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) {
-                const vf columns = load_columns(from, i * v_dim + v * LANES, left, vectors, FLOAT32);
-                store(w->tile, (i * vectors + v) * LANES, columns, FLOAT32);
-                products[v] = fused(splat(w->keys[i]), columns, products[v]);
-            }
-    }
+    if (block->read < 0)
+        memset(w->tile, 0, (size_t)(p->k_dim * vectors * LANES) * sizeof(float));
+    else
+        load_tile(p, p->state + block->read * slot_size + place, left, w, products, vectors);
     for (int64_t i = 0; i < num_rows; i++) {
         const int64_t row = s->row_start[block->sequence] + block->start + i;
         const void *values = at(p->v, row * p->v_row_stride + head * p->v_head_stride + column, dtype);
@@ -150,26 +167,19 @@ INLINE void compute_tile(const struct gated_delta_rule *p, const struct row_bloc
             const vf value = load_columns(values, v * LANES, left, vectors, dtype);
             deltas[v] = fused(splat(-w->decays[i]), products[v], value) * w->betas[i];
         }
-        const float *key = w->keys + i * k_dim, *query = w->queries + i * k_dim;
         if (i + 1 < num_rows)
-            update_tile(w->tile, k_dim, w->decays[i], key, deltas, query, outputs, key + k_dim, products, vectors);
+            update_tile(p, w, i, deltas, outputs, products, to, left, true, vectors);
         else
-            update_tile(w->tile, k_dim, w->decays[i], key, deltas, query, outputs, NULL, products, vectors);
+            update_tile(p, w, i, deltas, outputs, products, to, left, false, vectors);
         void *out = (void *)at(p->out, (row * p->num_v_heads + head) * v_dim + column, dtype);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
             store_columns(out, v * LANES, left, outputs[v], vectors, dtype);
     }
-    float *to = p->state + s->write[block->sequence] * slot_size + place;
-    float *save = block->save < 0 ? to : p->state + block->save * slot_size + place;
-    for (int64_t i = 0; i < k_dim; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            const vf columns = load(w->tile, (i * vectors + v) * LANES, FLOAT32);
-            store_columns(to, i * v_dim + v * LANES, left, columns, vectors, FLOAT32);
-            if (save != to)
-                store_columns(save, i * v_dim + v * LANES, left, columns, vectors, FLOAT32);
-        }
+    if (block->save >= 0)
+        for (int64_t i = 0; i < p->k_dim; i++)
+            memmove(p->state + block->save * slot_size + place + i * v_dim, to + i * v_dim,
+                    (size_t)MIN(left, vectors * LANES) * sizeof(float));
 }
 
 static int64_t num_wide(const struct gated_delta_rule *p) { return p->v_dim / (WIDE * LANES); }
@@ -184,16 +194,16 @@ INLINE void compute_head(const struct gated_delta_rule *p, int64_t sequence, int
 {
     const struct sequences *s = &p->sequences;
     const int64_t wide = num_wide(p);
-    struct row_block block = {0};
-    do {
-        block = block_of(s, sequence, block.end, BLOCK_ROWS);
+    for (int64_t start = 0; start < s->num_rows[sequence];) {
+        const struct row_block block = block_of(s, sequence, start, BLOCK_ROWS);
         widen_rows(p, s->row_start[sequence] + block.start, block.end - block.start, head, w, dtype);
         for (int64_t tile = first_tile; tile < end_tile; tile++)
             if (tile < wide)
                 compute_tile(p, &block, head, tile * WIDE * LANES, w, WIDE, dtype);
             else
                 compute_tile(p, &block, head, (wide * WIDE + tile - wide) * LANES, w, 1, dtype);
-    } while (block.end < s->num_rows[sequence]);
+        start = block.end;
+    }
 }
 
 struct call {
@@ -230,6 +240,7 @@ EXPORT int gated_delta_rule(const struct gated_delta_rule *p, int dtype, int num
         return status;
     if (count_rows(&p->sequences) * p->num_v_heads * p->k_dim * p->v_dim <= PARALLEL_ELEMENTS)
         num_threads = 1;
+    keep_states(&p->sequences, p->state, p->num_v_heads * p->k_dim * p->v_dim);
     char *workspaces = grow_scratch(&scratch, &capacity, (size_t)num_threads * workspace_bytes(p));
     if (!workspaces)
         return OUT_OF_MEMORY;

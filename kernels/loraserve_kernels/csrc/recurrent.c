@@ -19,6 +19,19 @@ enum status check_sequences(const struct sequences *s)
     return OK;
 }
 
+void keep_states(const struct sequences *s, float *state, int64_t slot_size)
+{
+    for (int64_t i = 0; i < s->num_sequences; i++) {
+        if (s->num_rows[i] > 0 || s->read[i] == s->write[i])
+            continue;
+        float *to = state + s->write[i] * slot_size;
+        if (s->read[i] < 0)
+            memset(to, 0, (size_t)slot_size * sizeof(float));
+        else
+            memcpy(to, state + s->read[i] * slot_size, (size_t)slot_size * sizeof(float));
+    }
+}
+
 int64_t count_rows(const struct sequences *s)
 {
     int64_t rows = 0;

