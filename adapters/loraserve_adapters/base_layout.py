@@ -73,8 +73,16 @@ class BaseLayout:
     """Size of the states after the last layer, which a classifier's head reads; None = unknown."""
     is_headless: bool = False
     """Excludes what follows the last layer; names are those of the model without its head: see `headless`."""
+    is_other_class: bool = False
+    """Names are those of the model's other class: see `other_class`."""
+    lacks_modules: bool = False
+    """That class has further modules beside its text decoder, whose names are unknown."""
 
     @property
     def shown_as(self) -> str:
         """Its name in messages."""
-        return "the base model without its head" if self.is_headless else "the base model"
+        if self.is_headless:
+            return "the base model without its head"
+        if self.is_other_class:
+            return f"the base model's {'text decoder' if self.lacks_modules else 'text-only class'}"
+        return "the base model"

@@ -1,6 +1,6 @@
 """Judges an adapter by its config and the header of its weights: everything but the tensors' values."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.headless import is_headless, with_full_name, without_head, without_lm_head
 from loraserve_adapters.limits import AdapterLimits
+from loraserve_adapters.other_class import is_beside_decoder, names_other_class, other_class, to_served_class
 from loraserve_adapters.own_tables import FIELD as OWN_TABLES
 from loraserve_adapters.own_tables import SAVED, OwnTable, OwnTableTensor
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
@@ -29,7 +30,7 @@ from loraserve_adapters.source_module import (
     SourceModule,
     SourcePart,
 )
-from loraserve_adapters.targets import Selection, Target, resolve_targets, unused_entries
+from loraserve_adapters.targets import Selection, Target, resolve_targets, unknown_layer, unused_entries
 from loraserve_adapters.tensor_checks import (
     check_base_copy,
     check_dtype,
@@ -122,6 +123,21 @@ def judge_tensors(
     limits: AdapterLimits,
 ) -> JudgedAdapter | None:
     """Judges what the config targets, and that tensors match it exactly. tensors: None if there is no valid header."""
+    other = other_class(layout) if names_other_class(tensors or (), layout) else None
+    judged = _judge_class(config, tensors, other or layout, checks, limits)
+    if judged is None or other is None:
+        return judged
+    return _with_names(judged, to_served_class(layout))
+
+
+def _judge_class(
+    config: AdapterConfig,
+    tensors: Mapping[str, TensorEntry] | None,
+    layout: BaseLayout,
+    checks: Checks,
+    limits: AdapterLimits,
+) -> JudgedAdapter | None:
+    """layout: with the names of the class that was trained."""
     if config.is_classifier:
         layout = without_lm_head(layout)
     if not is_headless(config, tensors or (), layout):
@@ -129,19 +145,19 @@ def judge_tensors(
     judged = _judge_tensors(config, tensors, without_head(layout), checks, limits)
     if judged is None:
         return None
-    return _with_full_names(judged, layout)
+    return replace(_with_names(judged, lambda module: with_full_name(module, layout)), is_headless=True)
 
 
-def _with_full_names(judged: JudgedAdapter, layout: BaseLayout) -> JudgedAdapter:
-    """Gives modules their names in the whole model; tensors keep theirs. layout: of the whole model."""
+def _with_names(judged: JudgedAdapter, with_name: Callable[[BaseModule], BaseModule]) -> JudgedAdapter:
+    """Gives modules other names; tensors keep theirs."""
 
     def renamed(part: T) -> T:
-        return replace(part, module=with_full_name(part.module, layout))
+        return replace(part, module=with_name(part.module))
 
     modules = tuple(replace(source, target=renamed(source.target)) for source in judged.modules)
     rows = tuple(replace(of, tokens=renamed(of.tokens)) for of in judged.trained_rows)
     own_tables = tuple(replace(of, table=renamed(of.table)) for of in judged.own_tables)
-    return replace(judged, modules=modules, trained_rows=rows, own_tables=own_tables, is_headless=True)
+    return replace(judged, modules=modules, trained_rows=rows, own_tables=own_tables)
 
 
 def _judge_tensors(
@@ -158,6 +174,8 @@ def _judge_tensors(
     checks.passed("config.targets", _shown_targets(selection))
     if selection.unreached:
         checks.warn("config.targets", _unreached(selection.unreached))
+    for number in selection.unknown_layers[:_MAX_HINTS]:
+        checks.warn("config.targets", unknown_layer("unused_entry", number, layout))
     for field, entry in unused_entries(config, layout)[:_MAX_HINTS]:
         what = "parameter that can have an adapter" if field == "target_parameters" else "module"
         reason = f"{CONFIG_NAME}: {field}: {shown(entry)} names no {what} of {layout.shown_as}"
@@ -180,6 +198,7 @@ def _match(
     has_third = {BIAS: config.lora_bias, MAGNITUDE: config.use_dora}
     of_linears = (*OF_LINEARS, *(kind for kind, has in has_third.items() if has))
     unused = {f"{KEY_PREFIX}{module}.{kind}" for module in selection.unreached for kind in of_linears} & tensors.keys()
+    unused |= {name for name in tensors if is_beside_decoder(name, layout)}
     if unused:
         checks.warn("weights.unused", _unused(min(unused), len(unused)))
     rest = {name: entry for name, entry in tensors.items() if name not in unused}

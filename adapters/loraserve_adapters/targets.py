@@ -52,13 +52,15 @@ class Selection:
     """Names among `BaseLayout.unreached_linears` that are targeted too."""
     trained_tokens: tuple[TrainedTokens, ...] = ()
     own_tables: tuple[OwnTable, ...] = ()
+    unknown_layers: tuple[int, ...] = ()
+    """Entries of `layers_to_transform` that are no layers of targeted modules, unless of some that the layout lacks."""
 
 
 def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLimits = DEFAULT_LIMITS) -> Selection:
     """The modules that get LoRA.
 
-    Refuses a target that cannot have an adapter, an entry of `layers_to_transform` that no targeted module is in, and a
-    result without modules.
+    Refuses a target that cannot have an adapter, an entry of `layers_to_transform` that no targeted module is in unless
+    the layout lacks modules, and a result without modules.
     """
     budget = StepBudget(limits.max_pattern_steps)
     selector = _Selector(config)
@@ -112,8 +114,9 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLi
             ]
             if targeted:
                 former.append((module, tuple(targeted)))
-    if config.target_modules:
-        selector.refuse_unknown_layers(layout)
+    unknown_layers = selector.unknown_layers() if config.target_modules else ()
+    if unknown_layers and not layout.lacks_modules:
+        raise unknown_layer("unknown_module", unknown_layers[0], layout)
     if not found and unreached and not former:
         reason = f"no module that text reaches is targeted, only modules such as {unreached[0]}"
         raise _refused("unreached_modules", "target_modules", reason, "Use an adapter that was trained for text.")
@@ -126,7 +129,8 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLi
     if both := {*names} & {module.name for module in targeted}:
         raise _refused("invalid_field", "modules_to_save", f"cannot be combined with LoRA on {min(both)}")
     trained_tokens = resolve_trained_tokens(config, layout, targeted, own_tables)
-    return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached), trained_tokens, own_tables)
+    targets = tuple(_with_owners(found))
+    return Selection(targets, tuple(former), tuple(unreached), trained_tokens, own_tables, unknown_layers)
 
 
 def _check_tying(config: AdapterConfig, layout: BaseLayout, targets: Iterable[Target]) -> None:
@@ -237,10 +241,9 @@ class _Selector:
                 return int(match["index"])
         return None
 
-    def refuse_unknown_layers(self, layout: BaseLayout) -> None:
-        for number in sorted(self._layers - self._layers_seen):
-            reason = f"{layout.shown_as} has no layer {number} with targeted modules"
-            raise _refused("unknown_module", "layers_to_transform", reason)
+    def unknown_layers(self) -> tuple[int, ...]:
+        """Entries of `layers_to_transform` that no targeted module is in, ascending."""
+        return tuple(sorted(self._layers - self._layers_seen))
 
 
 class _NameSet:
@@ -318,6 +321,11 @@ def _dotted_suffixes(name: str) -> Iterable[str]:
     while "." in name:
         name = name.partition(".")[2]
         yield name
+
+
+def unknown_layer(code: str, number: int, layout: BaseLayout) -> AdapterError:
+    reason = f"{layout.shown_as} has no layer {number} with targeted modules"
+    return _refused(code, "layers_to_transform", reason)
 
 
 def _not_a_linear(name: str, layout: BaseLayout) -> AdapterError:

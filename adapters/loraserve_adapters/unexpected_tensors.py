@@ -6,6 +6,7 @@ from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.config_values import SEQ_CLS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.headless import body_name
+from loraserve_adapters.other_class import names_other_class
 from loraserve_adapters.safetensors_file import TensorEntry
 from loraserve_adapters.source_module import BIAS, HEAD_WEIGHT, KEY_PREFIX, MAGNITUDE, OF_EMBEDDINGS
 from loraserve_adapters.targets import close_names
@@ -70,7 +71,7 @@ def unexpected_tensor(
         return refused("unknown_module", name, reason, remedy=f"{_AS_PEFT_NAMES} without {listed}.")
     own_name = _name_in_served_class(module, kind, entry, layout) if with_hint else None
     if own_name is not None:
-        return _other_class(name, module, own_name)
+        return _of_other_class(name, module, own_name, layout)
     hint = close_names(module, layout) if with_hint else ""
     what = "embedding" if kind in OF_EMBEDDINGS else "linear"
     return refused("unknown_module", name, f"{layout.shown_as} has no such {what}{hint}")
@@ -94,13 +95,15 @@ def _name_in_served_class(module: str, kind: str, entry: TensorEntry, layout: Ba
     return found[0].name if is_of_its_size else None
 
 
-def _other_class(tensor: str, module: str, own_name: str) -> AdapterError:
+def _of_other_class(tensor: str, module: str, own_name: str, layout: BaseLayout) -> AdapterError:
     tail = "layers." + module.rpartition("layers.")[2]
     prefix, own_prefix = (f"{KEY_PREFIX}{name.removesuffix(tail)}" for name in (module, own_name))
     reason = (
         f"the base model has no such linear; its own is called {own_name}, as happens if the adapter was trained on "
         "another class of the model, such as the text-only one"
     )
+    if names_other_class([tensor], layout):
+        reason += ": then all tensors must have names of that class"
     remedy = f"Train the class that is served, or change {shown_name(prefix)} to {own_prefix} in the tensors' names."
     return refused("unknown_module", tensor, reason, remedy=remedy)
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 from loraserve_adapters.checks import Checks, CheckStatus
-from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME
-from loraserve_adapters.source import check_adapter, read_adapter
+from loraserve_adapters.source import check_adapter
 from loraserve_kernels.reference_backend import ReferenceBackend
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -76,22 +75,6 @@ def test_warnings_count_unreached_linears_and_ignored_tensors(oracle: Oracle) ->
             continue
         assert f"{num_of_tower[name] // 2} linear layers that text never reaches" in warnings["unreached_modules"]
         assert f"{num_of_tower[name]} tensors are ignored" in warnings["unused_tensors"]
-
-
-def test_an_adapter_of_the_text_only_class_is_refused_but_fits_once_its_tensors_are_renamed(
-    oracle: Oracle, tmp_path: Path
-) -> None:
-    layout = make_engine(oracle.model).describe().layout
-    save_adapter(tiny_model("gemma3"), TARGETS["plain"], tmp_path)
-    with pytest.raises(AdapterError, match="the text-only one") as refused:
-        read_adapter(tmp_path, layout)
-    assert "model.language_model.layers.0.self_attn" in refused.value.message
-    assert "base_model.model.model. to base_model.model.model.language_model." in (refused.value.remedy or "")
-    data = (tmp_path / WEIGHTS_NAME).read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    header = data[8 : 8 + size].decode().replace("base_model.model.model.", "base_model.model.model.language_model.")
-    (tmp_path / WEIGHTS_NAME).write_bytes(len(header).to_bytes(8, "little") + header.encode() + data[8 + size :])
-    assert len(read_adapter(tmp_path, layout).modules) == 8
 
 
 @pytest.mark.parametrize("architecture", sorted(CONFIGS | EXPERTS))

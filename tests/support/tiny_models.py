@@ -7,6 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -24,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5Config,
     Qwen3_5TextConfig,
     Qwen3Config,
     SmolLM3Config,
@@ -162,6 +164,30 @@ def multimodal_config() -> Gemma3Config:
     )
 
 
+def model_with_tower(*, is_tied: bool = False) -> PreTrainedModel:
+    """Qwen3.5 with its image tower, as checkpoints have it: the causal class that is served is the text-only one."""
+    text = RECURRENT["qwen3_5"]()
+    text.tie_word_embeddings = is_tied
+    tower = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "depth": 2,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "patch_size": 4,
+    }
+    config = Qwen3_5Config(text_config=text.to_dict(), vision_config=tower, tie_word_embeddings=is_tied)
+    return random_model(config, model_class=AutoModelForImageTextToText)
+
+
+def text_only(model: PreTrainedModel) -> PreTrainedModel:
+    """The text-only class with the weights of a model that has an image tower."""
+    alone = AutoModelForCausalLM.from_config(model.config.get_text_config(), attn_implementation="eager")
+    alone.model.load_state_dict(model.model.language_model.state_dict())
+    alone.lm_head.load_state_dict(model.lm_head.state_dict())
+    return alone.eval()
+
+
 def shallow_model(architecture: str, seed: int = 0) -> PreTrainedModel:
     """The first two layers only, which cover everything between layers: for Triton's interpreter, which takes seconds
     per layer."""
@@ -176,10 +202,14 @@ def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
     return random_model(FAMILIES[architecture](), seed)
 
 
-def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+def random_model(
+    config: PreTrainedConfig,
+    seed: int = 0,
+    model_class: type[AutoModelForCausalLM | AutoModelForImageTextToText] = AutoModelForCausalLM,
+) -> PreTrainedModel:
     """float32, eval. Weights are larger than an initializer's, so that attention is sharp and logits spread."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = model_class.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

@@ -259,11 +259,20 @@ def test_tensors_of_modules_that_text_never_reaches_are_ignored(tmp_path: Path) 
     assert all(name.startswith("model.language_model.layers.") for name in targeted(source))
 
 
-def test_the_error_for_an_adapter_of_another_class_gives_the_expected_names(tmp_path: Path) -> None:
-    """For example, one trained on `AutoModel` of the text-only class."""
-    error = refusal(tmp_path, headless(WHOLE), multimodal_layout())
-    assert error.code == "unknown_module"
-    assert "base_model.model. to base_model.model.model.language_model." in (error.remedy or "")
+@pytest.mark.parametrize(
+    ("served", "layers"), [(tiny_layout(), "language_model.layers"), (multimodal_layout(), "layers")]
+)
+def test_headless_names_may_be_those_of_the_class_that_is_not_served(
+    served: BaseLayout, layers: str, tmp_path: Path
+) -> None:
+    """For example, those of `AutoModel` of the text-only class."""
+    tensors = {name.replace("model.layers", f"model.{layers}"): tensor for name, tensor in headless(WHOLE).items()}
+    source = read(tmp_path, tensors, served, alpha_pattern={f"^{layers}.0.*": 16})
+    assert source.judged.is_headless
+    names = [module.name for group in served.groups for module in group if module.name.endswith("q_proj")]
+    assert targeted(source) == dict(zip(names, [(4, 4.0), (4, 2.0)], strict=True))
+    error = refusal(tmp_path, tensors, served, task_type="CAUSAL_LM")
+    assert (error.code, error.key) == ("unknown_module", lora_key(f"{layers}.0.self_attn.q_proj", "A"))
 
 
 def test_the_body_is_the_root_of_the_first_modules_name() -> None:

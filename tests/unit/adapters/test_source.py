@@ -292,14 +292,15 @@ def test_a_missing_text_tensor_is_refused_beside_those_of_a_tower(tmp_path: Path
 
 @pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.parametrize(("trained_on", "served"), [(LAYOUT, MULTIMODAL), (MULTIMODAL, LAYOUT)])
-def test_the_error_for_an_adapter_of_another_class_names_the_served_linears(
+def test_the_error_for_names_of_another_class_beside_the_served_ones_gives_those(
     trained_on: BaseLayout, served: BaseLayout, use_dora: bool, tmp_path: Path
 ) -> None:
-    """For example, one of the text-only class when the multimodal class is served."""
-    tensors = lora_tensors(trained_on, ["q_proj"])
+    """For example, those of the text-only class when the multimodal class is served."""
+    tensors = lora_tensors(trained_on, ["q_proj"]) | lora_tensors(served, ["k_proj"])
     tensors = with_magnitudes(tensors) if use_dora else tensors
+    config = config_of(use_dora=use_dora, target_modules=["q_proj", "k_proj"])
     with pytest.raises(AdapterError) as refused:
-        read_adapter(write_folder(tmp_path, config_of(use_dora=use_dora), tensors), served)
+        read_adapter(write_folder(tmp_path, config, tensors), served)
     error, name = refused.value, served.groups[0][0].name
     assert error.code == "unknown_module"
     assert f"the base model has no such linear; its own is called {name}" in error.message
