@@ -20,6 +20,7 @@ from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, re
 from loraserve_adapters.trained_tokens import ROWS
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from loraserve.api.routes import certificates
 from loraserve.api.schemas.certificates import CertificateState
@@ -44,12 +45,40 @@ from loraserve.store.upload_session import UploadState
 from tests.support.engines import make_engine
 from tests.support.quantized_checkpoints import save_nf4
 from tests.support.tiny_adapters import load_classifier, save_adapters
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import (
+    model_with_tower,
+    multimodal_config,
+    random_model,
+    save_model,
+    save_tiny_model,
+    text_only,
+)
 from tests.support.uploads import UploadBench
 from tests.zoo.artifacts import CONFIG, WEIGHTS
 
 MEASURE = (sys.executable, "-m", "loraserve.control.contents.certificate_child")
 DIE = (sys.executable, "-c", "raise SystemExit(1)")
+
+
+def save_with_tower(folder: Path) -> PreTrainedModel:
+    """The text-only class is served."""
+    model = model_with_tower(is_tied=True)
+    save_model(model, folder)
+    return model
+
+
+def save_tower_beside_text_only(folder: Path) -> PreTrainedModel:
+    """The class with the tower is served; returns the text-only one."""
+    model = random_model(multimodal_config())
+    save_model(model, folder)
+    return text_only(model)
+
+
+SAVED_OTHERWISE: dict[str, Callable[[Path], PreTrainedModel]] = {
+    "nf4": save_nf4,
+    "with_tower": save_with_tower,
+    "text_only": save_tower_beside_text_only,
+}
 
 
 class Published:
@@ -69,7 +98,7 @@ class Published:
     ) -> None:
         """config: None = the adapter's in `adapter_configs`. is_headless: trained on the model without its head.
         num_labels: set for a classifier. has_row_copies: its token rows are also saved for the tied `lm_head`."""
-        save = save_nf4 if architecture == "nf4" else partial(save_tiny_model, architecture)
+        save = SAVED_OTHERWISE.get(architecture, partial(save_tiny_model, architecture))
         model = save(folder / "model")
         configs = None if config is None else {adapter: config}
         trained = model.base_model if is_headless else model
@@ -327,6 +356,46 @@ def test_a_classifier_with_its_own_embedding_agrees_with_peft(
     assert certificate.status is CertificateStatus.AGREES, certificate
     monkeypatch.setattr(AdapterRows, "_own_table", lambda *_: None)
     assert measure(published.job()).status is CertificateStatus.DIFFERS
+
+
+OF_OTHER_CLASS = {
+    "pattern": LoraConfig(
+        r=8,
+        target_modules=r"model\.(language_model|visual|layers\.[01])\..*(up|q|out)_proj",
+        rank_pattern={r"^model\.(language_model\.)?layers\.1\..*": 3},
+    ),
+    "tokens": LoraConfig(r=8, use_dora=True, target_modules=["q_proj"], trainable_token_indices=[200, 3, 17]),
+    "tables": LoraConfig(r=8, target_modules=["q_proj"], modules_to_save=["lm_head"], ensure_weight_tying=True),
+    "all_linear": LoraConfig(r=8, target_modules="all-linear"),
+}
+
+
+@pytest.mark.parametrize("architecture", ["with_tower", "text_only"])
+def test_adapters_of_the_class_that_is_not_served_agree_with_peft(architecture: str, tmp_path: Path) -> None:
+    """With the names of the class that is served, PEFT would not find their modules."""
+    for name, config in OF_OTHER_CLASS.items():
+        published = Published(tmp_path / name, name, architecture, config)
+        certificate = measure(published.job())
+        assert certificate.status is CertificateStatus.AGREES, (name, certificate)
+
+
+def test_a_classifier_of_the_class_that_is_not_served_agrees_with_peft(tmp_path: Path) -> None:
+    config = LoraConfig(r=8, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="SEQ_CLS")
+    published = Published(tmp_path, "intent", "with_tower", config, num_labels=3)
+    assert any("model.language_model." in name for name in load_file(published.blob() / WEIGHTS))
+    certificate = measure(published.job())
+    assert certificate.status is CertificateStatus.AGREES, certificate
+
+
+def test_a_headless_adapter_of_the_class_that_is_not_served_agrees_unless_that_has_a_tower(tmp_path: Path) -> None:
+    """PEFT can then not be given the names of that class."""
+    config = LoraConfig(r=8, target_modules=["q_proj"], task_type="FEATURE_EXTRACTION")
+    text_only = Published(tmp_path / "text_only", "embeds", "text_only", config, is_headless=True)
+    certificate = measure(text_only.job())
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    with_tower = Published(tmp_path / "with_tower", "embeds", "with_tower", config, is_headless=True)
+    with pytest.raises(certificate_child.Skipped, match="without its head"):
+        measure(with_tower.job())
 
 
 @pytest.mark.parametrize("of", ["published", "headless"])

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -247,7 +248,8 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription]"
 
 
 def _reference(job: CertificateJob, dtype: Any, layout: "BaseLayout", *, keeps_stored: bool = False) -> Reference:
-    """PEFT puts the adapter where it was trained: on the whole model, or on the body alone.
+    """PEFT puts the adapter where it was trained: on the whole model, or on the body alone. It finds modules by their
+    names in the class that was trained.
 
     On the whole model, PEFT's wrapper is called, because it knows from which token on an activated LoRA applies. For a
     classifier the body is compared: PEFT does not get its head.
@@ -255,35 +257,46 @@ def _reference(job: CertificateJob, dtype: Any, layout: "BaseLayout", *, keeps_s
     import torch
     from loraserve_adapters.config import FEATURE_EXTRACTION, SEQ_CLS
     from loraserve_adapters.headless import body_name
+    from loraserve_adapters.other_class import decoder_prefixes, names_other_class, other_class, renamed
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from peft.utils import ModulesToSaveWrapper
     from safetensors.torch import load_file
 
+    from loraserve.control.contents.class_names import named_as_other_class
+
     # Written by us from checked fields; PEFT never reads a tenant's file.
     fields = {name: value for name, value in _config_fields(job).items() if name not in LORASERVE_FIELDS}
     is_classifier = fields["task_type"] == SEQ_CLS
-    own_tables = _own_tables(job, layout)
+    tensors = load_file(Path(job.blob) / WEIGHTS_FILE)
+    if fields.get("use_rslora") and any(".experts.0." in name for name in tensors):
+        raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by different ranks than in training")
+    other = other_class(layout) if names_other_class(tensors, layout) else None
+    served, trained_on = (decoder_prefixes(layout) if other is not None else None) or ("", "")
+    own_tables = _own_tables(job, other or layout)
+    place = ""
+    if fields["task_type"] == FEATURE_EXTRACTION:
+        place = served.removesuffix(".") or body_name(layout) or ""
+        if other is not None and other.lacks_modules:
+            raise Skipped("it was trained on another class of the model, which also takes images, without its head")
     if is_classifier:
         fields = {name: value for name, value in fields.items() if name not in CLASSIFIER_FIELDS} | {"task_type": None}
         fields["modules_to_save"] = [*own_tables] or None
         fields["ensure_weight_tying"] = False  # PEFT would also tie the causal model's lm_head
-    tensors = load_file(Path(job.blob) / WEIGHTS_FILE)
     weights = {
         name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
         for name, tensor in tensors.items()
         if "lora_" in name or name.endswith(ROWS)  # without copies of base weights, which may be rounded here
     }
     tables = {name: tensors[name].to(dtype) for name in (f"{KEY_PREFIX}{module}.weight" for module in own_tables)}
+    prefixes = f"{KEY_PREFIX}{trained_on}", f"{KEY_PREFIX}{served}"
+    weights, tables = ({renamed(name, *prefixes): named[name] for name in named} for named in (weights, tables))
     del tensors
-    if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
-        raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by different ranks than in training")
     model = _base_model(job, dtype, keeps_stored=keeps_stored)
     signal.signal(signal.SIGALRM, _patterns_take_too_long)
     signal.alarm(PATTERN_S)
-    body = body_name(layout) or ""
-    place = body if fields["task_type"] == FEATURE_EXTRACTION else ""
     trained, config = model.get_submodule(place), LoraConfig(**{**fields, "inference_mode": False})
-    peft_model = get_peft_model(cast("PreTrainedModel", trained), config, autocast_adapter_dtype=False)
+    with named_as_other_class(model, layout) if other is not None and not place else nullcontext():
+        peft_model = get_peft_model(cast("PreTrainedModel", trained), config, autocast_adapter_dtype=False)
     signal.alarm(0)
     for name, parameter in peft_model.named_parameters():
         if ".lora_magnitude_vector" in name:  # float32 as served; PEFT itself trains them so
@@ -301,7 +314,7 @@ def _reference(job: CertificateJob, dtype: Any, layout: "BaseLayout", *, keeps_s
         raise Skipped(f"PEFT does not know the tensor {unknown[0]}")
     peft_model.eval()
     whole = model if place else cast("PreTrainedModel", peft_model)
-    return Reference(whole, model.get_submodule(body) if is_classifier else None)
+    return Reference(whole, model.get_submodule(body_name(layout) or "") if is_classifier else None)
 
 
 def _head(job: CertificateJob) -> "Tensor":
@@ -318,7 +331,7 @@ def _config_fields(job: CertificateJob) -> dict[str, Any]:
 
 
 def _own_tables(job: CertificateJob, layout: "BaseLayout") -> list[str]:
-    """Modules whose whole table is the adapter's own."""
+    """Modules whose whole table is the adapter's own. layout: with the names of the class that was trained."""
     if not _config_fields(job).get("modules_to_save"):
         return []
     from loraserve_adapters.config import FEATURE_EXTRACTION, parse_config
