@@ -27,6 +27,12 @@ def read_us(size_bytes: int, num_buffers: int) -> float:
     return least_us([buffer.sum for buffer in buffers])
 
 
+def copy_us(size_bytes: int, num_buffers: int) -> float:
+    """Time to copy size_bytes with torch on all its threads, cycling over num_buffers: it reads and writes as many."""
+    buffers = [torch.ones(2, max(1, size_bytes // 4)) for _ in range(num_buffers)]
+    return least_us([lambda to=to, of=of: to.copy_(of) for to, of in buffers])
+
+
 def copies_beyond_cache(size_bytes: int, cache_bytes: int = 64 << 20) -> int:
     """How many copies of the inputs to cycle over so that each call reads from memory."""
     return max(1, min(32, -(-cache_bytes // size_bytes)))
