@@ -144,16 +144,16 @@ INLINE void convolve_channels(const struct causal_conv *p, struct channels chann
         convolve_sequence(p, sequence, channels, w, dtype);
 }
 
-struct call {
+struct conv_call {
     const struct causal_conv *p;
     int64_t block; /* channels of an item */
     struct workspace *workspaces;
     enum dtype dtype;
 };
 
-static void region(struct team *team, void *argument)
+static void conv_region(struct team *team, void *argument)
 {
-    const struct call *call = argument;
+    const struct conv_call *call = argument;
     const int64_t num_channels = call->p->num_channels, block = call->block;
     struct workspace *w = call->workspaces + team->thread;
     struct work work = start_work(team, (num_channels + block - 1) / block);
@@ -188,6 +188,6 @@ EXPORT int causal_conv(const struct causal_conv *p, int dtype, int num_threads)
     struct workspace *workspaces = grow_scratch(&scratch, &capacity, (size_t)num_threads * sizeof(struct workspace));
     if (!workspaces)
         return OUT_OF_MEMORY;
-    struct call call = {p, block_for(p->num_channels, num_threads), workspaces, (enum dtype)dtype};
-    return run_beside(num_threads, 1, region, &call) ? OK : OUT_OF_MEMORY;
+    struct conv_call call = {p, block_for(p->num_channels, num_threads), workspaces, (enum dtype)dtype};
+    return run_beside(num_threads, 1, conv_region, &call) ? OK : OUT_OF_MEMORY;
 }

@@ -206,16 +206,16 @@ INLINE void compute_head(const struct gated_delta_rule *p, int64_t sequence, int
     }
 }
 
-struct call {
+struct delta_call {
     const struct gated_delta_rule *p;
     int64_t num_parts; /* of the tiles of a head */
     char *workspaces;
     enum dtype dtype;
 };
 
-static void region(struct team *team, void *argument)
+static void delta_region(struct team *team, void *argument)
 {
-    const struct call *call = argument;
+    const struct delta_call *call = argument;
     const struct gated_delta_rule *p = call->p;
     const int64_t parts = call->num_parts, tiles = num_tiles(p);
     size_t used = 0;
@@ -245,6 +245,6 @@ EXPORT int gated_delta_rule(const struct gated_delta_rule *p, int dtype, int num
     if (!workspaces)
         return OUT_OF_MEMORY;
     const int64_t num_heads = p->sequences.num_sequences * p->num_v_heads;
-    struct call call = {p, parts_of(num_heads, num_tiles(p), num_threads), workspaces, (enum dtype)dtype};
-    return run_beside(num_threads, 1, region, &call) ? OK : OUT_OF_MEMORY;
+    struct delta_call call = {p, parts_of(num_heads, num_tiles(p), num_threads), workspaces, (enum dtype)dtype};
+    return run_beside(num_threads, 1, delta_region, &call) ? OK : OUT_OF_MEMORY;
 }

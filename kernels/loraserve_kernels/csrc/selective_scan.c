@@ -7,10 +7,10 @@
 
 #include "recurrent.h"
 
-#define BLOCK_ROWS 16                    /* whose b and c, of 128 elements each, fit into half of the L1 cache */
+#define BLOCK_ROWS 16                     /* whose b and c, of 128 elements each, fit into half of the L1 cache */
 #define PIECE (TILE_VECTORS == 8 ? 4 : 8) /* vectors of a state's row in registers */
 #define ELEMENTS 2                        /* of x, that is, rows of a state, at a time */
-#define PARALLEL_ELEMENTS (64 << 10)     /* of states, times the rows */
+#define PARALLEL_ELEMENTS (64 << 10)      /* of states, times the rows */
 
 /* Strides in elements; rows of x are [num_heads, head_dim], of b and c [num_groups, state_dim], dense in the last
  * dimension. */
@@ -23,10 +23,10 @@ struct selective_scan {
     int64_t b_row_stride, b_group_stride;
     const void *c;
     int64_t c_row_stride, c_group_stride;
-    const float *a;          /* [num_heads] */
+    const float *a;           /* [num_heads] */
     const float *d, *dt_bias; /* [num_heads], or NULL */
-    float *state;            /* dense [num_slots, num_heads, head_dim, state_dim] */
-    float *out;              /* dense [total_rows, num_heads, head_dim] */
+    float *state;             /* dense [num_slots, num_heads, head_dim, state_dim] */
+    float *out;               /* dense [total_rows, num_heads, head_dim] */
     int64_t num_heads, num_groups, head_dim, state_dim, softplus;
     float dt_min, dt_max;
     struct sequences sequences;
@@ -219,16 +219,16 @@ INLINE void scan_head(const struct selective_scan *p, int64_t sequence, int64_t 
     }
 }
 
-struct call {
+struct scan_call {
     const struct selective_scan *p;
     int64_t num_parts; /* of the elements of a head */
     char *workspaces;
     enum dtype dtype;
 };
 
-static void region(struct team *team, void *argument)
+static void scan_region(struct team *team, void *argument)
 {
-    const struct call *call = argument;
+    const struct scan_call *call = argument;
     const struct selective_scan *p = call->p;
     const int64_t parts = call->num_parts, steps = (p->head_dim + LANES - 1) / LANES;
     size_t used = 0;
@@ -259,6 +259,6 @@ EXPORT int selective_scan(const struct selective_scan *p, int dtype, int num_thr
     if (!workspaces)
         return OUT_OF_MEMORY;
     const int64_t num_heads = p->sequences.num_sequences * p->num_heads, steps = (p->head_dim + LANES - 1) / LANES;
-    struct call call = {p, parts_of(num_heads, steps, num_threads), workspaces, (enum dtype)dtype};
-    return run_beside(num_threads, 1, region, &call) ? OK : OUT_OF_MEMORY;
+    struct scan_call call = {p, parts_of(num_heads, steps, num_threads), workspaces, (enum dtype)dtype};
+    return run_beside(num_threads, 1, scan_region, &call) ? OK : OUT_OF_MEMORY;
 }
