@@ -191,11 +191,14 @@ def attach_recurrence(spec: RecurrentSpec, context: ForwardContext) -> None:
 def _replace_functions(
     module: nn.Module, replacement: Callable[[_Function, Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Give this module a forward of its own, in which `replacement(function, original)` stands for each function."""
+    """Give this module a forward of its own, in which `replacement(function, original)` stands for each function.
+
+    The originals are those in plain torch, which run on any device and print no advice on packages to install.
+    """
     original = inspect.unwrap(type(module).forward)
     assert isinstance(original, FunctionType)
     found = {
-        name: replacement(function, original.__globals__[name])
+        name: replacement(function, inspect.unwrap(original.__globals__[name]))
         for name, function in _FUNCTIONS.items()
         if name in original.__globals__ and uses(module, name)
     }
