@@ -16,6 +16,7 @@ from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, CpuDecoderLayer
 from loraserve_kernels.cpu_decoder_model import CpuDecoderModel
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.cpu_recurrent_ops import CpuRecurrentOps
+from loraserve_kernels.cpu_threads import num_threads
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw, check_draws, pack_draws
@@ -40,7 +41,7 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 
 
 class CpuBackend(CpuRecurrentOps):
-    """Implements `Backend` with the C functions of a `CpuLibrary`, on `torch.get_num_threads()` threads.
+    """Implements `Backend` with the C functions of a `CpuLibrary`, on `num_threads()` threads.
 
     A row's result of `lora_add`, `paged_attention`, `rms_norm`, `silu_mul` and the recurrent ops is the same, bit for
     bit, whatever other rows are in the batch and however a prompt is chunked.
@@ -79,8 +80,8 @@ class CpuBackend(CpuRecurrentOps):
         dense, depth = weight.detach().contiguous(), weight.shape[-1]
         rounded = rounded_like(weight, out)
         sizes = dense.numel() // max(depth, 1), depth
-        num_threads, weight_format = torch.get_num_threads(), QUANTIZED_FORMATS[quantization]
-        self._c.round_weight(rounded.data_ptr(), dense.data_ptr(), *sizes, weight_format, code, num_threads)
+        weight_format = QUANTIZED_FORMATS[quantization]
+        self._c.round_weight(rounded.data_ptr(), dense.data_ptr(), *sizes, weight_format, code, num_threads())
         return rounded
 
     def four_bit_linear(self, weight: FourBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
@@ -98,8 +99,8 @@ class CpuBackend(CpuRecurrentOps):
         zeros = None if weight.zeros is None else weight.zeros.data_ptr()
         order = None if weight.order is None else weight.order.data_ptr()
         pointers = out.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros, order
-        weight_format, num_threads = QUANTIZED_FORMATS[weight.quantization], torch.get_num_threads()
-        self._c.dequantize_four_bits(*pointers, *weight.shape, weight_format, code, num_threads)
+        weight_format = QUANTIZED_FORMATS[weight.quantization]
+        self._c.dequantize_four_bits(*pointers, *weight.shape, weight_format, code, num_threads())
         return out
 
     def packs(self, dtype: torch.dtype) -> bool:
@@ -156,7 +157,7 @@ class CpuBackend(CpuRecurrentOps):
             self._reference.lora_add(y, x, group, table, segments)
             return
         rows = y.data_ptr(), y.stride(0), x.data_ptr(), x.stride(0), x.shape[0]
-        self._c.lora_add(*rows, *self._adapters(group, table, segments), code, torch.get_num_threads())
+        self._c.lora_add(*rows, *self._adapters(group, table, segments), code, num_threads())
         if table.num_biased:
             lora_bias_add(y, group, table, segments)
 
@@ -178,7 +179,7 @@ class CpuBackend(CpuRecurrentOps):
             self._reference.lora_embed(y, token_ids, embed_scale, group, table, segments)
             return
         rows = y.data_ptr(), y.stride(0), token_ids.data_ptr(), embed_scale, y.shape[0]
-        self._c.lora_embed(*rows, *self._adapters(group, table, segments), code, torch.get_num_threads())
+        self._c.lora_embed(*rows, *self._adapters(group, table, segments), code, num_threads())
 
     def _adapters(self, group: LoraGroup, table: AdapterTable, segments: Segments) -> tuple[int, int, int, int, int]:
         """For C: addresses of the group, the table, the segments' starts and their slots; the number of segments."""
@@ -207,7 +208,7 @@ class CpuBackend(CpuRecurrentOps):
             k.shape[0],
             *k_cache.shape,
             code,
-            torch.get_num_threads(),
+            num_threads(),
         )
 
     def rotary_kv_write(
@@ -248,7 +249,7 @@ class CpuBackend(CpuRecurrentOps):
             head_dim,
             cos.shape[1],
         )
-        self._c.rotary_kv_write(addressof(problem), code, torch.get_num_threads())
+        self._c.rotary_kv_write(addressof(problem), code, num_threads())
 
     def paged_attention(
         self,
@@ -305,7 +306,7 @@ class CpuBackend(CpuRecurrentOps):
             scaling,
             softcap or 0.0,
         )
-        self._c.paged_attention(addressof(problem), q.shape[0], max_blocks, code, torch.get_num_threads())
+        self._c.paged_attention(addressof(problem), q.shape[0], max_blocks, code, num_threads())
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -330,7 +331,7 @@ class CpuBackend(CpuRecurrentOps):
             x.shape[-1],
             eps,
             code,
-            torch.get_num_threads(),
+            num_threads(),
         )
         return out
 
@@ -356,7 +357,7 @@ class CpuBackend(CpuRecurrentOps):
             up.stride(0),
             *gate.shape,
             code,
-            torch.get_num_threads(),
+            num_threads(),
         )
         return out
 
@@ -370,7 +371,7 @@ class CpuBackend(CpuRecurrentOps):
         num_rows = logits.shape[0]
         found = (c_int64 * num_rows)()
         self._c.argmax(
-            addressof(found), logits.data_ptr(), logits.stride(0), num_rows, num_columns, code, torch.get_num_threads()
+            addressof(found), logits.data_ptr(), logits.stride(0), num_rows, num_columns, code, num_threads()
         )
         return best_tokens(found)
 
@@ -390,7 +391,7 @@ class CpuBackend(CpuRecurrentOps):
             logits.stride(0),
             num_columns,
             DTYPE_CODES[logits.dtype],
-            torch.get_num_threads(),
+            num_threads(),
         )
         return list(chosen)
 
@@ -410,7 +411,7 @@ class CpuBackend(CpuRecurrentOps):
             logits.stride(0),
             num_columns,
             DTYPE_CODES[logits.dtype],
-            torch.get_num_threads(),
+            num_threads(),
         )
         return list(chosen)
 
@@ -432,6 +433,6 @@ class CpuBackend(CpuRecurrentOps):
             logits.stride(0),
             num_columns,
             DTYPE_CODES[logits.dtype],
-            torch.get_num_threads(),
+            num_threads(),
         )
         return read_scores(starts, list(numbers), list(logprobs))

@@ -66,7 +66,7 @@ class Engine:
         self._check_invariants = config.check_invariants
         self._pool = BlockPool(parts.description.num_blocks, config.enable_prefix_caching)
         max_num_seqs, num_slots = parts.description.max_num_seqs, parts.num_state_slots
-        states = StatePool(num_slots, max_num_seqs) if num_slots > 0 else None
+        self._state_pool = StatePool(num_slots, max_num_seqs) if num_slots > 0 else None
         self._scheduler = Scheduler(
             pool=self._pool,
             block_size=config.block_size,
@@ -74,7 +74,7 @@ class Engine:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_loras=config.max_loras,
-            states=SequenceStates(states, config.block_size, saves=config.enable_prefix_caching),
+            states=SequenceStates(self._state_pool, config.block_size, saves=config.enable_prefix_caching),
         )
         eos_token_ids = tuple(parts.description.eos_token_ids)
         self._endings = Endings(eos_token_ids, parts.description.max_model_len)
@@ -154,9 +154,10 @@ class Engine:
     def use_idle_time(self) -> bool:
         """Prepare for future work, a few milliseconds at most; returns False if nothing is left to prepare now.
 
-        Touches memory for KV blocks and adapters that was never used.
+        Touches memory for KV blocks, recurrent states and adapters that was never used.
         """
-        if self._runner.touch_ahead(self._pool.num_ever_allocated):
+        num_states = 0 if self._state_pool is None else self._state_pool.num_ever_allocated
+        if self._runner.touch_ahead(self._pool.num_ever_allocated, num_states):
             return True
         return self._adapters is not None and self._adapters.touch_ahead()
 

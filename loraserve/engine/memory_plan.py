@@ -108,25 +108,22 @@ def plan_memory(
         )
     num_state_slots = 0
     if state_bytes > 0:
-        wanted = max_num_seqs + (MAX_SAVED_STATES if saves_states else 0)
-        num_state_slots = min(int(kv_cache_bytes * _STATES_SHARE) // state_bytes, wanted)
-        if num_state_slots == 0:
-            raise EngineStartError(
-                f"half of a KV cache of {kv_cache_bytes} bytes does not hold the recurrent state of a sequence, of "
-                f"{state_bytes} bytes: raise --kv-cache-memory-bytes{shares.hint}"
-            )
-        most = max(int(num_state_slots * _RUNNING_SHARE), 1) if saves_states else num_state_slots
+        needed_bytes = -(-(requested_max_len or 0) // block_size) * block_bytes
+        num_state_slots, most = _plan_states(
+            kv_cache_bytes, needed_bytes, state_bytes, max_num_seqs, shares, saves_states=saves_states
+        )
         if most < max_num_seqs:
             notes.append(
                 f"max_num_seqs lowered from {max_num_seqs} to {most}: each sequence has a recurrent state of "
                 f"{state_bytes} bytes (--kv-cache-memory-bytes)"
             )
             max_num_seqs = most
-    kv_cache_bytes -= num_state_slots * state_bytes
-    num_blocks = kv_cache_bytes // block_bytes
+    states = f", {num_state_slots * state_bytes} of them for recurrent states," if num_state_slots else ""
+    of_cache = f"a KV cache of {kv_cache_bytes} bytes{states}"
+    num_blocks = (kv_cache_bytes - num_state_slots * state_bytes) // block_bytes
     if num_blocks < 2:
         raise EngineStartError(
-            f"a KV cache of {kv_cache_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes, but at least 2 "
+            f"{of_cache} holds {num_blocks} blocks of {block_bytes} bytes, but at least 2 "
             f"are needed: raise --kv-cache-memory-bytes{shares.hint}"
         )
     if requested_max_len is not None and requested_max_len > model_max_len:
@@ -135,9 +132,35 @@ def plan_memory(
     fitting = num_blocks * block_size
     if fitting < max_model_len:
         notes.append(
-            f"max_model_len lowered from {max_model_len} to {fitting}: the KV cache of {kv_cache_bytes} bytes holds "
+            f"max_model_len lowered from {max_model_len} to {fitting}: {of_cache} holds "
             "no more tokens (--kv-cache-memory-bytes)"
         )
         max_model_len = fitting
     arena_size_bytes = adapter_bytes if enable_lora else 0
     return MemoryPlan(num_blocks, num_state_slots, max_num_seqs, max_model_len, arena_size_bytes, tuple(notes))
+
+
+def _plan_states(
+    kv_cache_bytes: int,
+    needed_bytes: int,
+    state_bytes: int,
+    max_num_seqs: int,
+    shares: MemoryShares,
+    *,
+    saves_states: bool,
+) -> tuple[int, int]:
+    """(Slots for recurrent states, sequences that can run at once). needed_bytes: keys and values of the longest
+    sequence, for which saved states make room."""
+    most = int(kv_cache_bytes * _STATES_SHARE) // state_bytes
+    if most == 0:
+        raise EngineStartError(
+            f"half of a KV cache of {kv_cache_bytes} bytes does not hold the recurrent state of a sequence, of "
+            f"{state_bytes} bytes: raise --kv-cache-memory-bytes{shares.hint}"
+        )
+    if not saves_states:
+        num_slots = min(most, max_num_seqs)
+        return num_slots, num_slots
+    num_running = min(max(int(most * _RUNNING_SHARE), 1), max_num_seqs)
+    num_saved = min(most - num_running, MAX_SAVED_STATES)
+    num_spare = max(kv_cache_bytes - needed_bytes, 0) // state_bytes - num_running
+    return num_running + max(min(num_saved, num_spare), 0), num_running

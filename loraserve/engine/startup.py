@@ -128,16 +128,16 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     if keeps_stored(config, device, dtype, backend, quantization):
         stored = loader.stored_weights(config.model, config.revision, files.config, dtype)
     form = majority_format(files.config, dtype, stored) or quantization  # determines the cost of drafts
-    num_draft_tokens = _num_speculative_tokens(config, files.config, backend, dtype, form)
+    is_recurrent = loader.is_recurrent(files.config)
+    if is_recurrent and device.type != "cpu":
+        raise EngineStartError("models with recurrent layers run on CPUs alone: start with --device cpu")
+    num_draft_tokens = _num_speculative_tokens(config, files.config, backend, dtype, form, is_recurrent=is_recurrent)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.return_large_blocks()
     loaded = _load_weights(config, files.config, device, dtype, progress, stored)
     model = CausalModel(loaded.model, backend, quantization, stored, available_memory_bytes() if stored else None)
-    if model.state_specs:
-        _require_recurrence(config, loaded, device)
-        num_draft_tokens = 0  # a rejected draft would stay in the state
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
     # Weights mapped from their file take memory only once they are packed, so what is available now is an overestimate.
@@ -401,30 +401,22 @@ def _adapter_memory(
     )
 
 
-def _require_recurrence(config: EngineConfig, loaded: loader.LoadedModel, device: torch.device) -> None:
-    """Raise `EngineStartError` for what a model with recurrent layers cannot be combined with."""
-    name = type(loaded.model).__name__
-    if device.type != "cpu":
-        raise EngineStartError(f"{name} has recurrent layers, which run on CPUs alone: start with --device cpu")
-    if config.num_speculative_tokens:
-        raise EngineStartError(
-            f"--num-speculative-tokens is {config.num_speculative_tokens}, but speculative decoding is not available "
-            f"for {name}, which has recurrent layers: omit the flag"
-        )
-
-
 def _num_speculative_tokens(
     config: EngineConfig,
     model_config: PreTrainedConfig,
     backend: Backend,
     dtype: torch.dtype,
     quantization: Quantization | None,
+    *,
+    is_recurrent: bool,
 ) -> int:
-    """0 for mixture-of-experts models, too: each row may read different experts."""
+    """0 for mixture-of-experts models, too: each row may read different experts. And for recurrent layers: a rejected
+    draft would stay in their states."""
     requested = config.num_speculative_tokens
     if requested == 0:
         return 0
-    if backend.num_free_rows(dtype, quantization) > 1 and loader.is_mostly_linears(model_config):
+    has_free_rows = backend.num_free_rows(dtype, quantization) > 1 and loader.is_mostly_linears(model_config)
+    if has_free_rows and not is_recurrent:
         return requested or DEFAULT_NUM_SPECULATIVE_TOKENS
     if requested:
         raise EngineStartError(

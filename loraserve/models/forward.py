@@ -5,8 +5,10 @@ Calls from Python around the layers, if the model is not one op as a whole, take
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
+from loraserve_kernels.cpu_threads import torch_on_one_thread
 from loraserve_kernels.decoder_layer import Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts, ModelOutput
 from loraserve_kernels.step_batch import StepBatch
@@ -25,14 +27,26 @@ Forward = Callable[[StepBatch], ModelOutput]
 _MODEL_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
+MAX_ROWS_ON_ONE_THREAD = 128
+"""In steps of up to that many rows, torch's operations between our ops run on one thread. Prompts are worth waking
+others for."""
+
+
 class TransformersForward:
     """`Forward` for any model."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, spares_threads: bool = False) -> None:
+        """spares_threads: our ops compute everything large, so torch's operations run on one thread in small steps."""
         self._model = model
+        self._spares_threads = spares_threads
 
     @torch.inference_mode()
     def __call__(self, batch: StepBatch) -> ModelOutput:
+        is_small = self._spares_threads and batch.token_ids.shape[0] <= MAX_ROWS_ON_ONE_THREAD
+        with torch_on_one_thread() if is_small else nullcontext():
+            return self._compute(batch)
+
+    def _compute(self, batch: StepBatch) -> ModelOutput:
         if batch.pooled_rows is None:
             return ModelOutput(self._logits(batch))
         hidden: list[Tensor] = []  # each [T, hidden_size]; the last is from the model without its head

@@ -62,8 +62,7 @@ class FusedAttention(nn.Module):
         batch, backend = context.current_batch(), context.backend
         k_cache, v_cache = context.k_caches[index], context.v_caches[index]
         q, k, v = self._project(hidden_states)
-        if self.parts.has_rotary:
-            assert position_embeddings is not None
+        if self.parts.has_rotary and position_embeddings is not None:  # Granite's hybrids may have none
             cos, sin = position_embeddings
             backend.rotary_kv_write(q, k, v, cos[0], sin[0], k_cache, v_cache, batch.slot_mapping)
         else:

@@ -32,6 +32,7 @@ from loraserve.models.quantized_checkpoint import (
     require_dequantizable,
     unquantized_config,
 )
+from loraserve.models.recurrent import computes_recurrence
 from loraserve.models.stored_weights import StoredWeights, find_stored, name_to_load, read_others
 from loraserve.models.unpacked_weights import are_unpacked, read_dequantized
 
@@ -82,6 +83,11 @@ def choose_dtype(requested: str, config: PreTrainedConfig, device: torch.device,
 def is_mostly_linears(config: PreTrainedConfig) -> bool:
     """Whether nine tenths of the weights are linears' and embeddings', which every row reads, and not experts'."""
     return _is_mostly(config, _is_linear)
+
+
+def is_recurrent(config: PreTrainedConfig) -> bool:
+    """Whether the model has layers with a recurrent state."""
+    return any(map(computes_recurrence, _without_weights(config).modules()))
 
 
 def stored_weights(model: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype) -> StoredWeights:

@@ -30,9 +30,11 @@ class RecurrentSpec:
     """In the order of its calls."""
 
 
-def _conv_state(x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> StateSpec:
-    if options.get("activation") not in (None, "silu", "swish"):
-        raise ModelRefusedError(f"a short convolution with the activation {options['activation']!r} is not supported")
+def _conv_state(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
+) -> StateSpec:
+    if activation not in (None, "silu", "swish"):
+        raise ModelRefusedError(f"a short convolution with the activation {activation!r} is not supported")
     _require_one_sequence(x)
     return StateSpec((weight.shape[-1] - 1, weight.shape[0]), x.dtype)
 
@@ -134,7 +136,12 @@ _TRAINING_FUNCTION = "mamba2_split_conv1d_scan_combined"
 
 def reads_weights_in_training_only(module: nn.Module) -> bool:
     """Whether its forward reads its linears' weights for a function that it calls only during training (Mamba-2)."""
-    return uses(module, _TRAINING_FUNCTION) and any(uses(module, name) for name in _FUNCTIONS)
+    return uses(module, _TRAINING_FUNCTION) and computes_recurrence(module)
+
+
+def computes_recurrence(module: nn.Module) -> bool:
+    """Whether its forward calls a function that we replace."""
+    return any(uses(module, name) for name in _FUNCTIONS)
 
 
 @contextmanager
@@ -151,7 +158,7 @@ def recorded_recurrence(model: PreTrainedModel) -> Iterator[list[RecurrentSpec]]
 
         return record
 
-    modules = [module for module in model.modules() if any(uses(module, name) for name in _FUNCTIONS)]
+    modules = [*filter(computes_recurrence, model.modules())]
     for module in modules:
         _replace_functions(module, partial(recorder, RecurrentSpec(module)))
     try:

@@ -59,7 +59,7 @@ def is_half_width(module: nn.Module) -> bool:
 def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> None:
     """Replace every rotary embedding that depends on positions alone, if its table is not too large."""
     for name, module in list(model.named_modules()):
-        if not _depends_only_on_positions(module):
+        if not _depends_only_on_positions(module) or _num_factors(module) == 0:
             continue
         device = module.get_buffer("inv_freq").device
         max_bytes = MAX_TABLE_BYTES if device.type == "cpu" else MAX_GPU_TABLE_BYTES
@@ -78,10 +78,13 @@ def _depends_only_on_positions(module: nn.Module) -> bool:
 
 
 def _num_factors(module: nn.Module) -> int:
-    """Factors per position."""
+    """Factors per position; 0 if it takes positions in several grids only (Qwen3.5 before transformers 5.19)."""
     device = module.get_buffer("inv_freq").device
     position_ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    return module(torch.empty(1, 1, 1, device=device), position_ids)[0].shape[-1]
+    try:
+        return module(torch.empty(1, 1, 1, device=device), position_ids)[0].shape[-1]
+    except IndexError:
+        return 0
 
 
 def is_batch_dependent(rope_type: object) -> bool:

@@ -91,13 +91,17 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
         raise ModelRefusedError(
             f"{type(model).__name__} cannot be served: it does not run on transformers' attention interface ({error})"
         ) from error
+    structure.recurrent = recurrent
+    if not structure.attention and recurrent:
+        raise ModelRefusedError(
+            f"{type(model).__name__} cannot be served: all of its layers are recurrent; at least one must be attention"
+        )
     if not structure.attention:
         raise ModelRefusedError(
             f"{type(model).__name__} cannot be served: none of its layers calls transformers' attention interface"
         )
     _require_known_masks(model, structure.attention)
     structure.embedding = next(iter(embedding), None)
-    structure.recurrent = recurrent
     structure.unreached_linears = _unreached_linears(model, called)
     return structure
 

@@ -154,7 +154,8 @@ class HashRunner:
         self.adapters[list(blocks)] = 0
         self.readers[list(blocks)] = None
 
-    def touch_ahead(self, num_used_blocks: int) -> bool:
+    def touch_ahead(self, num_used_blocks: int, num_used_states: int) -> bool:
+        assert num_used_states <= len(self.states)
         self.num_used_blocks = num_used_blocks
         return self.can_touch_ahead
 

@@ -15,7 +15,7 @@ from loraserve.engine.config import EngineConfig
 from loraserve.engine.model_description import ModelDescription
 from loraserve.serving.process.local_engine import EngineStartFailedError, LocalEngine
 
-KV_BYTES = 64 << 20
+ADAPTER_BYTES = 64 << 20
 
 
 def validate_folder(folder: Path, model: str | None, as_json: bool) -> None:
@@ -37,8 +37,9 @@ async def _description_of(model: str, kernels: Path | None) -> ModelDescription:
     """Loads the model: only a loaded model says which linear layers it has."""
     config = EngineConfig(
         model=model,
-        kv_cache_memory_bytes=KV_BYTES,
-        adapter_memory_bytes=KV_BYTES,
+        adapter_memory_bytes=ADAPTER_BYTES,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
         kernel_cache_dir=None if kernels is None else str(kernels),
     )
     engine = await LocalEngine.start(config, lambda phase, done, total: None)

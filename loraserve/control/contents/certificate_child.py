@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 24
 NEW_TOKENS = 4
-KV_BYTES = 128 << 20
 PATTERN_S = 60
 """PEFT matches patterns with `re`, which can hang forever on a pattern that we match in bounded time."""
 ADAPTER_MEMORY_FACTOR = 2
@@ -194,7 +193,8 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], ModelDescription]"
     config = replace(
         job.engine,
         max_model_len=PROMPT_TOKENS + len(invocation) + NEW_TOKENS + 4,
-        kv_cache_memory_bytes=KV_BYTES,
+        kv_cache_memory_bytes=None,
+        enable_prefix_caching=False,
         adapter_memory_bytes=Path(job.packed_path).stat().st_size + (1 << 20),
         max_num_seqs=2,
         num_threads=1,

@@ -21,6 +21,8 @@ class StatePool:
         self._slot_of: OrderedDict[BlockHash, int] = OrderedDict()  # saved ones, least recently used first
         self._max_num_seqs = max_num_seqs
         self._num_sequences = 0
+        self.num_ever_allocated = 0
+        """Slots from this one on were never handed out."""
 
     def enter(self) -> int:
         """A slot for a sequence that starts to run."""
@@ -65,7 +67,9 @@ class StatePool:
 
     def _take(self) -> int:
         if self._free:
-            return self._free.pop()
+            slot = self._free.pop()
+            self.num_ever_allocated = max(self.num_ever_allocated, slot + 1)
+            return slot
         return self._slot_of.popitem(last=False)[1]
 
     def check_invariants(self, held: Sequence[int], num_sequences: int) -> None:

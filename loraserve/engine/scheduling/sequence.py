@@ -74,7 +74,8 @@ class Sequence:
     states_to_save: list[tuple[int, int]] = field(default_factory=list)
     """(Number of blocks, slot) of states that steps save and nobody can find yet."""
     num_shared_tokens: int = 0
-    """Where an earlier sequence continued differently, if its state there would have been worth saving."""
+    """Where a state should be saved, because an earlier sequence with the same tokens up to there continued
+    differently; 0 = nowhere."""
     last_output_block: BlockHash | None = None
     """The block of its output after which a state is saved, if one is."""
     num_charged_tokens: int = 0

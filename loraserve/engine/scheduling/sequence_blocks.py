@@ -24,7 +24,7 @@ class SequenceBlocks:
         num_full = (sequence.num_tokens - 1) // self._block_size
         self._extend_hashes(sequence, num_full)
         blocks = self._pool.match_prefix(sequence.block_hashes[:num_full])
-        return blocks[: self._states.num_blocks_to_skip(sequence, sequence.block_hashes[: len(blocks)])]
+        return blocks[: self._states.limit_prefix(sequence, sequence.block_hashes[: len(blocks)])]
 
     def num_to_admit(self, sequence: Sequence, cached: list[int]) -> int:
         """Number of available blocks that it takes, including those of its cached prefix that nobody references."""

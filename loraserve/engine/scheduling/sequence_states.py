@@ -15,6 +15,9 @@ from loraserve.engine.scheduling.sequence import Sequence
 UNCERTAIN_TOKENS = 8
 """A prompt's last tokens, after which nothing is saved: they start the answer, and the next turn of the conversation
 may have others there."""
+MAX_UNKNOWN_STATES = 4
+"""Saved states of a prompt that has no token yet; until then nobody can find them. The slots of its earlier ones are
+used again, so that a long prompt does not evict all others' states."""
 MIN_SHARED_TOKENS = 64
 """To save a state where two prompts begin to differ, a step may end there; for fewer tokens it would not pay."""
 
@@ -30,8 +33,11 @@ class SequenceStates:
         """Whether any states are saved."""
         self._copies: list[tuple[int, int]] = []
 
-    def num_blocks_to_skip(self, sequence: Sequence, hashes: Seq[BlockHash]) -> int:
-        """How many of a sequence's first blocks, whose keys and values are cached, need not be computed."""
+    def limit_prefix(self, sequence: Sequence, hashes: Seq[BlockHash]) -> int:
+        """How many of a sequence's first blocks, whose keys and values are cached, need not be computed.
+
+        Also notes where they end, if a state should be saved there.
+        """
         if self._pool is None:
             return len(hashes)
         count = self._pool.num_blocks_to_skip(hashes)
@@ -55,8 +61,9 @@ class SequenceStates:
             self._copies.append((parent.state_slot, child.state_slot))
 
     def hand_over(self, parent: Sequence, child: Sequence) -> None:
-        """Give the child its parent's state, because the parent has its place only until all are forked."""
+        """Give the child its parent's states, because the parent has its place only until all are forked."""
         child.state_slot, parent.state_slot = parent.state_slot, -1
+        child.states_to_save, parent.states_to_save = parent.states_to_save, []
 
     def release(self, sequence: Sequence) -> None:
         if self._pool is None:
@@ -92,7 +99,7 @@ class SequenceStates:
         if end <= start:
             return
         assert self._pool is not None
-        slot = self._pool.try_allocate()
+        slot = self._slot_to_save_in(sequence)
         if slot is not None:
             item.save_slot, item.num_rows_saved = slot, end - start
             sequence.states_to_save.append((end // self._block_size, slot))
@@ -110,6 +117,16 @@ class SequenceStates:
                     self._pool.forget(sequence.last_output_block)
                 sequence.last_output_block = block
         sequence.states_to_save = []
+
+    def _slot_to_save_in(self, sequence: Sequence) -> int | None:
+        """A new one or, if there is none or it has many already, that of its earliest state."""
+        assert self._pool is not None
+        earlier = sequence.states_to_save
+        slot = self._pool.try_allocate() if len(earlier) < MAX_UNKNOWN_STATES else None
+        if slot is not None or not earlier:
+            return slot
+        is_shared = earlier[0][0] * self._block_size == sequence.num_shared_tokens and len(earlier) > 1
+        return earlier.pop(int(is_shared))[1]
 
     def _last_saved(self, sequence: Sequence, end: int) -> int:
         """The last position up to `end` after which a state is worth saving."""

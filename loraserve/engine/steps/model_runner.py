@@ -44,6 +44,7 @@ class ModelRunner:
         self._states = [
             torch.empty((num_state_slots, *spec.shape), dtype=spec.dtype, device=device) for spec in model.state_specs
         ]
+        self._state_pages = PagesAhead(self._states if num_state_slots else [])
         model.bind(k_caches, v_caches, table, self._states)
 
     def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
@@ -96,7 +97,7 @@ class ModelRunner:
             for cache in self._caches:
                 cache[list(blocks)] = 0
 
-    def touch_ahead(self, num_used_blocks: int) -> bool:
-        """Touch some memory after the first `num_used_blocks` blocks in idle time; False if none is left to touch
-        now."""
-        return self._pages.touch_next(num_used_blocks)
+    def touch_ahead(self, num_used_blocks: int, num_used_states: int) -> bool:
+        """Touch some memory after the first `num_used_blocks` blocks, or states, in idle time; False if none is left to
+        touch now."""
+        return self._pages.touch_next(num_used_blocks) or self._state_pages.touch_next(num_used_states)

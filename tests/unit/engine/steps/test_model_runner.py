@@ -70,7 +70,7 @@ def test_touch_ahead_touches_the_memory_of_every_cache() -> None:
     for cache in model.caches:
         give_back(cache)
     assert not any(all(resident_pages(cache)) for cache in model.caches)
-    while runner.touch_ahead(0):
+    while runner.touch_ahead(0, 0):
         pass
     assert all(all(resident_pages(cache)) for cache in model.caches)
 
