@@ -20,6 +20,7 @@ def start_engine(
     num_speculative_tokens: int = 0,
     dtype: str = "auto",
     quantization: str = "none",
+    load_format: str = "auto",
 ) -> Engine:
     """The state of a server's engine after a moment without requests, but without drafts by default: the output of
     random weights repeats itself in a way that no real text does.
@@ -37,6 +38,7 @@ def start_engine(
         num_speculative_tokens=num_speculative_tokens,
         dtype=dtype,
         quantization=quantization,
+        load_format=load_format,
     )
     engine = Engine(config, lambda *_: None)
     while engine.use_idle_time():
