@@ -380,3 +380,27 @@ def test_a_special_token_can_open_calls(tmp_path: Path) -> None:
         (choice,) = client.chat.completions.create(**CALLING).choices
     assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"b": 2}']
     assert choice.message.content is None
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 1000])
+def test_calls_are_tagged_texts_converted_by_the_tools_schemas(tmp_path: Path, tokens_per_step: int) -> None:
+    parameters = "".join(f"<parameter={name}>\n2\n</parameter>\n" for name in "ba")
+    text = f"<tool_call>\n<function=add>\n{parameters}</function>\n</tool_call>"
+    token_ids = [*TOKENIZER.encode(f"{text}\n{text}", add_special_tokens=False).ids, 1]
+    model = make_model(TOKENIZER, chat_template=TEMPLATE)
+    engine = FakeEngine(model=model, reply=lambda asked, index: token_ids, tokens_per_step=tokens_per_step)
+    properties = {"b": {"type": "integer"}, "a": {"type": "string"}}
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"properties": properties}}}
+    settings = make_settings(tmp_path, tool_call_parser=ToolCallFormat.QWEN3_CODER)
+    with (
+        live_server(engine, settings, ("calls",)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        asked: Any = CALLING | {"tools": [tool]}
+        whole = client.chat.completions.create(**asked).choices[0]
+        with client.chat.completions.stream(**asked) as stream:
+            streamed = stream.get_final_completion().choices[0]
+    for choice in (whole, streamed):
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        called = [call.function.arguments for call in choice.message.tool_calls or []]
+        assert called == ['{"b": 2, "a": "2"}'] * 2

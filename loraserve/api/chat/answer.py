@@ -10,9 +10,11 @@ from loraserve.api.schemas.tools import CalledFunction, FunctionDelta, ResponseT
 from loraserve.engine.request import FinishReason
 from loraserve.serving.text.choice import ChoiceDelta
 from loraserve.serving.text.found import CallArguments, CallBegun
-from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, SYNTAXES, CallSyntax, ToolCallFormat
+from loraserve.serving.tool_calls.around import CallParser
+from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, ToolCallFormat
+from loraserve.serving.tool_calls.json_calls import JsonCallParser
 from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
-from loraserve.serving.tool_calls.parser import ToolCallParser
+from loraserve.serving.tool_calls.parser import call_parser
 
 ID_CHARS = string.ascii_letters + string.digits
 NUM_ID_CHARS = 9
@@ -40,10 +42,12 @@ def chat_answer(use: ToolUse) -> ChatAnswer | None:
     if use.named is not None:
         return NamedCall(use.named)
     if use.schema is not None:
-        return WrittenCalls(LIST_OF_CALLS, use.max_calls, must_call=True)
+        return WrittenCalls(JsonCallParser(LIST_OF_CALLS), use.max_calls, must_call=True)
     if use.call_format is ToolCallFormat.OPENAI:
         return AddressedCalls(use.max_calls)
-    return None if use.call_format is None else WrittenCalls(SYNTAXES[use.call_format], use.max_calls)
+    if use.call_format is None:
+        return None
+    return WrittenCalls(call_parser(use.call_format, use.tools), use.max_calls)
 
 
 class AddressedCalls:
@@ -110,9 +114,9 @@ class NamedCall:
 class WrittenCalls:
     """Calls within the text that the model writes, either by its own choice or because it must."""
 
-    def __init__(self, syntax: CallSyntax, max_calls: int | None, *, must_call: bool = False) -> None:
+    def __init__(self, parser: CallParser, max_calls: int | None, *, must_call: bool = False) -> None:
         """must_call: unparsed text at the end is the beginning of a call, not content."""
-        self._parser = ToolCallParser(syntax)
+        self._parser = parser
         self._max_calls = max_calls
         self._must_call = must_call
         self._is_left_out = False

@@ -12,7 +12,7 @@ from loraserve.control.tenancy.api_keys import try_parse_id
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.settings import RequestLimits, ServingSettings, SettingValue
 from loraserve.serving.text.reasoning import ReasoningFormat
-from loraserve.serving.tool_calls.formats import ToolCallFormat
+from loraserve.serving.tool_calls.formats import ALIASES, ToolCallFormat
 
 DEMO = Path(__file__).parents[2] / "demo"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -171,11 +171,16 @@ class ServeSettings:
             has_free_paths=self.is_open_on_loopback,
             limits=RequestLimits(max_queued=self.max_queued),
             adapter_chat_templates=[chosen.template for chosen in self.adapter_chat_templates],
-            tool_call_parser=None if self.tool_call_parser is None else ToolCallFormat(self.tool_call_parser),
+            tool_call_parser=self._tool_call_parser,
             reasoning_parser=self._reasoning_parser,
             compat_metrics=self.vllm_metrics,
             config=list(self.config),
         )
+
+    @property
+    def _tool_call_parser(self) -> ToolCallFormat | None:
+        name = self.tool_call_parser
+        return None if name is None else ALIASES.get(name) or ToolCallFormat(name)
 
     @property
     def _reasoning_parser(self) -> ReasoningFormat | None:

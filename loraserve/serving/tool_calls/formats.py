@@ -7,22 +7,30 @@ from enum import StrEnum
 
 class ToolCallFormat(StrEnum):
     HERMES = "hermes"
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>` for each call; also used by Qwen."""
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>` for each call; also used by Qwen up to 3
+    and by Granite 4."""
     LLAMA3_JSON = "llama3_json"
     """`{"name": …, "parameters": {…}}` as the whole answer; several calls are separated by `;`."""
     MISTRAL = "mistral"
     """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or, in later models, `[TOOL_CALLS]name{…}` for each call."""
+    QWEN3_CODER = "qwen3_coder"
+    """`<tool_call><function=name><parameter=name>text</parameter>…</function></tool_call>` for each call; also used by
+    Qwen 3.5 and later."""
     OPENAI = "openai"
     """gpt-oss: messages to `functions.name`. They have no `CallSyntax`: `HarmonyReader` recognizes them."""
+
+
+ALIASES = {"qwen3_xml": ToolCallFormat.QWEN3_CODER}
+"""vLLM's other names."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     opening: str
     """Starts calls, wherever it occurs."""
-    head: re.Pattern[str]
-    """The text allowed between `opening` and the first brace. Group `array`: a list of calls starts there. Group
-    `name`: the function's name; the brace then starts its arguments."""
+    head: re.Pattern[str] | None = None
+    """For JSON: the text allowed between `opening` and the first brace. Group `array`: a list of calls starts there.
+    Group `name`: the function's name; the brace then starts its arguments."""
     closing: str = ""
     """Follows a call; the end of the answer also ends it."""
     may_begin_bare: bool = False
@@ -40,6 +48,7 @@ SYNTAXES = {
         "[TOOL_CALLS]",
         re.compile(r"\s*(?:(?P<array>\[\s*)|(?P<name>[a-zA-Z0-9_-]+)(?:\[CALL_ID\][a-zA-Z0-9]+)?(?:\[ARGS\])?\s*)"),
     ),
+    ToolCallFormat.QWEN3_CODER: CallSyntax("<tool_call>", closing="</tool_call>"),
 }
 LIST_OF_CALLS = CallSyntax("", re.compile(r"\s*(?P<array>\[\s*)"))
 """`[{"name": …, "parameters": {…}}, …]` as the whole answer: models that must call tools are constrained to it."""

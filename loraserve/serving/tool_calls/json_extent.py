@@ -27,6 +27,10 @@ class JsonExtent:
         self._is_escaped = False
         self.state = Extent.OPEN
 
+    @property
+    def is_in_string(self) -> bool:
+        return self.state is Extent.OPEN and self._in_string
+
     def feed(self, text: str) -> int:
         """The number of characters of `text` that belong to it: all, unless `state` becomes closed or broken. The first
         text must begin with the opening bracket, unless one is already open."""

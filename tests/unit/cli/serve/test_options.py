@@ -650,12 +650,17 @@ def test_http_modules_are_not_imported_before_the_engine_starts() -> None:
 
 
 @pytest.mark.parametrize("extra", [[], ["--enable-auto-tool-choice"]])
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "openai"])
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "qwen3_coder", "openai"])
 def test_the_tool_call_parser_reaches_the_api(started: Started, name: str, extra: list[str]) -> None:
     invoke("m", "--tool-call-parser", name, *extra)
     assert started.settings.serving.tool_call_parser is ToolCallFormat(name)
     invoke("m")
     assert started[-1].serving.tool_call_parser is None
+
+
+def test_a_tool_call_parser_has_vllms_other_name(started: Started) -> None:
+    invoke("m", "--tool-call-parser", "qwen3_xml")
+    assert started.settings.serving.tool_call_parser is ToolCallFormat.QWEN3_CODER
 
 
 @pytest.mark.parametrize("name", ["deepseek_r1", "qwen3", "mistral", "openai_gptoss"])

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraserve.serving.text.found import CallArguments, CallBegun
+from loraserve.serving.tool_calls.around import MAX_AROUND
 from loraserve.serving.tool_calls.call_object import MAX_BEGINNING
 from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, SYNTAXES, CallSyntax, ToolCallFormat
-from loraserve.serving.tool_calls.parser import MAX_AROUND, ToolCallParser
+from loraserve.serving.tool_calls.json_calls import JsonCallParser
 
 
 class Call(NamedTuple):
@@ -17,7 +18,7 @@ class Call(NamedTuple):
     arguments: str
 
 
-HERMES, LLAMA, MISTRAL = ToolCallFormat.HERMES, ToolCallFormat.LLAMA3_JSON, ToolCallFormat.MISTRAL
+FORMATS = HERMES, LLAMA, MISTRAL = ToolCallFormat.HERMES, ToolCallFormat.LLAMA3_JSON, ToolCallFormat.MISTRAL
 ADD = Call("add", '{"a": 1}')
 SUB = Call("sub", '{"a": {"b": ["}", "\\"]"]}}')
 
@@ -27,7 +28,7 @@ def parse(call_format: ToolCallFormat, *pieces: str) -> tuple[str, list[Call]]:
 
 
 def parse_by(syntax: CallSyntax, *pieces: str) -> tuple[str, list[Call]]:
-    parser = ToolCallParser(syntax)
+    parser = JsonCallParser(syntax)
     content, calls = "", list[Call]()
     for part in [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()]:
         match part:
@@ -86,13 +87,13 @@ def test_several_calls_are_parsed(call_format: ToolCallFormat, text: str) -> Non
     assert parse(call_format, text) == ("", [ADD, SUB])
 
 
-@pytest.mark.parametrize("call_format", SYNTAXES)
+@pytest.mark.parametrize("call_format", FORMATS)
 def test_content_around_calls_is_kept(call_format: ToolCallFormat) -> None:
     text = f" Let me see.\n{written(call_format, ADD)}\nDone <b> [x] {{y}}."
     assert parse(call_format, text) == (" Let me see.\n\nDone <b> [x] {y}.", [ADD])
 
 
-@pytest.mark.parametrize("call_format", SYNTAXES)
+@pytest.mark.parametrize("call_format", FORMATS)
 @pytest.mark.parametrize(
     "text", ["", " \n", "Hello.", "a < b [c] {d}", "\n{", "<tool", "[TOOL_CALLS", "<|python_tag|>", '{"answer": [1]}']
 )
@@ -170,7 +171,7 @@ def test_a_call_after_a_malformed_one_is_found(malformed: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [33, 10_000])
-@pytest.mark.parametrize("call_format", SYNTAXES)
+@pytest.mark.parametrize("call_format", FORMATS)
 def test_arguments_of_any_depth_are_what_the_model_wrote(call_format: ToolCallFormat, depth: int) -> None:
     """Text after them is not part of them, and a call that follows is separate."""
     deep = Call("deep", '{"a":' * (depth - 1) + "{}" + "}" * (depth - 1))
@@ -188,12 +189,12 @@ def test_an_object_too_deep_to_read_whose_name_comes_last_is_content(depth: int)
 
 
 def test_arguments_are_released_as_they_arrive() -> None:
-    parser = ToolCallParser(SYNTAXES[HERMES])
+    parser = JsonCallParser(SYNTAXES[HERMES])
     assert parser.feed('<tool_call>\n{"name": "add", "arguments": ') == []
     assert parser.feed("{") == [CallBegun("add"), CallArguments("{")]
     assert parser.feed('"a": "</tool') == [CallArguments('"a": "</tool')]
     assert parser.feed('"}}\n</tool_call>') == [CallArguments('"}')]
-    parser = ToolCallParser(LIST_OF_CALLS)
+    parser = JsonCallParser(LIST_OF_CALLS)
     assert parser.feed('[{"name": "add", "parameters": {"a":') == [CallBegun("add"), CallArguments('{"a":')]
     assert parser.feed(' 1}},{"name":"sub","parameters":{}') == [
         CallArguments(" 1}"),
@@ -201,7 +202,7 @@ def test_arguments_are_released_as_they_arrive() -> None:
         CallArguments("{}"),
     ]
     assert [*parser.feed("}]"), *parser.finish()] == []
-    parser = ToolCallParser(SYNTAXES[HERMES])
+    parser = JsonCallParser(SYNTAXES[HERMES])
     assert parser.feed('<tool_call>{"name": "add", "arguments": {"a": x') == [
         CallBegun("add"),
         CallArguments('{"a": '),
@@ -215,7 +216,7 @@ def test_arguments_are_released_as_they_arrive() -> None:
 def test_a_call_whose_name_follows_much_text_is_recognized_at_its_end(num_chars: int) -> None:
     text = f'<tool_call>{{"note": "{"x" * num_chars}", "name": "add", "arguments": {ADD.arguments}}}</tool_call>'
     assert parse(HERMES, text) == parse(HERMES, *text) == ("", [ADD])
-    fed = ToolCallParser(SYNTAXES[HERMES]).feed(text[: text.index("}")])
+    fed = JsonCallParser(SYNTAXES[HERMES]).feed(text[: text.index("}")])
     assert (CallBegun("add") in fed) == (num_chars < MAX_BEGINNING)
 
 
@@ -243,11 +244,11 @@ def test_a_list_of_calls_is_parsed(text: str, content: str, calls: list[Call]) -
     assert parse_by(LIST_OF_CALLS, *text) == (content, calls)
 
 
-@pytest.mark.parametrize("call_format", SYNTAXES)
+@pytest.mark.parametrize("call_format", FORMATS)
 def test_a_long_run_of_openings_is_content(call_format: ToolCallFormat) -> None:
     """This took 14 s when each opening copied all the text after it."""
     text = SYNTAXES[call_format].opening * 50_000 + "{"
-    parser = ToolCallParser(SYNTAXES[call_format])
+    parser = JsonCallParser(SYNTAXES[call_format])
     content = [*parser.feed(text), *parser.finish()]
     assert "".join(part for part in content if isinstance(part, str)) == text
 
@@ -258,7 +259,7 @@ def test_a_closing_tag_in_a_string_closes_nothing() -> None:
 
 
 def test_content_is_released_as_soon_as_it_cannot_be_a_call() -> None:
-    parser = ToolCallParser(SYNTAXES[HERMES])
+    parser = JsonCallParser(SYNTAXES[HERMES])
     assert parser.feed("a <tool_") == ["a "]
     assert parser.feed("box> ") == ["<tool_box> "]
     assert parser.feed(written(HERMES, ADD)) == [CallBegun("add"), CallArguments(ADD.arguments)]
@@ -269,12 +270,12 @@ def test_content_is_released_as_soon_as_it_cannot_be_a_call() -> None:
 def test_content_and_calls_keep_their_order() -> None:
     text = f"a {written(HERMES, ADD)}\n{written(HERMES, SUB)} b"
     add, sub = ([CallBegun(call.name), CallArguments(call.arguments)] for call in (ADD, SUB))
-    assert ToolCallParser(SYNTAXES[HERMES]).feed(text) == ["a ", *add, *sub, " b"]
+    assert JsonCallParser(SYNTAXES[HERMES]).feed(text) == ["a ", *add, *sub, " b"]
 
 
 FRAGMENTS = st.sampled_from(
     [
-        *(written(call_format, call) for call_format in SYNTAXES for call in (ADD, SUB)),
+        *(written(call_format, call) for call_format in FORMATS for call in (ADD, SUB)),
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[CALL_ID]"),
         *('{"name": "add", "arguments": {}}', '{"name":', '"', "\\", "{", "}", "[", "]", ";", " ", "\n", "add", "<"),
         *(" " * MAX_AROUND, "x" * (MAX_AROUND - 1)),
@@ -283,7 +284,7 @@ FRAGMENTS = st.sampled_from(
 TEXTS = st.lists(st.one_of(FRAGMENTS, st.text(max_size=4)), max_size=12).map("".join)
 
 
-@given(call_format=st.sampled_from([*SYNTAXES]), text=TEXTS, data=st.data())
+@given(call_format=st.sampled_from(FORMATS), text=TEXTS, data=st.data())
 def test_the_result_does_not_depend_on_how_the_text_is_split(
     call_format: ToolCallFormat, text: str, data: st.DataObject
 ) -> None:
@@ -294,7 +295,7 @@ def test_the_result_does_not_depend_on_how_the_text_is_split(
     assert parse(call_format, *text) == whole
 
 
-@given(call_format=st.sampled_from([*SYNTAXES]), text=TEXTS)
+@given(call_format=st.sampled_from(FORMATS), text=TEXTS)
 def test_content_and_arguments_are_subsequences_of_the_text(call_format: ToolCallFormat, text: str) -> None:
     content, calls = parse(call_format, text)
     if not calls:
@@ -322,7 +323,7 @@ CALLS = st.builds(
 )
 
 
-@given(call_format=st.sampled_from([*SYNTAXES]), calls=st.lists(CALLS, min_size=1, max_size=3))
+@given(call_format=st.sampled_from(FORMATS), calls=st.lists(CALLS, min_size=1, max_size=3))
 def test_any_calls_are_found_as_they_were_written(call_format: ToolCallFormat, calls: list[Call]) -> None:
     text = "\n".join(written(call_format, call) for call in calls)
     assert parse(call_format, f"Calling: {text}") == ("Calling: ", calls)
