@@ -366,13 +366,26 @@ class TestRefusals:
         assert caught.value.param == "tools"
 
 
-def test_a_special_token_can_open_calls(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call_format", "text", "marks"),
+    [
+        (ToolCallFormat.MISTRAL, '[TOOL_CALLS]add{"b": 2}', ["[TOOL_CALLS]"]),
+        (
+            ToolCallFormat.LFM2,
+            "<|tool_call_start|>[add(b=2)]<|tool_call_end|>",
+            ["<|tool_call_start|>", "<|tool_call_end|>"],
+        ),
+    ],
+)
+def test_a_special_token_can_open_calls(
+    tmp_path: Path, call_format: ToolCallFormat, text: str, marks: list[str]
+) -> None:
     tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens(["[TOOL_CALLS]"])
-    token_ids = [*tokenizer.encode('[TOOL_CALLS]add{"b": 2}', add_special_tokens=False).ids, 1]
+    tokenizer.add_special_tokens(marks)
+    token_ids = [*tokenizer.encode(text, add_special_tokens=False).ids, 1]
     model = make_model(tokenizer, chat_template=TEMPLATE)
     engine = FakeEngine(model=model, reply=lambda asked, index: token_ids)
-    settings = make_settings(tmp_path, tool_call_parser=ToolCallFormat.MISTRAL)
+    settings = make_settings(tmp_path, tool_call_parser=call_format)
     with (
         live_server(engine, settings, ("calls",)) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,

@@ -6,13 +6,18 @@ from loraserve.serving.text.conversation import JsonObject
 from loraserve.serving.tool_calls.around import CallParser
 from loraserve.serving.tool_calls.formats import SYNTAXES, ToolCallFormat
 from loraserve.serving.tool_calls.json_calls import JsonCallParser
+from loraserve.serving.tool_calls.python_calls import PythonCallParser
 from loraserve.serving.tool_calls.tagged_calls import TaggedCallParser
 
 
 def call_parser(call_format: ToolCallFormat, tools: Sequence[JsonObject]) -> CallParser:
     """A parser for one answer. call_format: one that has a syntax. tools: as in OpenAI's API."""
     syntax = SYNTAXES[call_format]
-    if call_format is ToolCallFormat.QWEN3_CODER:
-        functions = [tool["function"] for tool in tools]
-        return TaggedCallParser(syntax, {each["name"]: each.get("parameters") for each in functions})
-    return JsonCallParser(syntax)
+    match call_format:
+        case ToolCallFormat.QWEN3_CODER:
+            functions = [tool["function"] for tool in tools]
+            return TaggedCallParser(syntax, {each["name"]: each.get("parameters") for each in functions})
+        case ToolCallFormat.LFM2:
+            return PythonCallParser(syntax)
+        case _:
+            return JsonCallParser(syntax)

@@ -70,7 +70,7 @@ class LiteralReader:
             case "'" | '"' as quote:
                 return self._string(quote)
             case "[":
-                return self._sequence("[", "]", lambda: self.value(depth + 1))
+                return self.sequence("[", "]", lambda: self.value(depth + 1))
             case "(":
                 return self._in_parentheses(depth)
             case "{":
@@ -80,7 +80,7 @@ class LiteralReader:
 
     def _in_parentheses(self, depth: int) -> Any:
         """A tuple becomes a list."""
-        values = self._sequence("(", ")", lambda: self.value(depth + 1))
+        values = self.sequence("(", ")", lambda: self.value(depth + 1))
         return values[0] if values and not self._had_comma else values
 
     def _dict(self, depth: int) -> dict[str, Any]:
@@ -89,9 +89,10 @@ class LiteralReader:
             self.expect(":")
             return _as_key(key), self.value(depth + 1)
 
-        return dict(self._sequence("{", "}", entry))
+        return dict(self.sequence("{", "}", entry))
 
-    def _sequence(self, opening: str, closing: str, read: Callable[[], T]) -> list[T]:
+    def sequence(self, opening: str, closing: str, read: Callable[[], T]) -> list[T]:
+        """Raises `NotALiteral`."""
         self.expect(opening)
         values: list[T] = []
         has_comma = False

@@ -650,7 +650,7 @@ def test_http_modules_are_not_imported_before_the_engine_starts() -> None:
 
 
 @pytest.mark.parametrize("extra", [[], ["--enable-auto-tool-choice"]])
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "qwen3_coder", "openai"])
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "qwen3_coder", "lfm2", "openai"])
 def test_the_tool_call_parser_reaches_the_api(started: Started, name: str, extra: list[str]) -> None:
     invoke("m", "--tool-call-parser", name, *extra)
     assert started.settings.serving.tool_call_parser is ToolCallFormat(name)
