@@ -33,6 +33,8 @@ class GrammarKind(StrEnum):
     """A JSON list of texts."""
     GRAMMAR = "grammar"
     """Lark or GBNF."""
+    LARK = "lark"
+    """Lark that the server wrote, with rules for `Grammar.marks`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,15 @@ class GrammarCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarMark:
+    """A text for which the model may have a token of its own."""
+
+    text: str
+    token_id: int | None = None
+    """None = there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """A constraint on an output, applied token by token."""
 
@@ -76,6 +87,8 @@ class Grammar:
     """Reasoning that may precede what the grammar constrains."""
     calls: GrammarCalls | None = None
     """Only with a JSON schema. None = the output is never a call."""
+    marks: tuple[GrammarMark, ...] = ()
+    """Only with Lark: what its rules call `mark_0`, `mark_1` and so on."""
     param: str | None = field(default=None, compare=False)
     """The request's parameter that specifies it, for error messages; not part of its identity."""
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from loraserve.engine.request import GrammarCalls
+from loraserve.engine.request import GrammarCalls, GrammarKind
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
 from tests.support.live_server import LiveServer, live_server, make_settings
@@ -417,3 +417,50 @@ def test_calls_are_tagged_texts_converted_by_the_tools_schemas(tmp_path: Path, t
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         called = [call.function.arguments for call in choice.message.tool_calls or []]
         assert called == ['{"b": 2, "a": "2"}'] * 2
+
+
+FORCED = {
+    ToolCallFormat.QWEN3_CODER: "<tool_call>\n<function=add>\n<parameter=b>\n2\n</parameter>\n</function></tool_call>",
+    ToolCallFormat.LFM2: "<|tool_call_start|>[add(b=2)]<|tool_call_end|>",
+}
+
+
+@pytest.mark.parametrize("call_format", FORCED)
+def test_forced_calls_are_in_the_format_if_it_has_a_grammar(tmp_path: Path, call_format: ToolCallFormat) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens(["<|tool_call_start|>", "<|tool_call_end|>"])
+    written = FORCED[call_format]
+    replies = [written, written[: written.index("2")]]
+    engine = FakeEngine(model=make_model(tokenizer, chat_template=TEMPLATE))
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in replies]
+    engine.reply = lambda asked, index: [*ids[0], 1] if asked.sampling.max_tokens > len(ids[1]) else ids[1]
+    properties = {"b": {"type": "integer"}}
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"properties": properties}}}
+    settings = make_settings(tmp_path, tool_call_parser=call_format)
+    asked: Any = CALLING | {"tools": [tool]}
+    named: Any = {"type": "function", "function": {"name": "add"}}
+    with (
+        live_server(engine, settings, ("calls",)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        for choice, reason in (("required", "tool_calls"), (named, "stop")):
+            whole = client.chat.completions.create(**asked, tool_choice=choice).choices[0]
+            grammar = server.engine.requests[-1].sampling.grammar
+            assert grammar is not None
+            assert grammar.kind is GrammarKind.LARK
+            assert [mark.token_id for mark in grammar.marks] == [
+                tokenizer.token_to_id(mark.text) for mark in grammar.marks
+            ]
+            with client.chat.completions.stream(**asked, tool_choice=choice) as stream:
+                streamed = stream.get_final_completion().choices[0]
+            for each in (whole, streamed):
+                assert (each.finish_reason, each.message.content) == (reason, None)
+                assert [call.function.arguments for call in each.message.tool_calls or []] == ['{"b": 2}']
+            short = client.chat.completions.create(**asked, tool_choice=choice, max_tokens=len(ids[1])).choices[0]
+            assert (short.finish_reason, short.message.content or "") == ("length", "")
+        odd = {"properties": properties, "minProperties": 1}
+        asked["tools"] = [{"type": "function", "function": {"name": "add", "parameters": odd}}]
+        client.chat.completions.create(**asked, tool_choice=named)
+        grammar = server.engine.requests[-1].sampling.grammar
+        assert grammar is not None
+        assert grammar.kind is GrammarKind.JSON_SCHEMA

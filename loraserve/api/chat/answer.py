@@ -39,6 +39,9 @@ class ChatAnswer(Protocol):
 
 def chat_answer(use: ToolUse) -> ChatAnswer | None:
     """None if nothing can be called: the whole answer is content."""
+    if use.syntax is not None and use.call_format is not None:
+        parser = call_parser(use.call_format, use.tools)
+        return WrittenCalls(parser, use.max_calls, must_call=True, is_named=use.named is not None)
     if use.named is not None:
         return NamedCall(use.named)
     if use.schema is not None:
@@ -114,11 +117,15 @@ class NamedCall:
 class WrittenCalls:
     """Calls within the text that the model writes, either by its own choice or because it must."""
 
-    def __init__(self, parser: CallParser, max_calls: int | None, *, must_call: bool = False) -> None:
-        """must_call: unparsed text at the end is the beginning of a call, not content."""
+    def __init__(
+        self, parser: CallParser, max_calls: int | None, *, must_call: bool = False, is_named: bool = False
+    ) -> None:
+        """must_call: unparsed text at the end is the beginning of a call, not content. is_named: the request named the
+        function."""
         self._parser = parser
         self._max_calls = max_calls
         self._must_call = must_call
+        self._is_named = is_named
         self._is_left_out = False
         self.num_calls = 0
         self.is_cut_off = False
@@ -147,8 +154,9 @@ class WrittenCalls:
         return read
 
     def finish_reason(self, reason: FinishReason) -> str:
-        """If the last call was cut off, even by a stop string, `reason` stays, though earlier calls may be complete."""
-        is_called = self.num_calls and not self.is_cut_off
+        """If the last call was cut off, even by a stop string, `reason` stays, though earlier calls may be complete. If
+        the function was named, see `NamedCall`."""
+        is_called = self.num_calls and not self.is_cut_off and not self._is_named
         return TOOL_CALLS if is_called and reason is FinishReason.STOP else reason
 
 

@@ -13,10 +13,11 @@ from loraserve.api.schemas.sampling import SamplingFields
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Demand, Route, RouteInfo
-from loraserve.engine.request import SamplingParams
+from loraserve.engine.request import GrammarKind, GrammarMark, SamplingParams
 from loraserve.serving.generation import Prompt
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.text.conversation import Conversation
+from loraserve.serving.tool_calls.formats import SYNTAXES
 
 
 def conversation_demand(
@@ -64,21 +65,33 @@ async def conversation_prompt(
     check_context(len(token_ids), checked.max_tokens, model.max_model_len, conversation.param, max_tokens_param)
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))
     predicted_token_ids = await predicted_tokens(predicted, context.runtime.tokenizer, model) if predicted else []
-    sampling = _with_opening_token(context.runtime, prompt_sampling(checked, max_tokens))
+    sampling = _with_tokens_of_calls(context.runtime, prompt_sampling(checked, max_tokens))
     return Prompt(token_ids, sampling, predicted_token_ids)
 
 
-def _with_opening_token(runtime: Runtime, sampling: SamplingParams) -> SamplingParams:
-    """Lets a call that may take the place of a format begin with one token, if the model has one for that."""
+def _with_tokens_of_calls(runtime: Runtime, sampling: SamplingParams) -> SamplingParams:
+    """Lets the marks of calls be one token each, if the model has one: a call may take the place of a format, or be
+    forced."""
     grammar = sampling.grammar
-    if grammar is None or grammar.calls is None:
+    if grammar is None:
         return sampling
-    calls = replace(grammar.calls, opening_id=try_token_id(runtime, grammar.calls.opening))
-    return replace(sampling, grammar=replace(grammar, calls=calls))
+    if grammar.calls is not None:
+        calls = replace(grammar.calls, opening_id=try_token_id(runtime, grammar.calls.opening))
+        grammar = replace(grammar, calls=calls)
+    marks = tuple(replace(mark, token_id=try_token_id(runtime, mark.text)) for mark in grammar.marks)
+    return replace(sampling, grammar=replace(grammar, marks=marks))
 
 
-def with_calls_shown(checked: CheckedSampling, use: ToolUse) -> CheckedSampling:
-    """Keeps special tokens in the text if it is searched for calls: a call's opening may be one."""
+def with_call_format(checked: CheckedSampling, use: ToolUse) -> CheckedSampling:
+    """Keeps special tokens in the text if it is searched for calls: a call's opening may be one. Forced calls follow
+    the format's syntax, if they can."""
     if use.call_format is None:
         return checked
-    return replace(checked, text=replace(checked.text, skip_special_tokens=False))
+    checked = replace(checked, text=replace(checked.text, skip_special_tokens=False))
+    grammar = checked.params.grammar
+    if grammar is None or use.syntax is None:
+        return checked
+    syntax = SYNTAXES[use.call_format]
+    marks = (GrammarMark(syntax.opening), GrammarMark(syntax.closing))
+    grammar = replace(grammar, kind=GrammarKind.LARK, text=use.syntax, marks=marks)
+    return replace(checked, params=replace(checked.params, grammar=grammar))

@@ -1,9 +1,10 @@
 """Checks the tools of a request and applies its `tool_choice`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from loraserve.api.chat.call_syntax import call_syntax
 from loraserve.api.chat.forced_calls import schema_of_arguments, schema_of_calls
 from loraserve.api.http.ranges import check_at_most, unsupported
 from loraserve.api.http.raw_json import num_bytes_of, parsed
@@ -30,13 +31,16 @@ class ToolUse:
     max_calls: int | None = None
     """Further calls are left out of the answer, as in vLLM."""
     schema: JsonObject | None = None
-    """Constrains the answer, which is read as a list of calls, or as the arguments of `named`."""
+    """Constrains the answer, which is read as a list of calls, or as the arguments of `named`, unless there is a
+    `syntax`."""
+    syntax: str | None = None
+    """A grammar in Lark of calls in `call_format`, to use in place of `schema`; see `call_syntax`."""
     named: str | None = None
 
     @property
     def calls(self) -> GrammarCalls | None:
         """Calls that the answer may consist of instead of following a format."""
-        syntax = None if self.call_format is None else SYNTAXES.get(self.call_format)
+        syntax = None if self.call_format is None or self.schema is not None else SYNTAXES.get(self.call_format)
         if syntax is None:
             return None
         names = [tool["function"]["name"] for tool in self.tools] if syntax.may_begin_bare else []
@@ -70,7 +74,8 @@ def chosen_use(
     max_calls = 1 if parallel is False else None
     if isinstance(choice, NamedTool):
         named = _named(choice, tools)
-        return ToolUse(tools, schema=schema_of_arguments(named), named=named["function"]["name"])
+        use = ToolUse(tools, schema=schema_of_arguments(named), named=named["function"]["name"])
+        return _in_syntax(use, [named], 1, settings)
     if choice not in (None, "none", "auto", "required"):
         raise invalid_value("tool_choice", f"is {choice[:32]!r}; it must be 'none', 'auto', 'required' or a function.")
     if choice == "required" and not tools:
@@ -78,11 +83,24 @@ def chosen_use(
     if not tools or choice == "none":
         return ToolUse()
     if choice == "required":
-        return ToolUse(tools, max_calls=max_calls, schema=schema_of_calls(tools, max_calls))
+        use = ToolUse(tools, max_calls=max_calls, schema=schema_of_calls(tools, max_calls))
+        return _in_syntax(use, tools, max_calls, settings)
     if settings.tool_call_parser is None:
         message = f"is 'auto', which needs a server started with {FLAG}. Or send 'none', 'required' or a function."
         raise unsupported("tool_choice", message)
     return ToolUse(tools, settings.tool_call_parser, max_calls)
+
+
+def _in_syntax(
+    use: ToolUse, callable_tools: Sequence[JsonObject], max_calls: int | None, settings: ServingSettings
+) -> ToolUse:
+    """Forced calls in the server's format, if that has a grammar for them."""
+    call_format = settings.tool_call_parser
+    syntax = None if call_format is None else call_syntax(call_format, callable_tools, max_calls)
+    # Definitions are repeated for every parameter that refers to one.
+    if syntax is None or len(syntax) > settings.limits.max_schema_chars:
+        return use
+    return replace(use, call_format=call_format, syntax=syntax)
 
 
 def checked_tools(tools: Sequence[Tool] | None, limits: RequestLimits) -> list[JsonObject]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from loraserve.api.chat.prompts import with_calls_shown
+from loraserve.api.chat.prompts import with_call_format
 from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
 from loraserve.api.http.ranges import INT64, check_at_most, check_range, unsupported
 from loraserve.api.inference.sampling import CheckedSampling, SamplingChecker
@@ -62,7 +62,7 @@ def checked_message(body: MessagesRequest, checker: SamplingChecker, settings: S
         stop = checker.checked_stop("stop_sequences", body.stop_sequences)
         sampling = replace(sampling, text=replace(sampling.text, stop=stop))
     eager_tools = frozenset(tool.name for tool in body.tools or [] if tool.eager_input_streaming)
-    return CheckedMessage(with_calls_shown(sampling, use), replace(conversation, budget=budget), use, eager_tools)
+    return CheckedMessage(with_call_format(sampling, use), replace(conversation, budget=budget), use, eager_tools)
 
 
 def counted_conversation(body: CountTokensRequest, settings: ServingSettings) -> Conversation:

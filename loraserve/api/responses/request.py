@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loraserve.api.chat.prompts import with_calls_shown
+from loraserve.api.chat.prompts import with_call_format
 from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
 from loraserve.api.http.ranges import INT64, check_at_most, check_range, unsupported
 from loraserve.api.inference.sampling import CheckedSampling, SamplingChecker, check_stream_options
@@ -55,7 +55,7 @@ def checked_response(body: ResponsesRequest, checker: SamplingChecker, settings:
         calls=use.calls,
     )
     conversation = response_conversation(body, use.tools, settings.limits)
-    return CheckedResponse(with_calls_shown(sampling, use), conversation, tools, use)
+    return CheckedResponse(with_call_format(sampling, use), conversation, tools, use)
 
 
 def _checked_tools(tools: list[FunctionTool], limits: RequestLimits) -> list[JsonObject]:

@@ -11,7 +11,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.chat.adapter_template import with_turn_ends
 from loraserve.api.chat.conversations import conversation_of
 from loraserve.api.chat.predictions import predicted_text
-from loraserve.api.chat.prompts import conversation_demand, conversation_prompt, with_calls_shown
+from loraserve.api.chat.prompts import conversation_demand, conversation_prompt, with_call_format
 from loraserve.api.chat.reasoning import with_reasoning
 from loraserve.api.chat.tools import ToolUse, tool_use
 from loraserve.api.chat.writer import ChatOptions, ChatWriter
@@ -108,7 +108,7 @@ def _check(context: AppContext, body: ChatCompletionRequest, use: ToolUse, max_t
         tool_schema=use.schema,
         calls=use.calls,
     )
-    return with_calls_shown(checked, use)
+    return with_call_format(checked, use)
 
 
 class AnswerLimit(NamedTuple):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.grammars.matcher import GrammarMatcher, GrammarUse, OutputMatcher, first_line
 from loraserve.engine.grammars.reasoning import ReasoningMatcher
-from loraserve.engine.request import EngineErrorCode, Grammar, GrammarCalls, GrammarKind
+from loraserve.engine.request import EngineErrorCode, Grammar, GrammarCalls, GrammarKind, GrammarMark
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -154,6 +154,8 @@ def _for_llguidance(grammar: Grammar) -> str:
     if grammar.calls is not None:
         assert grammar.kind is GrammarKind.JSON_SCHEMA
         return _answer_or_calls(grammar.text, grammar.calls)
+    if grammar.kind is GrammarKind.LARK:
+        return grammar_from("lark", "\n".join([grammar.text, *_rules_of(grammar.marks)]))
     is_lark = grammar.kind is GrammarKind.GRAMMAR and INLINED_START.search(grammar.text) is not None
     try:
         return grammar_from("lark" if is_lark else grammar.kind.value, grammar.text)
@@ -166,12 +168,9 @@ def _answer_or_calls(schema: str, calls: GrammarCalls) -> str:
 
     In Lark's syntax, JSON's strings are texts, and <[*]> is any token, also a special one.
     """
-    opening = json.dumps(calls.opening)
-    if calls.opening_id is not None:
-        opening += f" | <[{calls.opening_id}]>"
     rules = [
         "start: @answer | call any*",
-        f"call: {opening}",
+        f"call: {_mark(calls.opening, calls.opening_id)}",
         "any: <[*]>",
     ]
     grammars = [f'{{"name": "answer", "json_schema": {schema}}}']
@@ -180,6 +179,14 @@ def _answer_or_calls(schema: str, calls: GrammarCalls) -> str:
         grammars.append(json.dumps({"name": "bare_call", "json_schema": _bare_call(calls.bare_names)}))
     lark = json.dumps({"lark_grammar": "\n".join(rules)})
     return f'{{"grammars": [{", ".join([lark, *grammars])}]}}'
+
+
+def _rules_of(marks: Sequence[GrammarMark]) -> list[str]:
+    return [f"mark_{index}: {_mark(mark.text, mark.token_id)}" for index, mark in enumerate(marks)]
+
+
+def _mark(text: str, token_id: int | None) -> str:
+    return json.dumps(text) if token_id is None else f"{json.dumps(text)} | <[{token_id}]>"
 
 
 def _bare_call(names: Sequence[str]) -> dict[str, object]:

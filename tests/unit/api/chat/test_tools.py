@@ -148,3 +148,31 @@ def test_forced_calls_need_no_parser() -> None:
     assert (required.schema["minItems"], required.schema["maxItems"], required.named) == (1, 1, None)
     named = tool_use(asked(tools=[tool()], tool_choice={"type": "function", "function": {"name": "add"}}), settings)
     assert (named.schema, named.named) == (NO_PARAMETERS, "add")
+
+
+@pytest.mark.parametrize("call_format", [ToolCallFormat.QWEN3_CODER, ToolCallFormat.LFM2])
+def test_forced_calls_are_in_the_servers_format_if_it_has_a_grammar(call_format: ToolCallFormat) -> None:
+    settings = msgspec.structs.replace(SETTINGS, tool_call_parser=call_format)
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        use = tool_use(asked(tools=[tool(), tool(name="sub")], tool_choice=choice), settings)
+        assert (use.call_format, use.calls) == (call_format, None)
+        assert use.syntax is not None
+        assert ("sub" in use.syntax) == (choice == "required")
+        odd = tool(parameters={"type": "object", "minProperties": 1})
+        use = tool_use(asked(tools=[odd], tool_choice=choice), settings)
+        assert (use.call_format, use.syntax) == (None, None)
+        assert use.schema is not None
+
+
+def test_a_grammar_may_not_be_longer_than_a_schema() -> None:
+    """A definition is in it once for each parameter that refers to it."""
+    settings = msgspec.structs.replace(SETTINGS, tool_call_parser=ToolCallFormat.LFM2)
+    choice = {"type": "function", "function": {"name": "add"}}
+    parameters = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"enum": ["x" * 30]}}}
+    for max_schema_chars, is_short in ((1000, True), (100, False)):
+        limits = RequestLimits(max_schema_chars=max_schema_chars)
+        use = tool_use(
+            asked(tools=[tool(parameters=parameters)], tool_choice=choice),
+            msgspec.structs.replace(settings, limits=limits),
+        )
+        assert (use.syntax is not None) == is_short
