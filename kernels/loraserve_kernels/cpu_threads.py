@@ -19,7 +19,7 @@ def torch_on_one_thread() -> Iterator[None]:
     """In the block, torch's operations run on this thread alone; our ops do not.
 
     Torch's threads spin while they wait for each other. Between two of our ops, which have threads of their own, they
-    take CPUs from these, and one that has lost its CPU to another process delays the step by a time slice.
+    take CPUs from these, and one that has lost its CPU to another process delays a step by a time slice.
     Not to be nested, and not for concurrent use.
     """
     global _num_threads

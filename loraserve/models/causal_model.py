@@ -73,8 +73,7 @@ class CausalModel:
         bits if they can. available_bytes: for those that cannot; None = enough. Raises `ModelRefusedError`."""
         self._model = model
         self._context = ForwardContext(backend)
-        spares_threads = model.device.type == "cpu" and backend.packs(model.dtype)
-        self._forward: Forward = TransformersForward(model, spares_threads=spares_threads)
+        self._forward: Forward = TransformersForward(model, backend)
         self._stored = stored_parameters(model, stored)
         """Stored parameters that are not packed yet."""
         with rounded_while_computing(self._stored.values(), backend):

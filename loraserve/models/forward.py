@@ -5,10 +5,9 @@ Calls from Python around the layers, if the model is not one op as a whole, take
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import torch
-from loraserve_kernels.cpu_threads import torch_on_one_thread
+from loraserve_kernels.backend import Backend
 from loraserve_kernels.decoder_layer import Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts, ModelOutput
 from loraserve_kernels.step_batch import StepBatch
@@ -27,23 +26,19 @@ Forward = Callable[[StepBatch], ModelOutput]
 _MODEL_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
-MAX_ROWS_ON_ONE_THREAD = 128
-"""In steps of up to that many rows, torch's operations between our ops run on one thread. Prompts are worth waking
-others for."""
-
-
 class TransformersForward:
     """`Forward` for any model."""
 
-    def __init__(self, model: PreTrainedModel, *, spares_threads: bool = False) -> None:
-        """spares_threads: our ops compute everything large, so torch's operations run on one thread in small steps."""
+    def __init__(self, model: PreTrainedModel, backend: Backend | None = None) -> None:
+        """backend: whose linears the model has by the time of the first call; None = its own."""
         self._model = model
-        self._spares_threads = spares_threads
+        self._backend = backend
 
     @torch.inference_mode()
     def __call__(self, batch: StepBatch) -> ModelOutput:
-        is_small = self._spares_threads and batch.token_ids.shape[0] <= MAX_ROWS_ON_ONE_THREAD
-        with torch_on_one_thread() if is_small else nullcontext():
+        if self._backend is None:
+            return self._compute(batch)
+        with self._backend.threads_of_step(batch.token_ids.shape[0], self._model.dtype):
             return self._compute(batch)
 
     def _compute(self, batch: StepBatch) -> ModelOutput:
