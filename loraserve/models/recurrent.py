@@ -21,7 +21,7 @@ from loraserve.models.errors import ModelRefusedError
 from loraserve.models.forward_names import uses
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RecurrentSpec:
     """A module whose forward calls such functions."""
 
