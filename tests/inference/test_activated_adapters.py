@@ -1,6 +1,8 @@
 """Activated LoRA against PEFT: tokens before the invocation are the base model's, all others the adapter's."""
 
 import random
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,19 +11,22 @@ from peft import LoraConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.request import EngineRequest, Pooling
+from loraserve.engine.scheduling.sequence_states import UNCERTAIN_TOKENS
 from tests.support.engines import Answer, greedy, make_engine, run, to_pool
 from tests.support.peft_oracle import (
     LOGIT_TOLERANCE,
     NUM_TOKENS,
     VOCAB_SIZE,
     Oracle,
+    OracleOf,
+    cached_tokens,
     differs,
     run_all,
     run_one_by_one,
     wrong_answers,
 )
 from tests.support.tiny_adapters import ALL_LINEAR, reference_answers, save_adapters
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import RECURRENT, save_tiny_model
 
 LONG, SHORT, ALONE = [250, 251, 252, 253, 254], [250, 251], [249]
 """Invocations; one is a prefix of another."""
@@ -50,10 +55,8 @@ def _configs() -> dict[str, LoraConfig]:
     } | {"plain": LoraConfig(r=8, lora_alpha=16, target_modules=ALL_LINEAR)}
 
 
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    folder = tmp_path_factory.mktemp("activated")
-    model = save_tiny_model("llama", folder / "model")
+def make_oracle(architecture: str, folder: Path) -> Oracle:
+    model = save_tiny_model(architecture, folder / "model")
     adapters = save_adapters(model, folder / "adapters", _configs())
     rng = random.Random(5)
     context = [rng.randrange(240) for _ in range(120)]
@@ -63,7 +66,17 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     # The invocation occurs twice; the last one counts.
     prompts["late"][60:65] = LONG
     references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
-    return Oracle(folder, folder / "model", adapters, prompts, references)
+    return Oracle(folder, folder / "model", adapters, prompts, references, is_recurrent=architecture in RECURRENT)
+
+
+@pytest.fixture(scope="module")
+def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
+    return cache(lambda architecture: make_oracle(architecture, tmp_path_factory.mktemp(architecture)))
+
+
+@pytest.fixture(scope="module")
+def oracle(oracle_of: OracleOf) -> Oracle:
+    return oracle_of("llama")
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
@@ -137,6 +150,50 @@ def test_the_base_model_hits_activated_adapters_blocks_before_the_invocation(ora
     assert base["base", 0].num_cached_tokens == 32
     alone = run(oracle.engine()[0], [greedy("base", oracle.prompts["in_block"], NUM_TOKENS)])
     assert base["base", 0].token_ids == alone["base", 0].token_ids
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5"])
+@pytest.mark.parametrize("num_rows", [1024, 33])
+def test_activated_adapters_on_recurrent_layers_equal_peft(
+    oracle_of: OracleOf, architecture: str, num_rows: int
+) -> None:
+    oracle = oracle_of(architecture)
+    engine, digests = oracle.engine(max_num_batched_tokens=num_rows)
+    assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
+    answers = run(engine, oracle.requests(digests, "again-"))
+    assert not wrong_answers(oracle, answers, "again-")
+    for name, num_tokens in cached_tokens(oracle).items():  # more where another prompt saved a later state
+        assert answers[f"again-{name}", 0].num_cached_tokens >= num_tokens
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5"])
+@pytest.mark.parametrize("name", sorted(PLACES))
+def test_activated_adapters_continue_from_the_base_models_state_before_the_invocation(
+    oracle_of: OracleOf, architecture: str, name: str
+) -> None:
+    oracle = oracle_of(architecture)
+    engine, digests = oracle.engine()
+    prompt, start = oracle.prompts[name], PLACES[name][1]
+    run(engine, [greedy("base", [*prompt[:start], *range(UNCERTAIN_TOKENS)], 1)])
+    first, again = (run(engine, [request]) for request in _twice(oracle, digests, name))
+    of_base = start // 16 * 16
+    assert first[f"first-{name}", 0].num_cached_tokens == of_base
+    assert again[f"again-{name}", 0].num_cached_tokens == max(cached_tokens(oracle)[name], of_base)
+    for answers, prefix in ((first, "first-"), (again, "again-")):
+        assert differs(oracle.references[name], answers[f"{prefix}{name}", 0]) is None
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5"])
+def test_the_base_model_continues_from_activated_adapters_states_before_the_invocation_alone(
+    oracle_of: OracleOf, architecture: str
+) -> None:
+    oracle = oracle_of(architecture)
+    engine, digests = oracle.engine(max_num_batched_tokens=40)  # the first step ends after the invocation's start
+    prompt = oracle.prompts["in_block"]
+    run(engine, [greedy("activated", prompt, 1, digests["in_block"])])
+    base = run(engine, [greedy("base", prompt, NUM_TOKENS)])["base", 0]
+    assert base.num_cached_tokens == 32
+    assert base.token_ids == run(oracle.engine()[0], [greedy("base", prompt, NUM_TOKENS)])["base", 0].token_ids
 
 
 def test_plain_adapters_do_not_hit_activated_adapters_blocks(oracle: Oracle) -> None:

@@ -16,10 +16,10 @@ from tests.support.peft_oracle import (
     run_all,
     with_rounded_base,
 )
-from tests.support.tiny_adapters import adapter_configs, table_configs
+from tests.support.tiny_adapters import adapter_configs, table_configs, with_names_of
 from tests.support.tiny_models import save_tiny_model
 
-ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite")
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "lfm2", "qwen3_5")
 """qwen3 and the two Gemmas tie `lm_head` to the embedding. The Gemmas' embedding scales its output; Granite scales it
 outside the embedding, and its logits."""
 TIED = ("qwen3", "gemma2", "gemma3")
@@ -28,7 +28,7 @@ TIED = ("qwen3", "gemma2", "gemma3")
 def make_oracle(architecture: str, folder: Path) -> Oracle:
     model = save_tiny_model(architecture, folder / "model")
     assert model.config.tie_word_embeddings == (architecture in TIED)
-    configs = table_configs(is_tied=architecture in TIED)
+    configs = with_names_of(model, table_configs(is_tied=architecture in TIED))
     return oracle_of_saved(
         model, folder, lambda model: configs | {name: adapter_configs(model)[name] for name in ("rank1", "head8")}
     )

@@ -19,10 +19,10 @@ from tests.support.peft_oracle import (
     run_all,
     with_rounded_base,
 )
-from tests.support.tiny_adapters import adapter_configs, reference_answers, save_adapters, token_configs
+from tests.support.tiny_adapters import adapter_configs, reference_answers, save_adapters, token_configs, with_names_of
 from tests.support.tiny_models import save_tiny_model
 
-ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite")
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "lfm2", "qwen3_5")
 """qwen3 and the two Gemmas tie `lm_head` to the embedding. The Gemmas' embedding scales its output; Granite scales it
 outside the embedding."""
 TWO_TABLES = "qwen3 with two tables"
@@ -36,7 +36,7 @@ def make_oracle(architecture: str, folder: Path) -> Oracle:
         model = save_tiny_model(architecture, folder / "model")
     is_tied = model.config.tie_word_embeddings
     assert is_tied == (architecture in TIED)
-    configs = token_configs(is_tied=is_tied)
+    configs = with_names_of(model, token_configs(is_tied=is_tied))
     adapters = save_adapters(model, folder / "adapters", configs | {"rank1": adapter_configs(model)["rank1"]})
     rng = random.Random(0)
     trained = [5, 250, 17, 9, 4, 77, 200, 100, 2, *range(21, 61, 4)]

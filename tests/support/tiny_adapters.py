@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
+NAMES_IN_LFM2 = {"o_proj": "out_proj", "up_proj": "w3", "down_proj": "w2"}
 _RECURRENT = ["in_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
 _OTHER_MLPS = ["w1", "w2", "w3", "input_linear", "output_linear"]
 ALL_LINEAR = [
@@ -131,6 +132,15 @@ def table_configs(*, is_tied: bool) -> dict[str, LoraConfig]:
             r=5, target_modules=["embed_tokens", "up_proj"], modules_to_save=["lm_head"]
         ),
     }
+
+
+def with_names_of(model: PreTrainedModel, configs: dict[str, LoraConfig]) -> dict[str, LoraConfig]:
+    """The configs with the model's own names of linears, which are others in LFM2."""
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    for config in configs.values():
+        assert isinstance(config.target_modules, set)
+        config.target_modules = {name if name in names else NAMES_IN_LFM2[name] for name in config.target_modules}
+    return configs
 
 
 def dora_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
