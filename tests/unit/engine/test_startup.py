@@ -26,9 +26,9 @@ from loraserve.engine.request import (
 )
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
-from tests.support.engines import make_engine, run, to_pool
+from tests.support.engines import greedy, make_engine, run, to_pool
 from tests.support.host_accelerator import HostAccelerator
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import RECURRENT, random_model, save_model, save_tiny_model
 
 MIB = 1 << 20
 DEMO = Path(demo.__file__).parent / "model"
@@ -333,6 +333,72 @@ def test_speculative_decoding_needs_a_backend_that_computes_extra_rows_for_free(
         EngineStartError, match="is 3, but speculative decoding is not available for this model in float16"
     ):
         start_demo(tmp_path / "float16", {}, backend="cpu", dtype="float16", num_speculative_tokens=3)
+
+
+def start_saved(folder: Path, **options: object) -> EngineParts:
+    """For a tiny model that is saved there."""
+    settings: dict[str, object] = {"kv_cache_memory_bytes": 4 * MIB, "adapter_memory_bytes": 4 * MIB, "num_threads": 1}
+    return start(EngineConfig(str(folder), tokenizer=str(folder / "tokenizer"), **settings | options), lambda *_: None)
+
+
+def test_drafts_are_refused_for_a_model_with_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model("lfm2", tmp_path)
+    assert start_saved(tmp_path, backend="cpu").description.num_speculative_tokens == 0
+    monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(
+        EngineStartError,
+        match=r"--num-speculative-tokens is 4, but .* is not available for this model in .*: omit the flag",
+    ):
+        start_saved(tmp_path, backend="cpu", num_speculative_tokens=4)
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3_5", "granite_hybrid"])
+def test_recurrent_layers_are_refused_on_a_gpu_before_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    save_tiny_model(architecture, tmp_path)
+    monkeypatch.setattr(startup.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(startup.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
+    monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(
+        EngineStartError, match="models with recurrent layers run on CPUs alone: start with --device cpu"
+    ):
+        start_saved(tmp_path, device="cuda", backend="reference", dtype="float32")
+
+
+def test_a_model_with_recurrent_layers_alone_is_refused(tmp_path: Path) -> None:
+    config = RECURRENT["lfm2"]()
+    config.layer_types = ["conv"] * config.num_hidden_layers
+    save_model(random_model(config), tmp_path)
+    with pytest.raises(EngineStartError, match="all of its layers are recurrent; at least one must be attention"):
+        start_saved(tmp_path)
+
+
+def test_sequences_are_limited_to_the_recurrent_states_that_fit(tmp_path: Path) -> None:
+    save_tiny_model("qwen3_5", tmp_path)
+    parts = start_saved(tmp_path, kv_cache_memory_bytes=200_000, max_num_seqs=100)
+    state_bytes = sum(state[0].nbytes for state in parts.runner._states)
+    most = 100_000 // state_bytes
+    assert {len(state) for state in parts.runner._states} == {most}
+    assert parts.num_state_slots == most
+    assert 1 < parts.description.max_num_seqs < min(most, 100)
+    note = f"max_num_seqs lowered from 100 to {parts.description.max_num_seqs}: each sequence has a recurrent state of "
+    assert [each for each in parts.description.notes if each.startswith(note)] == [
+        f"{note}{state_bytes} bytes (--kv-cache-memory-bytes)"
+    ]
+
+
+def test_an_engine_runs_no_more_sequences_than_have_recurrent_states(tmp_path: Path) -> None:
+    save_tiny_model("qwen3_5", tmp_path)
+    engine = make_engine(tmp_path, kv_cache_memory_bytes=100_000, max_num_seqs=100, block_size=8)
+    most = engine.describe().max_num_seqs
+    for i in range(most + 3):
+        engine.add_request(greedy(f"r{i}", [i], 5))
+    engine.step()
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting) == (most, 3)
+    assert len(run(engine)) == most + 3
 
 
 def tokenizer_with_gaps(folder: Path, missing: set[int]) -> Path:
