@@ -143,3 +143,56 @@ def test_a_cache_without_room_for_one_state_is_refused() -> None:
     assert plan(kv_cache_bytes=20_000, state_bytes=10_000).max_num_seqs == 1
     with pytest.raises(EngineStartError, match=r"half of a KV cache of 19999 bytes does not hold .* of 10000 bytes"):
         plan(kv_cache_bytes=19_999, state_bytes=10_000)
+
+
+def test_saved_states_give_way_to_the_requested_length() -> None:
+    """Here 20 states, half of the cache, would leave 200 blocks of 16 tokens."""
+    sizes = {"kv_cache_bytes": 400_000, "state_bytes": 10_000, "model_max_len": 100_000}
+    assert plan(**sizes, max_num_seqs=1).num_state_slots == 20
+    assert plan(**sizes, max_num_seqs=1).max_model_len == 200 * 16
+    assert plan(**sizes, max_num_seqs=1, requested_max_len=200 * 16).num_state_slots == 20
+    longer = plan(**sizes, max_num_seqs=1, requested_max_len=200 * 16 + 1)
+    assert (longer.num_state_slots, longer.num_blocks, longer.max_model_len) == (19, 210, 200 * 16 + 1)
+    assert longer.notes == ()
+    longest = plan(**sizes, max_num_seqs=1, requested_max_len=390 * 16)
+    assert (longest.num_state_slots, longest.num_blocks, longest.max_model_len) == (1, 390, 390 * 16)
+    assert longest.notes == ()
+
+
+def test_states_of_sequences_do_not_give_way_to_the_requested_length() -> None:
+    chosen = plan(
+        kv_cache_bytes=400_000, state_bytes=10_000, model_max_len=100_000, max_num_seqs=8, requested_max_len=390 * 16
+    )
+    assert (chosen.num_state_slots, chosen.max_num_seqs, chosen.num_blocks) == (8, 8, 320)
+    assert "max_model_len lowered from 6240 to 5120" in chosen.notes[0]
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    kv=st.integers(0, 1 << 24),
+    block=st.integers(1, 1 << 16),
+    state=st.integers(1, 1 << 20),
+    seqs=st.integers(1, 300),
+    length=st.none() | st.integers(1, 5000),
+    saves=st.booleans(),
+)
+def test_a_plan_with_states_fits_and_has_one_for_each_sequence(
+    kv: int, block: int, state: int, seqs: int, length: int | None, saves: bool
+) -> None:
+    try:
+        chosen = plan(
+            block_bytes=block,
+            kv_cache_bytes=kv,
+            state_bytes=state,
+            max_num_seqs=seqs,
+            requested_max_len=length,
+            model_max_len=5000,
+            saves_states=saves,
+        )
+    except EngineStartError:
+        return
+    assert chosen.num_blocks * block + chosen.num_state_slots * state <= kv
+    assert 1 <= chosen.max_num_seqs <= min(seqs, chosen.num_state_slots)
+    assert saves or chosen.num_state_slots == chosen.max_num_seqs
+    if length is not None and chosen.max_model_len < length:
+        assert chosen.num_state_slots == chosen.max_num_seqs, "saved states are where keys and values could be"
