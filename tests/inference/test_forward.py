@@ -7,7 +7,7 @@ import pytest
 import torch
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.choose_backend import choose_backend
-from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.cpu_backend import MAX_ROWS_WITHOUT_OPENMP, CpuBackend
 from loraserve_kernels.cpu_threads import num_threads
 from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.step_batch import StepBatch
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.embedding import PackedEmbedding
-from loraserve.models.forward import MAX_ROWS_ON_ONE_THREAD, DirectForward, TransformersForward
+from loraserve.models.forward import DirectForward, TransformersForward
 from loraserve.models.fused_layer import FusedLayers
 from tests.support.engines import greedy, make_engine, run
 from tests.support.tiny_models import save_tiny_model, tiny_model
@@ -146,8 +146,8 @@ def test_torch_uses_one_thread_in_small_steps_if_our_ops_compute_everything_larg
         return compute(self, batch)
 
     monkeypatch.setattr(TransformersForward, "_compute", note_threads)
-    for num_rows in (MAX_ROWS_ON_ONE_THREAD, MAX_ROWS_ON_ONE_THREAD + 1):
+    for num_rows in (MAX_ROWS_WITHOUT_OPENMP, MAX_ROWS_WITHOUT_OPENMP + 1):
         run(engine, [greedy("r", [num_rows % 100] * num_rows, 2)])
     small = (1, 3) if backend_name == "cpu" else (3, 3)
-    assert used == {1: small, MAX_ROWS_ON_ONE_THREAD: small, MAX_ROWS_ON_ONE_THREAD + 1: (3, 3)}
+    assert used == {1: small, MAX_ROWS_WITHOUT_OPENMP: small, MAX_ROWS_WITHOUT_OPENMP + 1: (3, 3)}
     assert torch.get_num_threads() == 3

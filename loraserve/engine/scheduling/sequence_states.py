@@ -113,7 +113,7 @@ class SequenceStates:
             block = sequence.block_hashes[num_blocks - 1]
             self._pool.save(block, slot)
             if num_blocks * self._block_size > sequence.num_prompt_tokens:
-                if sequence.last_output_block not in (None, block):
+                if sequence.last_output_block is not None:
                     self._pool.forget(sequence.last_output_block)
                 sequence.last_output_block = block
         sequence.states_to_save = []
