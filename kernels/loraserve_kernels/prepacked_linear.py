@@ -55,8 +55,9 @@ class PrepackedLinear:
     may free the weight. Otherwise the layer keeps a reference to the weight.
 
     If packed, a row's result does not depend on the number of rows, except in bfloat16 with AMX. Without AMX, oneDNN
-    sums a lone row in another order for K above 1,024 (2 to 1,024 rows gave equal bits at every shape tried), so if a
-    probe shows this, a lone row is computed as two, which takes 0 to 20 % longer.
+    sums a lone row in another order for some shapes and CPUs (2 to 1,024 rows gave equal bits at every shape tried), so
+    a lone row is then computed as two, which takes 0 to 20 % longer: in float32 if a probe shows a difference, in
+    bfloat16 always, because rounding hides nearly all of them.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -66,7 +67,8 @@ class PrepackedLinear:
         self.bias = bias
         self.is_packed = can_prepack(weight)
         self.weight = pack(weight) if self.is_packed else weight.detach()
-        self.pads_lone_row = self.is_packed and not self._lone_row_is_invariant()
+        is_rounded = weight.dtype == torch.bfloat16
+        self.pads_lone_row = self.is_packed and (is_rounded or not self._lone_row_is_invariant())
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K], rows may be strided -> [..., N], dense."""
