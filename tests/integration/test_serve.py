@@ -462,7 +462,10 @@ def test_optional_tool_calls_require_a_parser(tmp_path: Path, flags: tuple[str, 
         assert answer.json()["usage"]["prompt_tokens"] == len("addhello")
     else:
         assert answer.status_code == 400
-        assert "--tool-call-parser {hermes,llama3_json,mistral,openai}" in answer.json()["error"]["message"]
+        assert (
+            "--tool-call-parser {hermes,llama3_json,mistral,qwen3_coder,lfm2,openai}"
+            in answer.json()["error"]["message"]
+        )
 
 
 def _send(server: Server, data: bytes) -> bytes:
