@@ -1,7 +1,6 @@
 """The interface that every backend implements: reference (plain torch), CPU (C) and GPU (Triton)."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -78,13 +77,6 @@ class Backend(SamplesOnHost, RecurrentOps, Protocol):
 
     def decoder_model(self, parts: DecoderModelParts) -> DecoderModel | None:
         """Everything from token ids to logits and the greedy choice as one op; None if that is no faster."""
-        ...
-
-    def threads_of_step(self, num_rows: int, dtype: torch.dtype) -> AbstractContextManager[None]:
-        """In the block: which threads ops, and torch's operations between them, use in a step computed op by op.
-
-        num_rows: of the step. dtype: of its linears, which are this backend's. Not to be nested.
-        """
         ...
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:

@@ -1,7 +1,6 @@
 """The ops in C on CPU, in float32 and bfloat16; the reference backend serves other dtypes (float16, float8 caches)."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from ctypes import addressof, c_double, c_int64
 
 import torch
@@ -17,7 +16,6 @@ from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, CpuDecoderLayer
 from loraserve_kernels.cpu_decoder_model import CpuDecoderModel
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.cpu_recurrent_ops import CpuRecurrentOps
-from loraserve_kernels.cpu_threads import num_threads, torch_on_one_thread
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw, check_draws, pack_draws
@@ -40,12 +38,9 @@ from loraserve_kernels.score import Score, ScoreQuery, check_score_queries, pack
 from loraserve_kernels.silu_mul import check_silu_mul
 from loraserve_kernels.step_batch import Segments, StepBatch
 
-MAX_ROWS_WITHOUT_OPENMP = 128
-"""In steps of more rows, torch's operations between our ops are worth OpenMP's threads."""
-
 
 class CpuBackend(CpuRecurrentOps):
-    """Implements `Backend` with the C functions of a `CpuLibrary`, on `num_threads()` threads.
+    """Implements `Backend` with the C functions of a `CpuLibrary`, on `torch.get_num_threads()` threads.
 
     A row's result of `lora_add`, `paged_attention`, `rms_norm`, `silu_mul` and the recurrent ops is the same, bit for
     bit, whatever other rows are in the batch and however a prompt is chunked.
@@ -85,7 +80,7 @@ class CpuBackend(CpuRecurrentOps):
         rounded = rounded_like(weight, out)
         sizes = dense.numel() // max(depth, 1), depth
         weight_format = QUANTIZED_FORMATS[quantization]
-        self._c.round_weight(rounded.data_ptr(), dense.data_ptr(), *sizes, weight_format, code, num_threads())
+        self._c.round_weight(rounded.data_ptr(), dense.data_ptr(), *sizes, weight_format, code, torch.get_num_threads())
         return rounded
 
     def four_bit_linear(self, weight: FourBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
@@ -104,7 +99,7 @@ class CpuBackend(CpuRecurrentOps):
         order = None if weight.order is None else weight.order.data_ptr()
         pointers = out.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros, order
         weight_format = QUANTIZED_FORMATS[weight.quantization]
-        self._c.dequantize_four_bits(*pointers, *weight.shape, weight_format, code, num_threads())
+        self._c.dequantize_four_bits(*pointers, *weight.shape, weight_format, code, torch.get_num_threads())
         return out
 
     def packs(self, dtype: torch.dtype) -> bool:
@@ -151,16 +146,6 @@ class CpuBackend(CpuRecurrentOps):
             return None
         return CpuDecoderModel(parts, layers, head, self.library)
 
-    def threads_of_step(self, num_rows: int, dtype: torch.dtype) -> AbstractContextManager[None]:
-        """See `Backend.threads_of_step`."""
-        # OpenMP's threads, which torch uses too, wait for each other. With one other busy process on two Xeon cores, a
-        # step of 16 sequences and 33 linears took 330 ms that way: 8 ms per linear, a time slice.
-        if not self.packs(dtype):
-            return nullcontext()
-        is_small = num_rows <= MAX_ROWS_WITHOUT_OPENMP
-        self._c.use_kept_threads(int(is_small))
-        return torch_on_one_thread() if is_small else nullcontext()
-
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""
         check_lora_add(y, x, group, table, segments)
@@ -171,7 +156,7 @@ class CpuBackend(CpuRecurrentOps):
             self._reference.lora_add(y, x, group, table, segments)
             return
         rows = y.data_ptr(), y.stride(0), x.data_ptr(), x.stride(0), x.shape[0]
-        self._c.lora_add(*rows, *self._adapters(group, table, segments), code, num_threads())
+        self._c.lora_add(*rows, *self._adapters(group, table, segments), code, torch.get_num_threads())
         if table.num_biased:
             lora_bias_add(y, group, table, segments)
 
@@ -193,7 +178,7 @@ class CpuBackend(CpuRecurrentOps):
             self._reference.lora_embed(y, token_ids, embed_scale, group, table, segments)
             return
         rows = y.data_ptr(), y.stride(0), token_ids.data_ptr(), embed_scale, y.shape[0]
-        self._c.lora_embed(*rows, *self._adapters(group, table, segments), code, num_threads())
+        self._c.lora_embed(*rows, *self._adapters(group, table, segments), code, torch.get_num_threads())
 
     def _adapters(self, group: LoraGroup, table: AdapterTable, segments: Segments) -> tuple[int, int, int, int, int]:
         """For C: addresses of the group, the table, the segments' starts and their slots; the number of segments."""
@@ -222,7 +207,7 @@ class CpuBackend(CpuRecurrentOps):
             k.shape[0],
             *k_cache.shape,
             code,
-            num_threads(),
+            torch.get_num_threads(),
         )
 
     def rotary_kv_write(
@@ -263,7 +248,7 @@ class CpuBackend(CpuRecurrentOps):
             head_dim,
             cos.shape[1],
         )
-        self._c.rotary_kv_write(addressof(problem), code, num_threads())
+        self._c.rotary_kv_write(addressof(problem), code, torch.get_num_threads())
 
     def paged_attention(
         self,
@@ -320,7 +305,7 @@ class CpuBackend(CpuRecurrentOps):
             scaling,
             softcap or 0.0,
         )
-        self._c.paged_attention(addressof(problem), q.shape[0], max_blocks, code, num_threads())
+        self._c.paged_attention(addressof(problem), q.shape[0], max_blocks, code, torch.get_num_threads())
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -345,7 +330,7 @@ class CpuBackend(CpuRecurrentOps):
             x.shape[-1],
             eps,
             code,
-            num_threads(),
+            torch.get_num_threads(),
         )
         return out
 
@@ -371,7 +356,7 @@ class CpuBackend(CpuRecurrentOps):
             up.stride(0),
             *gate.shape,
             code,
-            num_threads(),
+            torch.get_num_threads(),
         )
         return out
 
@@ -385,7 +370,7 @@ class CpuBackend(CpuRecurrentOps):
         num_rows = logits.shape[0]
         found = (c_int64 * num_rows)()
         self._c.argmax(
-            addressof(found), logits.data_ptr(), logits.stride(0), num_rows, num_columns, code, num_threads()
+            addressof(found), logits.data_ptr(), logits.stride(0), num_rows, num_columns, code, torch.get_num_threads()
         )
         return best_tokens(found)
 
@@ -405,7 +390,7 @@ class CpuBackend(CpuRecurrentOps):
             logits.stride(0),
             num_columns,
             DTYPE_CODES[logits.dtype],
-            num_threads(),
+            torch.get_num_threads(),
         )
         return list(chosen)
 
@@ -425,7 +410,7 @@ class CpuBackend(CpuRecurrentOps):
             logits.stride(0),
             num_columns,
             DTYPE_CODES[logits.dtype],
-            num_threads(),
+            torch.get_num_threads(),
         )
         return list(chosen)
 
@@ -447,6 +432,6 @@ class CpuBackend(CpuRecurrentOps):
             logits.stride(0),
             num_columns,
             DTYPE_CODES[logits.dtype],
-            num_threads(),
+            torch.get_num_threads(),
         )
         return read_scores(starts, list(numbers), list(logprobs))

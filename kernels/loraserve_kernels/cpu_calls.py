@@ -316,7 +316,6 @@ SIGNATURES = {
     "rotary_kv_write": [c_void_p, c_int, c_int],
     "rms_norm": [c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_int, c_int],
     "linear_rowmajor": [*POINTER_STRIDE * 2, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int, c_int],
-    "use_kept_threads": [c_int],
     "argmax": [c_void_p, *POINTER_STRIDE, c_int64, c_int64, c_int, c_int],
     "draw": [c_void_p, c_void_p, c_int64, *POINTER_STRIDE, c_int64, c_int, c_int],
     "edited_draw": [c_void_p, c_void_p, c_int64, *POINTER_STRIDE, c_int64, c_int, c_int],

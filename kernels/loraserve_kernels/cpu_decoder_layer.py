@@ -12,7 +12,6 @@ from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import mismatch, require_dense, require_like, require_rows
 from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderLayerStruct, LayerStepStruct
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.cpu_threads import num_threads
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Norm
 from loraserve_kernels.lora_add import check_segments
 from loraserve_kernels.packed_linear import PackedLinear
@@ -171,7 +170,7 @@ class CpuDecoderLayers:
             x.data_ptr(),
             out.data_ptr(),
             DTYPE_CODES[shape.dtype],
-            num_threads(),
+            torch.get_num_threads(),
         )
         return out
 

@@ -13,7 +13,6 @@ from loraserve_kernels.checks import mismatch, require_dense
 from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderModelStruct, ModelStepStruct
 from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayers, may_have_biases, step_struct
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.cpu_threads import num_threads
 from loraserve_kernels.decoder_model import DecoderModelParts, ModelOutput
 from loraserve_kernels.draw import check_draws, pack_draws
 from loraserve_kernels.lora_add import check_segments
@@ -89,7 +88,7 @@ class CpuDecoderModel:
             len(draws),
             addressof(drawn),
             DTYPE_CODES[shape.dtype],
-            num_threads(),
+            torch.get_num_threads(),
         )
         return ModelOutput(self._logits, best_tokens(self._best), list(drawn))
 

@@ -16,7 +16,6 @@ from loraserve_kernels.cpu_calls import (
     SequencesStruct,
 )
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.cpu_threads import num_threads
 from loraserve_kernels.gated_delta_rule import check_gated_delta_rule
 from loraserve_kernels.recurrent_ops import ReferenceRecurrentOps
 from loraserve_kernels.selective_scan import check_selective_scan
@@ -24,7 +23,7 @@ from loraserve_kernels.step_batch import StepBatch
 
 
 class CpuRecurrentOps(ReferenceRecurrentOps):
-    """On `num_threads()` threads. If a slot or a row does not exist, nothing is written; rows that belong to
+    """On `torch.get_num_threads()` threads. If a slot or a row does not exist, nothing is written; rows that belong to
     no sequence are left undefined."""
 
     def __init__(self, library: CpuLibrary) -> None:
@@ -53,7 +52,7 @@ class CpuRecurrentOps(ReferenceRecurrentOps):
             silu,
             _sequences(batch, x, state),
         )
-        self._c.causal_conv(addressof(problem), code, num_threads())
+        self._c.causal_conv(addressof(problem), code, torch.get_num_threads())
         return out
 
     def gated_delta_rule(
@@ -93,7 +92,7 @@ class CpuRecurrentOps(ReferenceRecurrentOps):
             normalize,
             _sequences(batch, v, state),
         )
-        self._c.gated_delta_rule(addressof(problem), code, num_threads())
+        self._c.gated_delta_rule(addressof(problem), code, torch.get_num_threads())
         return out
 
     def selective_scan(
@@ -140,7 +139,7 @@ class CpuRecurrentOps(ReferenceRecurrentOps):
             *dt_limit,
             _sequences(batch, x, state),
         )
-        self._c.selective_scan(addressof(problem), code, num_threads())
+        self._c.selective_scan(addressof(problem), code, torch.get_num_threads())
         return out
 
 

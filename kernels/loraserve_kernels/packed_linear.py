@@ -8,7 +8,6 @@ from torch import Tensor
 from loraserve_kernels.checks import mismatch, require_dense
 from loraserve_kernels.cpu_calls import COMPRESSED, DTYPE_CODES, PLAIN, QUANTIZED_FORMATS, PackedLinearStruct
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.cpu_threads import num_threads
 from loraserve_kernels.four_bit_weight import FourBitWeight
 from loraserve_kernels.prepacked_linear import check_linear
 from loraserve_kernels.quantization import Quantization
@@ -61,7 +60,7 @@ class PackedLinear:
         weight_format = QUANTIZED_FORMATS[quantization]
         sizes = *dense.shape, weight_format, self._code
         weight = torch.empty(self._c.quantized_weight_bytes(*sizes), dtype=torch.uint8)
-        self._c.quantize_weight(weight.data_ptr(), dense.data_ptr(), *sizes, num_threads())
+        self._c.quantize_weight(weight.data_ptr(), dense.data_ptr(), *sizes, torch.get_num_threads())
         return weight, weight_format
 
     def _as_stored(self, weight: FourBitWeight) -> tuple[Tensor, int]:
@@ -72,19 +71,19 @@ class PackedLinear:
         zeros = None if weight.zeros is None else weight.zeros.data_ptr()
         order = None if weight.order is None else weight.order.data_ptr()
         pointers = packed.data_ptr(), weight.codes.data_ptr(), weight.scales.data_ptr(), zeros, order
-        self._c.pack_four_bits(*pointers, *weight.shape, weight_format, num_threads())
+        self._c.pack_four_bits(*pointers, *weight.shape, weight_format, torch.get_num_threads())
         return packed, weight_format
 
     def _packed(self, dense: Tensor) -> tuple[Tensor, int]:
         """(packed weight, its format), compressed if that is worthwhile."""
-        shape, count = dense.shape, num_threads()
+        shape, num_threads = dense.shape, torch.get_num_threads()
         packed = torch.empty(self._c.packed_weight_bytes(*shape, self._code), dtype=torch.uint8)
-        self._c.pack_weight(packed.data_ptr(), dense.data_ptr(), *shape, self._code, count)
-        size_bytes = self._c.compressed_weight_bytes(packed.data_ptr(), *shape, self._code, count)
+        self._c.pack_weight(packed.data_ptr(), dense.data_ptr(), *shape, self._code, num_threads)
+        size_bytes = self._c.compressed_weight_bytes(packed.data_ptr(), *shape, self._code, num_threads)
         if size_bytes == 0:
             return packed, PLAIN
         compressed = torch.empty(size_bytes, dtype=torch.uint8)
-        self._c.compress_weight(compressed.data_ptr(), packed.data_ptr(), *shape, count)
+        self._c.compress_weight(compressed.data_ptr(), packed.data_ptr(), *shape, num_threads)
         return compressed, COMPRESSED
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -92,7 +91,7 @@ class PackedLinear:
         require_dense("indices", indices, torch.int64)
         rows = torch.empty((*indices.shape, self.in_features), dtype=self.dtype)
         self._c.packed_rows(
-            self._address, rows.data_ptr(), indices.data_ptr(), indices.numel(), self._code, num_threads()
+            self._address, rows.data_ptr(), indices.data_ptr(), indices.numel(), self._code, torch.get_num_threads()
         )
         return rows if self.order is None else torch.empty_like(rows).index_copy_(-1, self.order.long(), rows)
 
@@ -112,7 +111,7 @@ class PackedLinear:
             rows.stride(0),
             rows.shape[0],
             self._code,
-            num_threads(),
+            torch.get_num_threads(),
         )
         return y
 

@@ -29,7 +29,6 @@ from torch import Tensor
 from loraserve_kernels.checks import mismatch, require_like, require_rows
 from loraserve_kernels.cpu_calls import DTYPE_CODES
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.cpu_threads import num_threads
 
 PACKED_ROWS_HINT = 16
 """Row count that oneDNN is told to expect, that of decode batches. The packed layout works for any row count."""
@@ -171,7 +170,7 @@ class RowMajorLinear:
             *self.weight.shape,
             None if self.bias is None else self.bias.data_ptr(),
             self._code,
-            num_threads(),
+            torch.get_num_threads(),
         )
 
     def rows(self, indices: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Every op in plain torch with float32 arithmetic, on any device and in any floating dtype."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -78,10 +77,6 @@ class ReferenceBackend(ReferenceSampling, ReferenceRecurrentOps):
 
     def decoder_model(self, parts: DecoderModelParts) -> None:
         """See `Backend.decoder_model`."""
-
-    def threads_of_step(self, num_rows: int, dtype: torch.dtype) -> AbstractContextManager[None]:
-        """See `Backend.threads_of_step`: torch's for all."""
-        return nullcontext()
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""

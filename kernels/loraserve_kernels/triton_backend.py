@@ -1,7 +1,6 @@
 """The ops in Triton, for NVIDIA GPUs; on a CPU only in Triton's interpreter, for tests."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from operator import is_not
 
 import torch
@@ -98,10 +97,6 @@ class TritonBackend(ReferenceSampling, ReferenceRecurrentOps):
 
     def decoder_model(self, parts: DecoderModelParts) -> None:
         """See `Backend.decoder_model`."""
-
-    def threads_of_step(self, num_rows: int, dtype: torch.dtype) -> AbstractContextManager[None]:
-        """See `Backend.threads_of_step`: torch's for all."""
-        return nullcontext()
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`. Biases are added before the only rounding, whatever `table.num_biased` is."""

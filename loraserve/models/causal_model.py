@@ -73,7 +73,7 @@ class CausalModel:
         bits if they can. available_bytes: for those that cannot; None = enough. Raises `ModelRefusedError`."""
         self._model = model
         self._context = ForwardContext(backend)
-        self._forward: Forward = TransformersForward(model, backend)
+        self._forward: Forward = TransformersForward(model)
         self._stored = stored_parameters(model, stored)
         """Stored parameters that are not packed yet."""
         with rounded_while_computing(self._stored.values(), backend):

@@ -7,7 +7,6 @@ Calls from Python around the layers, if the model is not one op as a whole, take
 from collections.abc import Callable, Sequence
 
 import torch
-from loraserve_kernels.backend import Backend
 from loraserve_kernels.decoder_layer import Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts, ModelOutput
 from loraserve_kernels.step_batch import StepBatch
@@ -29,19 +28,11 @@ _MODEL_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 class TransformersForward:
     """`Forward` for any model."""
 
-    def __init__(self, model: PreTrainedModel, backend: Backend | None = None) -> None:
-        """backend: whose linears the model has by the time of the first call; None = its own."""
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._backend = backend
 
     @torch.inference_mode()
     def __call__(self, batch: StepBatch) -> ModelOutput:
-        if self._backend is None:
-            return self._compute(batch)
-        with self._backend.threads_of_step(batch.token_ids.shape[0], self._model.dtype):
-            return self._compute(batch)
-
-    def _compute(self, batch: StepBatch) -> ModelOutput:
         if batch.pooled_rows is None:
             return ModelOutput(self._logits(batch))
         hidden: list[Tensor] = []  # each [T, hidden_size]; the last is from the model without its head

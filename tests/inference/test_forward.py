@@ -1,16 +1,10 @@
 """A model with fused layers runs without transformers' own forward, but only if that gives the same bits."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.choose_backend import choose_backend
-from loraserve_kernels.cpu_backend import MAX_ROWS_WITHOUT_OPENMP, CpuBackend
-from loraserve_kernels.cpu_threads import num_threads
-from loraserve_kernels.decoder_model import ModelOutput
-from loraserve_kernels.step_batch import StepBatch
+from loraserve_kernels.cpu_backend import CpuBackend
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,8 +12,7 @@ from loraserve.models.causal_model import CausalModel
 from loraserve.models.embedding import PackedEmbedding
 from loraserve.models.forward import DirectForward, TransformersForward
 from loraserve.models.fused_layer import FusedLayers
-from tests.support.engines import greedy, make_engine, run
-from tests.support.tiny_models import save_tiny_model, tiny_model
+from tests.support.tiny_models import tiny_model
 
 MAX_MODEL_LEN = 128
 
@@ -121,33 +114,3 @@ def test_models_with_arithmetic_outside_their_modules_keep_transformers_forward(
     else:
         monkeypatch.setattr(model.model, "forward", scaled_embedding)
     assert isinstance(prepared(model, backend)._forward, TransformersForward)
-
-
-@pytest.fixture
-def _own_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("backend_name", ["cpu", "reference"])
-@pytest.mark.usefixtures("backend", "_own_threads")
-def test_torch_uses_one_thread_in_small_steps_if_our_ops_compute_everything_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend_name: str
-) -> None:
-    """A model without the direct forward. With the reference backend, torch computes everything."""
-    save_tiny_model("lfm2", tmp_path)
-    engine = make_engine(tmp_path, backend=backend_name, num_threads=3)
-    used: dict[int, tuple[int, int]] = {}
-    compute = TransformersForward._compute
-
-    def note_threads(self: TransformersForward, batch: StepBatch) -> ModelOutput:
-        used[batch.token_ids.shape[0]] = torch.get_num_threads(), num_threads()
-        return compute(self, batch)
-
-    monkeypatch.setattr(TransformersForward, "_compute", note_threads)
-    for num_rows in (MAX_ROWS_WITHOUT_OPENMP, MAX_ROWS_WITHOUT_OPENMP + 1):
-        run(engine, [greedy("r", [num_rows % 100] * num_rows, 2)])
-    small = (1, 3) if backend_name == "cpu" else (3, 3)
-    assert used == {1: small, MAX_ROWS_WITHOUT_OPENMP: small, MAX_ROWS_WITHOUT_OPENMP + 1: (3, 3)}
-    assert torch.get_num_threads() == 3

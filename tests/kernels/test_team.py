@@ -162,35 +162,3 @@ def test_operations_soon_and_long_after_layers_give_the_same_bits(work, cpu, dty
         for _ in range(6):
             assert all(map(torch.equal, results(), expected))
             assert cpu.argmax(logits, 300_000) == best
-
-
-_COUNT_THREADS = """
-import os, torch
-from loraserve_kernels.cpu_backend import CpuBackend
-from loraserve_kernels.cpu_threads import num_threads
-from tests.support.cpu_libraries import native_library
-
-def count():
-    return len(os.listdir("/proc/self/task"))
-
-torch.set_num_threads(1)
-cpu, x = CpuBackend(native_library()), torch.randn(16, 512)
-linear, large = cpu.linear(torch.randn(512, 512), None, keep_weight=False), torch.randn(1000, 1000)
-torch.set_num_threads(2)
-start = count()
-with cpu.threads_of_step(16, torch.float32):
-    linear(x), large.exp()
-    assert torch.get_num_threads() == 1 and num_threads() == 2
-assert count() == start + 1, "one kept thread"
-with cpu.threads_of_step(1000, torch.float32):
-    large.exp()
-    assert torch.get_num_threads() == num_threads() == 2
-assert count() == start + 2, "one of OpenMP's"
-"""
-
-
-def test_a_small_step_computed_op_by_op_uses_none_of_openmps_threads(cpu_library):
-    """In a process of its own, which has neither kind of thread yet."""
-    if not Path("/proc/self/task").exists():
-        pytest.skip("threads are counted on Linux")
-    subprocess.run([sys.executable, "-c", _COUNT_THREADS], check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})

@@ -8,7 +8,6 @@
 
 #include "team.h"
 
-#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -287,13 +286,6 @@ static void call_threads(void)
 static bool have_all_left(const void *gate) { return __atomic_load_n((const int64_t *)gate, __ATOMIC_ACQUIRE) == 0; }
 
 static int num_beside = MAX_BESIDE; /* `run_beside` calls since the last `run_layers` */
-
-/* From now on, until the next `run_layers`, `run_beside` uses kept threads however often it is called, or never. */
-EXPORT int use_kept_threads(int always)
-{
-    __atomic_store_n(&num_beside, always ? INT_MIN / 2 : MAX_BESIDE, __ATOMIC_RELAXED);
-    return OK;
-}
 
 /* Shares for all pieces of work of this thread's current call; NULL if out of memory. */
 static struct share *zeroed_shares(int num_threads, int64_t num_pieces)

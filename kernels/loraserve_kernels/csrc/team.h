@@ -91,5 +91,5 @@ bool run_layers(int num_threads, int64_t num_pieces, void (*function)(struct tea
 
 /* run_team for a standalone operation. Among fused layers it uses the kept threads, because OpenMP's threads would
  * afterwards spin on the CPUs that the layers need. For models without fused layers it uses OpenMP's, as torch's
- * operations do, except in steps for which `use_kept_threads` says otherwise. */
+ * operations do. */
 bool run_beside(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);
