@@ -130,7 +130,9 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     form = majority_format(files.config, dtype, stored) or quantization  # determines the cost of drafts
     is_recurrent = loader.is_recurrent(files.config)
     if is_recurrent and device.type != "cpu":
-        raise EngineStartError("models with recurrent layers run on CPUs alone: start with --device cpu")
+        raise EngineStartError(
+            f"{config.model} has recurrent layers, which run on CPUs alone, not on {device}: start with --device cpu"
+        )
     num_draft_tokens = _num_speculative_tokens(config, files.config, backend, dtype, form, is_recurrent=is_recurrent)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)

@@ -80,6 +80,7 @@ class CausalModel:
             structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
         self._recurrent = structure.recurrent
+        self._context.state_specs = [state for spec in structure.recurrent for state in spec.states]
         quantizations = quantizations_of(model, structure, quantization, stored)
         self._dequantize_others(structure, quantizations, available_bytes)
         self.stored = {name: weight for name, weight in stored.items() if name in self._stored}
@@ -134,7 +135,7 @@ class CausalModel:
     @property
     def state_specs(self) -> list[StateSpec]:
         """Of recurrent layers; empty for a model without any."""
-        return [state for spec in self._recurrent for state in spec.states]
+        return self._context.state_specs
 
     def prepare(self, max_model_len: int, vocab_size: int, progress: Callable[[int, int], None]) -> None:
         """Freeze RoPE, prove paged batches right, then prepack linears one group at a time and prove that too.
@@ -145,8 +146,10 @@ class CausalModel:
         model, attention, context = self._model, self._attention, self._context
         freeze_rope(model, max_model_len)
         self_check.attach_layers(attention, context)
+        first_state = 0
         for spec in self._recurrent:
-            attach_recurrence(spec, context)
+            attach_recurrence(spec, first_state, context)
+            first_state += len(spec.states)
         has_experts = any(isinstance(spec, ExpertsSpec) for spec, _ in self._adaptable)
         num_probes = self_check.NUM_PROBES_OF_EXPERTS if has_experts else 1
         with rounded_while_computing(self._quantized_parameters, context.backend):

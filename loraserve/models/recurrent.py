@@ -168,10 +168,12 @@ def recorded_recurrence(model: PreTrainedModel) -> Iterator[list[RecurrentSpec]]
             del module.forward  # the class's
 
 
-def attach_recurrence(spec: RecurrentSpec, context: ForwardContext) -> None:
-    """Compute the module with our ops in a step, and as before outside of it; its states join the context's."""
-    first_state = next_state = len(context.state_specs)
-    context.state_specs += spec.states
+def attach_recurrence(spec: RecurrentSpec, first_state: int, context: ForwardContext) -> None:
+    """Compute the module with our ops in a step, and as before outside of it.
+
+    first_state: index of its first state in the context's.
+    """
+    next_state = first_state
 
     def packed(function: _Function, original: Callable[..., Any]) -> Callable[..., Any]:
         def compute(*args: Any, **kwargs: Any) -> Any:

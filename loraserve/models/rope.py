@@ -59,11 +59,11 @@ def is_half_width(module: nn.Module) -> bool:
 def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> None:
     """Replace every rotary embedding that depends on positions alone, if its table is not too large."""
     for name, module in list(model.named_modules()):
-        if not _depends_only_on_positions(module) or _num_factors(module) == 0:
+        if not _depends_only_on_positions(module) or (num_factors := _num_factors(module)) == 0:
             continue
         device = module.get_buffer("inv_freq").device
         max_bytes = MAX_TABLE_BYTES if device.type == "cpu" else MAX_GPU_TABLE_BYTES
-        if 2 * max_model_len * _num_factors(module) * dtype.itemsize <= max_bytes:
+        if 2 * max_model_len * num_factors * dtype.itemsize <= max_bytes:
             x = torch.empty(1, 1, 1, dtype=dtype, device=device)
             cos, sin = module(x, torch.arange(max_model_len, device=device)[None])
             table = RotaryTable(cos[0].contiguous(), sin[0].contiguous(), module)

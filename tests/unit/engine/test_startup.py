@@ -362,7 +362,7 @@ def test_recurrent_layers_are_refused_on_a_gpu_before_weights_are_loaded(
     monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
     monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
     with pytest.raises(
-        EngineStartError, match="models with recurrent layers run on CPUs alone: start with --device cpu"
+        EngineStartError, match=r"has recurrent layers, which run on CPUs alone, not on cuda.*: start with --device cpu"
     ):
         start_saved(tmp_path, device="cuda", backend="reference", dtype="float32")
 
