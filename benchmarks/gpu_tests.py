@@ -51,6 +51,7 @@ FILES = {
     "tests/kernels/test_gated_delta_rule.py": 1,
     "tests/kernels/test_selective_scan.py": 1,
     "tests/kernels/test_causal_conv.py": 1,
+    "tests/kernels/test_latent.py": 1,
     "tests/inference/test_gpu_sampler.py": 1,
     "tests/kernels/test_argmax.py": 1,
     "tests/kernels/test_linear_rows.py": 1,

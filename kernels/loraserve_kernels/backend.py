@@ -11,6 +11,7 @@ from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Dec
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.four_bit_weight import FourBitWeight
 from loraserve_kernels.host_sampling import SamplesOnHost
+from loraserve_kernels.latent_ops import LatentOps
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.quantization import Quantization
 from loraserve_kernels.recurrent_ops import RecurrentOps
@@ -21,7 +22,7 @@ class KernelTooLargeError(Exception):
     """The GPU lacks the resources that a kernel needs for the given shapes; the message says which."""
 
 
-class Backend(SamplesOnHost, RecurrentOps, Protocol):
+class Backend(SamplesOnHost, RecurrentOps, LatentOps, Protocol):
     """Ops over packed rows. Before any launch they check shapes, dtypes and devices and raise `ValueError`."""
 
     name: str

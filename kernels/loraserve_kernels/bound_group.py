@@ -37,6 +37,20 @@ class BoundGroup:
         )
 
 
+class BoundGroups:
+    """The groups that a backend has been called with, each bound to the table of its last call."""
+
+    def __init__(self) -> None:
+        self._bound: dict[int, BoundGroup] = {}
+
+    def find(self, group: LoraGroup, table: AdapterTable) -> BoundGroup:
+        """Binds the group if it is new or the table has changed."""
+        bound = self._bound.get(id(group))
+        if bound is None or not bound.is_for(group, table):
+            bound = self._bound[id(group)] = bind_group(group, table)
+        return bound
+
+
 def bind_group(group: LoraGroup, table: AdapterTable) -> BoundGroup:
     """Check the table and take the addresses of the group's columns."""
     check_adapter_table(group, table)

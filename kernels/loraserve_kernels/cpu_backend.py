@@ -8,12 +8,12 @@ from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.argmax import BestTokens, best_tokens, check_argmax
-from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import require_cpu
 from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer
 from loraserve_kernels.cpu_calls import DTYPE_CODES, QUANTIZED_FORMATS, AttentionStruct, RotaryStruct
 from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, CpuDecoderLayers, StepAddresses
 from loraserve_kernels.cpu_decoder_model import CpuDecoderModel
+from loraserve_kernels.cpu_latent_ops import CpuLatentOps
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.cpu_recurrent_ops import CpuRecurrentOps
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
@@ -39,20 +39,20 @@ from loraserve_kernels.silu_mul import check_silu_mul
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 
-class CpuBackend(CpuRecurrentOps):
+class CpuBackend(CpuRecurrentOps, CpuLatentOps):
     """Implements `Backend` with the C functions of a `CpuLibrary`, on `torch.get_num_threads()` threads.
 
-    A row's result of `lora_add`, `paged_attention`, `rms_norm`, `silu_mul` and the recurrent ops is the same, bit for
-    bit, whatever other rows are in the batch and however a prompt is chunked.
+    A row's result of `lora_add`, `paged_attention`, `rms_norm`, `silu_mul`, the recurrent ops and those of latents is
+    the same, bit for bit, whatever other rows are in the batch and however a prompt is chunked.
     """
 
     name = "cpu"
 
     def __init__(self, library: CpuLibrary) -> None:
-        super().__init__(library)
+        CpuRecurrentOps.__init__(self, library)
+        CpuLatentOps.__init__(self, library)
         self.library = library
         self._reference = ReferenceBackend()
-        self._bound_groups: dict[int, BoundGroup] = {}
         self._step = StepAddresses()
 
     def linear(
@@ -182,9 +182,7 @@ class CpuBackend(CpuRecurrentOps):
 
     def _adapters(self, group: LoraGroup, table: AdapterTable, segments: Segments) -> tuple[int, int, int, int, int]:
         """For C: addresses of the group, the table, the segments' starts and their slots; the number of segments."""
-        bound = self._bound_groups.get(id(group))
-        if bound is None or not bound.is_for(group, table):
-            bound = self._bound_groups[id(group)] = bind_group(group, table)
+        bound = self._bound_groups.find(group, table)
         starts, slots = segments.start.data_ptr(), segments.adapter_slot.data_ptr()
         return bound.group_address, bound.table_address, starts, slots, segments.adapter_slot.shape[0]
 

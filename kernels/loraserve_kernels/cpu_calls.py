@@ -306,6 +306,29 @@ class SelectiveScanStruct(ctypes.Structure):
     )
 
 
+class LatentStruct(ctypes.Structure):
+    """`struct latent` of latent.c."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_row_stride", c_int64),
+        ("x_head_stride", c_int64),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+        ("num_rows", c_int64),
+        ("num_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("latent_dim", c_int64),
+        ("rotary_dim", c_int64),
+        ("group", c_void_p),
+        ("table", c_void_p),
+        ("segment_start", c_void_p),
+        ("segment_adapter", c_void_p),
+        ("num_segments", c_int64),
+    )
+
+
 POINTER_STRIDE = [c_void_p, c_int64]
 SIGNATURES = {
     "amx_enable": [c_int],
@@ -324,6 +347,8 @@ SIGNATURES = {
     "causal_conv": [c_void_p, c_int, c_int],
     "gated_delta_rule": [c_void_p, c_int, c_int],
     "selective_scan": [c_void_p, c_int, c_int],
+    "absorb_keys": [c_void_p, c_int, c_int],
+    "expand_values": [c_void_p, c_int, c_int],
     "pack_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
     "packed_weight_bytes": [c_int64, c_int64, c_int],
     "compress_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int],

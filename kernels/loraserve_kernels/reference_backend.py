@@ -11,6 +11,7 @@ from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, dequantize_weight
 from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
+from loraserve_kernels.latent_ops import ReferenceLatentOps
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
 from loraserve_kernels.lora_bias import lora_bias_add
@@ -31,7 +32,7 @@ from loraserve_kernels.silu_mul import check_silu_mul, silu_mul_reference
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 
-class ReferenceBackend(ReferenceSampling, ReferenceRecurrentOps):
+class ReferenceBackend(ReferenceSampling, ReferenceRecurrentOps, ReferenceLatentOps):
     """Implements `Backend`. The other backends are tested against it, and it serves if they cannot run."""
 
     name = "reference"

@@ -13,6 +13,7 @@ from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.four_bit_weight import FourBitLinear, FourBitWeight, dequantize_weight
 from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write
+from loraserve_kernels.latent_ops import ReferenceLatentOps
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.logit_edits import LogitEdits
 from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
@@ -39,7 +40,7 @@ from loraserve_kernels.triton_ops.sampling import sample
 from loraserve_kernels.triton_ops.silu_mul import silu_mul
 
 
-class TritonBackend(ReferenceSampling, ReferenceRecurrentOps):
+class TritonBackend(ReferenceSampling, ReferenceRecurrentOps, ReferenceLatentOps):
     """Implements `Backend`. Every op gives the same bits in every run.
 
     Given work lists (`Segments.tiles`, `StepBatch.attention`), only `SamplesOnHost`'s ops read tensors on the host, and

@@ -17,6 +17,7 @@ from loraserve_kernels.cpu_library import open_prebuilt
 from loraserve_kernels.cpu_variants import Variant
 from loraserve_kernels.draw import Draw
 from loraserve_kernels.gated_delta_rule import make_gated_delta_rule_inputs
+from loraserve_kernels.latent import make_latent_inputs
 from loraserve_kernels.lora_add import make_lora_inputs
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
@@ -115,6 +116,14 @@ def run_recurrent(cpu: CpuBackend, dtype: torch.dtype) -> None:
         cpu.selective_scan(x, dt, scan.a, b, c, *of_heads, scan.batch, softplus=True, dt_limit=(0.0, 1.0))
 
 
+def run_latents(cpu: CpuBackend, dtype: torch.dtype) -> None:
+    for sizes in ((1, 1, 1, 1, 0), (2, 19, 33, 70, 5), (3, 33, 7, 83, 16)):
+        latent = make_latent_inputs([1, 18, 5], [0, -1, 1], [3, 17], *sizes, dtype=dtype, dora=(1,))
+        latent.table.arena = latent.table.arena[:-GAP].clone()
+        cpu.absorb_keys(latent.q.contiguous(), latent.up, latent.table, latent.segments)
+        cpu.expand_values(latent.x[..., : latent.up.latent_dim].contiguous(), latent.up, latent.table, latent.segments)
+
+
 def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
     for depth, num_outputs in LINEARS:
         weight, bias = (random(*shape, dtype=dtype, seed=1) for shape in ((num_outputs, depth), (num_outputs,)))
@@ -146,7 +155,7 @@ def run_sampling(cpu: CpuBackend, dtype: torch.dtype) -> None:
         cpu.score(logits, num_logits, [ScoreQuery(row, num_logits - 1, 70) for row in range(3)])
 
 
-RUNS = (run_models, run_attention, run_lora, run_row_ops, run_recurrent, run_linears, run_sampling)
+RUNS = (run_models, run_attention, run_lora, run_row_ops, run_recurrent, run_latents, run_linears, run_sampling)
 
 
 def notices(cpu: CpuBackend) -> bool:
