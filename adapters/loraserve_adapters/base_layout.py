@@ -27,6 +27,8 @@ class BaseModule:
     is_embedding: bool = False
     is_tied: bool = False
     """For `lm_head`: PEFT trains it with the embedding, because their weights are one, or the config says so."""
+    is_absorbed: bool = False
+    """The up-projection of latent attention, applied to queries and not to keys: one adapter for a whole sequence."""
 
     @property
     def is_linear(self) -> bool:

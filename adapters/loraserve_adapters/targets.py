@@ -104,6 +104,9 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLi
             if module.is_embedding and config.invocation_token_ids:
                 reason = f"PEFT applies LoRA on an embedding to all tokens: {module.name}"
                 raise _refused("invalid_field", "alora_invocation_tokens", reason)
+            if module.is_absorbed and config.invocation_token_ids:
+                reason = f"cannot apply to {module.name}, which is computed for all of a prompt's tokens at once"
+                raise _refused("unsupported_option", "alora_invocation_tokens", reason)
             found.append(Target(module, *rank_and_scaling(subject), module.name))
             continue
         for linears in former_linears(module):

@@ -1,6 +1,5 @@
 """How much memory the KV cache and the adapter arena get, and how long a sequence can then be."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loraserve.engine.errors import EngineStartError
@@ -64,11 +63,6 @@ _STATES_SHARE = 0.5
 """Most of the KV cache's memory that recurrent states take, of running sequences and saved ones."""
 _RUNNING_SHARE = 0.75
 """Most of the slots for states that running sequences may take, if states are also saved."""
-
-
-def kv_block_bytes(kv_elements_per_token: Sequence[int], element_bytes: int, block_size: int) -> int:
-    """kv_elements_per_token: per attention layer num_kv_heads * head_dim; K and V are both stored."""
-    return 2 * sum(kv_elements_per_token) * element_bytes * block_size
 
 
 def plan_memory(

@@ -27,7 +27,6 @@ from loraserve.engine.memory_plan import (
     GPU_SHARES,
     MemoryPlan,
     host_shares,
-    kv_block_bytes,
     plan_memory,
 )
 from loraserve.engine.model_description import ModelDescription
@@ -315,9 +314,7 @@ def _plan(
     shares = host_shares(config.quantization) if model.device.type == "cpu" else GPU_SHARES
     return plan_memory(
         available_bytes=available_bytes,
-        block_bytes=kv_block_bytes(
-            [spec.num_kv_heads * spec.head_dim for spec in model.kv_specs], kv_dtype.itemsize, config.block_size
-        ),
+        block_bytes=sum(spec.elements_per_token for spec in model.kv_specs) * kv_dtype.itemsize * config.block_size,
         block_size=config.block_size,
         model_max_len=getattr(model_config.get_text_config(), "max_position_embeddings", DEFAULT_MODEL_MAX_LEN),
         requested_max_len=config.max_model_len,
@@ -390,9 +387,10 @@ def _builder(
 def _adapter_memory(
     model: CausalModel, size_bytes: int, accelerator: Accelerator | None = None, host_tier_bytes: int = 0
 ) -> AdapterMemory:
+    members = [module for group in model.layout.groups for module in group]
     return AdapterMemory(
         num_groups=len(model.lora_groups),
-        num_members=sum(len(group.out_features) for group in model.lora_groups),
+        num_members=len(members),
         layout_fingerprint=model.layout.fingerprint,
         size_bytes=size_bytes,
         dtype=model.dtype,
@@ -400,6 +398,7 @@ def _adapter_memory(
         accelerator=accelerator,
         host_tier_bytes=host_tier_bytes,
         finish=model.finish_adapter,
+        absorbed_members=[index for index, module in enumerate(members) if module.is_absorbed],
     )
 
 

@@ -63,7 +63,10 @@ def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Itera
             out_features, in_features = spec.weight.shape
             yield (BaseModule(spec.name, in_features, out_features, num_matrices=1),)
             continue
-        members = [BaseModule(name, linear.in_features, linear.out_features) for name, linear in spec.members]
+        members = [
+            BaseModule(name, linear.in_features, linear.out_features, is_absorbed=spec.is_absorbed)
+            for name, linear in spec.members
+        ]
         for index, (name, linear) in enumerate(spec.members):
             if linear is head:
                 is_known = sha256_of_embedding is not None and is_tied(linear, model)

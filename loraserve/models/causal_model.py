@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models import self_check
+from loraserve.models.attention import AttentionLayer, attach_layer
 from loraserve.models.bare_weights import BareWeightSpec, attach_bare_weight
 from loraserve.models.base_description import describe_layout, lora_groups
 from loraserve.models.context import Arrivals, ForwardContext, StateSpec
@@ -28,7 +29,8 @@ from loraserve.models.experts import ExpertsSpec, attach_experts
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
 from loraserve.models.fused_attention import fuse_attention
 from loraserve.models.fused_layer import fuse_layers
-from loraserve.models.linears import replace_linears
+from loraserve.models.latent_attention import attach_latents
+from loraserve.models.linears import kept_linear, replace_linears
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
 from loraserve.models.quantized_weights import (
@@ -53,6 +55,12 @@ class KVSpec:
 
     num_kv_heads: int
     head_dim: int
+    num_caches: int = 2
+    """One for keys and one for values, or one for latents, which are both."""
+
+    @property
+    def elements_per_token(self) -> int:
+        return self.num_caches * self.num_kv_heads * self.head_dim
 
 
 class CausalModel:
@@ -130,7 +138,7 @@ class CausalModel:
 
     @property
     def kv_specs(self) -> list[KVSpec]:
-        return [KVSpec(spec.num_kv_heads, spec.head_dim) for spec in self._attention]
+        return [KVSpec(spec.num_kv_heads, spec.head_dim, 1 if spec.latent else 2) for spec in self._attention]
 
     @property
     def state_specs(self) -> list[StateSpec]:
@@ -145,7 +153,7 @@ class CausalModel:
         """
         model, attention, context = self._model, self._attention, self._context
         freeze_rope(model, max_model_len)
-        self_check.attach_layers(attention, context)
+        self._attach_layers()
         first_state = 0
         for spec in self._recurrent:
             attach_recurrence(spec, first_state, context)
@@ -166,6 +174,9 @@ class CausalModel:
                 attach_experts(model, spec, of_both, context, mapped, quantization=quantization, stored=kept)
             elif isinstance(spec, BareWeightSpec):
                 attach_bare_weight(spec, next(groups), context)
+            elif spec.is_absorbed:
+                ((_, linear),) = spec.members
+                self._dora_groups.append(kept_linear(linear, next(groups), context))
             else:
                 of_all, kept = next(groups), self._take_stored(spec)
                 group = replace_linears(model, spec, of_all, context, mapped, quantization=quantization, stored=kept)
@@ -185,6 +196,15 @@ class CausalModel:
                 of_embedding, of_embedding.member_start, True, rows
             )
         self._choose_forward(probes[0], vocab_size)
+
+    def _attach_layers(self) -> None:
+        groups = {self.layout.groups[group.group_index][0].name: group for group in self.lora_groups}
+        for index, spec in enumerate(self._attention):
+            layer = AttentionLayer(index, self._context)
+            if spec.latent is not None:
+                layer.up = spec.latent.up_projection(spec.num_heads, groups[spec.latent.linear_name])
+                attach_latents(spec.module, self._context)
+            attach_layer(spec.module, layer)
 
     def _note_table(self, group: DoraGroup) -> None:
         """Record the token table of `lm_head`, if it is in the group."""
@@ -270,7 +290,7 @@ class CausalModel:
         table: AdapterTable | None,
         states: Sequence[Tensor] = (),
     ) -> None:
-        """k_caches, v_caches: per attention layer [num_blocks, num_kv_heads, block_size, head_dim].
+        """k_caches, v_caches: per attention layer [num_blocks, num_kv_heads, block_size, head_dim]; for latents one.
 
         states: of recurrent layers, per state [num_slots, *shape].
         """

@@ -106,7 +106,7 @@ def fuse_attention(model: PreTrainedModel, attention: list[AttentionSpec]) -> di
     fused: dict[str, nn.Module] = {}
     for spec in attention:
         parts = _parts(spec)
-        if parts is None:
+        if parts is None or spec.value_dim != spec.head_dim:
             return {}
         name = names[id(spec.module)]
         originals[name] = spec.module

@@ -103,6 +103,14 @@ def replace_linears(
     return DoraGroup(packed, bias, norms, lora_group)
 
 
+def kept_linear(linear: nn.Linear, lora_group: LoraGroup, context: ForwardContext) -> DoraGroup:
+    """A linear that stays as it is, because its weight is read in another way than by rows; it has no bias."""
+    weight = linear.weight.detach()
+    return DoraGroup(
+        context.backend.linear(weight, None, keep_weight=True), None, squared_norms(weight, None), lora_group
+    )
+
+
 def _pack(
     model: PreTrainedModel,
     linears: list[nn.Linear],

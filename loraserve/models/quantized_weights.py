@@ -111,6 +111,8 @@ def quantizations_of(
             return None
         if num_experts and any(linear.out_features in {1, *num_experts} for _, linear in spec.members):
             return None  # routers
+        if spec.is_absorbed:
+            return None  # never multiplied as a whole
         if not spec.has_sampled_rows:
             return form_of(spec) or quantization
         is_alone = not any(is_tied(linear, model) for _, linear in spec.members)

@@ -78,13 +78,15 @@ def _depends_only_on_positions(module: nn.Module) -> bool:
 
 
 def _num_factors(module: nn.Module) -> int:
-    """Factors per position; 0 if it takes positions in several grids only (Qwen3.5 before transformers 5.19)."""
+    """Factors per position; 0 if it takes positions in several grids only (Qwen3.5 before transformers 5.19) or returns
+    complex numbers (DeepSeek V2)."""
     device = module.get_buffer("inv_freq").device
     position_ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
     try:
-        return module(torch.empty(1, 1, 1, device=device), position_ids)[0].shape[-1]
+        factors = module(torch.empty(1, 1, 1, device=device), position_ids)
     except IndexError:
         return 0
+    return factors[0].shape[-1] if isinstance(factors, tuple) else 0
 
 
 def is_batch_dependent(rope_type: object) -> bool:

@@ -13,7 +13,7 @@ from loraserve_kernels.step_batch import Segments, StateSlots, StepBatch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from loraserve.models.attention import ATTENTION_NAME, AttentionLayer, attach_layer
+from loraserve.models.attention import ATTENTION_NAME
 from loraserve.models.context import ForwardContext
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.forward import Forward, TransformersForward
@@ -189,11 +189,6 @@ def _first_equal(
     return found
 
 
-def attach_layers(attention: Sequence[AttentionSpec], context: ForwardContext) -> None:
-    for index, spec in enumerate(attention):
-        attach_layer(spec.module, AttentionLayer(index, context))
-
-
 def _probe_caches(attention: Sequence[AttentionSpec], model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
     num_blocks = 2 * (MAX_PROBE_TOKENS // BLOCK_SIZE + 1)
 
@@ -201,7 +196,10 @@ def _probe_caches(attention: Sequence[AttentionSpec], model: PreTrainedModel) ->
         shape = (num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         return torch.full(shape, float("nan"), dtype=model.dtype, device=model.device)
 
-    return [cache(spec) for spec in attention], [cache(spec) for spec in attention]
+    k_caches = [cache(spec) for spec in attention]
+    return k_caches, [
+        k_cache if spec.latent else cache(spec) for spec, k_cache in zip(attention, k_caches, strict=True)
+    ]
 
 
 def _probe_states(context: ForwardContext, model: PreTrainedModel) -> list[Tensor]:

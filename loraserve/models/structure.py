@@ -6,7 +6,7 @@ function, which linears receive the very same input tensor, and which modules us
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from loraserve.models.embedding import EmbeddingSpec, recorded_embedding
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.experts import ExpertsSpec, can_compute, is_experts
 from loraserve.models.forward_names import reads_weight_of, uses
+from loraserve.models.latent_attention import LatentSpec, find_latent
 from loraserve.models.recurrent import RecurrentSpec, reads_weights_in_training_only, recorded_recurrence
 
 _RECORDER_NAME = "loraserve_recorder"
@@ -34,11 +35,16 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int
+    """At most head_dim."""
     scaling: float
     sliding_window: int | None
     softcap: float | None
     sinks: Tensor | None
     """[num_heads], the model's own."""
+    latent: LatentSpec | None = None
+    """If not None, one cache holds the latents that keys and values are computed from, as of one head of its
+    `head_dim`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class LinearsSpec:
     """(name, linear), in call order."""
     has_sampled_rows: bool
     """They receive only the rows whose logits are requested (`lm_head`, and a dense layer before it)."""
+    is_absorbed: bool = False
+    """The up-projection of latent attention, which no step calls: it is applied to queries and outputs."""
 
 
 @dataclass(slots=True)
@@ -101,6 +109,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
             f"{type(model).__name__} cannot be served: none of its layers calls transformers' attention interface"
         )
     _require_known_masks(model, structure.attention)
+    _find_latents(model, structure)
     structure.embedding = next(iter(embedding), None)
     structure.unreached_linears = _unreached_linears(model, called)
     return structure
@@ -131,16 +140,16 @@ def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> It
     def record(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        if value.shape[-1] != key.shape[-1]:
+        if value.shape[-1] > key.shape[-1]:
             raise ModelRefusedError(
                 f"{type(model).__name__} cannot be served: its keys have head_dim {key.shape[-1]} and its values "
-                f"{value.shape[-1]}; they must be equal"
+                f"{value.shape[-1]}; values may not have more"
             )
         _require_known_tensors(model, {"attention_mask": attention_mask, **kwargs})
         if id(module) not in seen:
             seen.add(id(module))
-            structure.attention.append(_attention_spec(module, query, key, **kwargs))
-        return torch.zeros_like(query).transpose(1, 2).contiguous(), None
+            structure.attention.append(_attention_spec(module, query, key, value, **kwargs))
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
     AttentionInterface.register(_RECORDER_NAME, record)
     previous = model.config._attn_implementation or "eager"
@@ -167,6 +176,7 @@ def _attention_spec(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
+    value: Tensor,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -178,11 +188,29 @@ def _attention_spec(
         num_heads=query.shape[1],
         num_kv_heads=key.shape[1],
         head_dim=key.shape[3],
+        value_dim=value.shape[3],
         scaling=query.shape[3] ** -0.5 if scaling is None else scaling,
         sliding_window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
+
+
+def _find_latents(model: PreTrainedModel, structure: ModelStructure) -> None:
+    """Mark layers of latent attention, and their up-projections."""
+    linears = {
+        spec.members[0][1]: index
+        for index, spec in enumerate(structure.adaptable)
+        if isinstance(spec, LinearsSpec) and len(spec.members) == 1
+    }
+    for index, spec in enumerate(structure.attention):
+        has_options = spec.sliding_window or spec.softcap is not None or spec.sinks is not None
+        latent = None if has_options else find_latent(model, spec.module, spec.num_heads, spec.value_dim)
+        if latent is not None and latent.linear in linears:
+            structure.attention[index] = replace(spec, num_kv_heads=1, head_dim=latent.head_dim, latent=latent)
+            structure.adaptable[linears[latent.linear]] = LinearsSpec(
+                [(latent.linear_name, latent.linear)], has_sampled_rows=False, is_absorbed=True
+            )
 
 
 @contextmanager

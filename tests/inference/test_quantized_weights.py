@@ -34,12 +34,13 @@ EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def rounded_by_name(model: PreTrainedModel, quantization: Quantization) -> PreTrainedModel:
-    """In place: every linear except the head, and every expert, but no routers or expert gates.
+    """In place: every linear except the head, and every expert, but no routers, expert gates and up-projections.
 
     With int4, also the head in eight bits, with an embedding tied to it, unless that embedding scales its output.
     """
+    others = ("lm_head", "router", "expert_gate", "kv_b_proj")
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and name != "lm_head" and "router" not in name and "expert_gate" not in name:
+        if isinstance(module, nn.Linear) and not any(other in name for other in others):
             module.weight.data = rounded_weight(module.weight.data, quantization)
         for weight_name, weight in module.named_parameters(recurse=False):
             if weight_name in EXPERT_WEIGHTS and weight.dim() == 3:

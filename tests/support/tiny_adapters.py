@@ -10,13 +10,20 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
+OTHER_NAMES = {
+    "q_proj": ("qkv_proj", "q_b_proj"),
+    "k_proj": ("qkv_proj", "kv_a_proj_with_mqa"),
+    "v_proj": ("qkv_proj", "kv_b_proj"),
+    "gate_proj": ("gate_up_proj",),
+}
 NAMES_IN_LFM2 = {"o_proj": "out_proj", "up_proj": "w3", "down_proj": "w2"}
 _RECURRENT = ["in_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
+_LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
 _OTHER_MLPS = ["w1", "w2", "w3", "input_linear", "output_linear"]
 ALL_LINEAR = [
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *_RECURRENT,
+    *_LATENT,
     *_OTHER_MLPS,
 ]
 
@@ -29,7 +36,8 @@ def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
     experts.discard("weight")  # of a convolution
 
     def present(targets: Sequence[str]) -> list[str]:
-        return sorted({t if t in names else FUSED[t] for t in targets if t in names or FUSED.get(t) in names})
+        found = [next((name for name in (t, *OTHER_NAMES.get(t, ())) if name in names), None) for t in targets]
+        return sorted({name for name in found if name})
 
     def parameters(*suffixes: str) -> list[str]:
         return [suffix for suffix in suffixes if suffix.rpartition(".")[2] in experts]

@@ -16,6 +16,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     Lfm2Config,
     LlamaConfig,
+    MiniCPM3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -29,6 +30,7 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     SmolLM3Config,
+    YoutuConfig,
 )
 
 VOCAB_SIZE = 260
@@ -143,7 +145,27 @@ RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 """Models with recurrent layers: Mamba-2, short convolutions, gated delta nets."""
 
-FAMILIES = CONFIGS | EXPERTS | RECURRENT
+LATENT: dict[str, Callable[[], PreTrainedConfig]] = {
+    "minicpm3": lambda: MiniCPM3Config(
+        **COMMON | {"num_key_value_heads": 4},
+        kv_lora_rank=24,
+        q_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=20,
+    ),
+    "youtu": lambda: YoutuConfig(
+        **COMMON | {"num_key_value_heads": 4, "pad_token_id": None},  # transformers would clear its row at load
+        kv_lora_rank=40,
+        q_lora_rank=None,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=16,
+        v_head_dim=28,
+    ),
+}
+"""Models with multi-head latent attention."""
+
+FAMILIES = CONFIGS | EXPERTS | RECURRENT | LATENT
 
 
 def multimodal_config() -> Gemma3Config:

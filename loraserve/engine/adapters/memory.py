@@ -7,7 +7,7 @@ On a GPU they arrive while steps run, and on a CPU those that are not small; see
 its way is neither evicted nor moved.
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,18 +66,21 @@ class AdapterMemory:
         host_tier_bytes: int = 0,
         finish: FinishAdapter | None = None,
         background_bytes: int | None = None,
+        absorbed_members: Collection[int] = (),
     ) -> None:
         """size_bytes: of the arena, whose memory is touched only as adapters are loaded.
 
         accelerator: of the device; None on a CPU. Adapters arrive while steps run, on a CPU those with at least
         background_bytes, None = `BACKGROUND_BYTES`: see `try_acquire` and `arrivals`.
         host_tier_bytes: page-locked memory for adapters, in addition to the arena; with an accelerator only.
+        absorbed_members: of up-projections whose adapters hold for a whole sequence: see `BaseModule.is_absorbed`.
         finish: called with each adapter that `is_finished_by_base` once it is in the arena; None = there are none.
         """
         self.host_tier_bytes = host_tier_bytes
         self._element_bytes = dtype.itemsize
         num_elements = size_bytes // ALIGNMENT_BYTES * (ALIGNMENT_BYTES // self._element_bytes)
         self._files = AdapterFiles(layout_fingerprint)
+        self._absorbed_members = [*absorbed_members]
         on_a_cpu = BACKGROUND_BYTES if background_bytes is None else background_bytes
         self._background_bytes = on_a_cpu if accelerator is None else 0
         copies = HostCopies() if accelerator is None else accelerator
@@ -152,6 +155,12 @@ class AdapterMemory:
             raise AdapterError(
                 "rank_too_large",
                 f"adapter {digest[:12]} has rank {packed.table.max_lora_rank}; at most {MAX_LORA_RANK} is accepted",
+            )
+        if packed.table.invocation_token_ids and packed.table.lora_rank[self._absorbed_members].any():
+            raise AdapterError(
+                "unsupported_option",
+                f"adapter {digest[:12]} is activated within a prompt, which is not possible for its LoRA on the "
+                "up-projection of latent attention",
             )
         known = AdapterFile(path, packed.size_bytes, packed.table.invocation_token_ids, packed.table.head)
         self._files.add(digest, known)

@@ -38,8 +38,10 @@ class ModelRunner:
         self._has_adapters = table is not None
         self._graphs: StepGraphs | None = None
         k_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
-        v_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
-        self._caches = [indexable(tensor) for tensor in (*k_caches, *v_caches)]
+        specs = zip(model.kv_specs, k_caches, strict=True)
+        v_caches = [k_cache if spec.num_caches == 1 else torch.empty_like(k_cache) for spec, k_cache in specs]
+        once = {id(cache): cache for cache in (*k_caches, *v_caches)}
+        self._caches = [indexable(cache) for cache in once.values()]
         self._pages = PagesAhead(self._caches)
         self._states = [
             torch.empty((num_state_slots, *spec.shape), dtype=spec.dtype, device=device) for spec in model.state_specs

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,20 @@ def test_an_activated_lora_cannot_target_the_embedding() -> None:
         select(layout, target_modules=["embed_tokens", "q_proj"], alora_invocation_tokens=[5])
     assert (refused.value.code, refused.value.key) == ("invalid_field", "alora_invocation_tokens")
     assert len(select(layout, target_modules=["q_proj", "lm_head"], alora_invocation_tokens=[5]).targets) == 3
+
+
+def test_an_activated_lora_cannot_target_an_absorbed_linear() -> None:
+    layout = tiny_layout()
+    groups = tuple(
+        tuple(replace(module, is_absorbed=module.name.endswith("v_proj")) for module in group)
+        for group in layout.groups
+    )
+    layout = replace(layout, groups=groups)
+    with pytest.raises(AdapterError, match=r"alora_invocation_tokens: cannot apply to .*v_proj") as refused:
+        select(layout, target_modules=["v_proj", "q_proj"], alora_invocation_tokens=[5])
+    assert (refused.value.code, refused.value.key) == ("unsupported_option", "alora_invocation_tokens")
+    assert len(select(layout, target_modules=["q_proj"], alora_invocation_tokens=[5]).targets) == 2
+    assert len(select(layout, target_modules=["v_proj"]).targets) == 2
 
 
 def test_dora_cannot_target_the_embedding() -> None:

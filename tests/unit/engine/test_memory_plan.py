@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraserve.engine.errors import EngineStartError
-from loraserve.engine.memory_plan import GIB, MAX_SAVED_STATES, MemoryPlan, kv_block_bytes, plan_memory
+from loraserve.engine.memory_plan import GIB, MAX_SAVED_STATES, MemoryPlan, plan_memory
 
 BLOCK_BYTES = 1000
 
@@ -33,10 +33,6 @@ def plan(
         state_bytes=state_bytes,
         saves_states=saves_states,
     )
-
-
-def test_a_block_holds_keys_and_values_of_every_layer() -> None:
-    assert kv_block_bytes([8 * 64, 2 * 128], element_bytes=2, block_size=16) == 2 * (512 + 256) * 2 * 16
 
 
 def test_by_default_cache_and_arena_each_take_a_share_of_available_memory() -> None:
