@@ -180,10 +180,12 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
 
 def _read_files(config: EngineConfig) -> _ModelFiles:
     model_config = loader.load_config(config.model, config.revision)
-    tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
+    tokenizer_source = config.tokenizer or config.model
+    tokenizer = loader.load_tokenizer(tokenizer_source, config.revision)
+    template = loader.load_processor_template(tokenizer_source, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
     pooling = pooling_defaults(config.model, config.revision)
-    vocabulary = read_vocabulary(tokenizer, model_config, generation_config, config.turn_end_tokens)
+    vocabulary = read_vocabulary(tokenizer, model_config, generation_config, config.turn_end_tokens, template)
     default_sampling = {} if config.generation_config == "vllm" else _default_sampling(generation_config)
     return _ModelFiles(model_config, vocabulary, default_sampling, pooling)
 

@@ -43,8 +43,10 @@ def read_vocabulary(
     config: PreTrainedConfig,
     generation_config: GenerationConfig | None,
     turn_end_tokens: Sequence[str],
+    processor_template: str | None = None,
 ) -> Vocabulary:
-    """turn_end_tokens: see `EngineConfig`. Raises `EngineStartError`."""
+    """turn_end_tokens: see `EngineConfig`. processor_template: the chat template if the tokenizer has none. Raises
+    `EngineStartError`."""
     tokenizer_json = loader.tokenizer_json(tokenizer)
     token_ids = set(tokenizer.get_vocab().values())
     num_ids = max(token_ids) + 1
@@ -57,7 +59,7 @@ def read_vocabulary(
         special_tokens={
             name: str(value) for name in SPECIAL_TOKENS if (value := getattr(tokenizer, name, None)) is not None
         },
-        chat_template=_chat_template(tokenizer),
+        chat_template=_chat_template(tokenizer) or processor_template,
     )
 
 

@@ -11,7 +11,6 @@ from loraserve_kernels.backend import Backend
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -23,6 +22,7 @@ from transformers.initialization import no_init_weights
 from loraserve.models.cpu_features import has_fast_bfloat16
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import is_experts
+from loraserve.models.model_class import auto_class
 from loraserve.models.model_files import find_file
 from loraserve.models.model_place import not_found, why_absent
 from loraserve.models.quantized_checkpoint import (
@@ -71,7 +71,8 @@ def choose_dtype(requested: str, config: PreTrainedConfig, device: torch.device,
         if requested not in DTYPES:
             raise ModelRefusedError(f"dtype {requested!r} is not supported: choose auto, {', '.join(DTYPES)}")
         return DTYPES[requested]
-    stored = getattr(config.get_text_config(), "dtype", None) or torch.float32
+    # Checkpoints with image towers often state it for the whole model alone.
+    stored = getattr(config.get_text_config(), "dtype", None) or config.dtype or torch.float32
     if isinstance(stored, str):
         stored = DTYPES.get(stored, torch.float32)
     if stored == torch.float32 or device.type != "cpu":
@@ -107,7 +108,7 @@ def num_weight_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
 
 def _without_weights(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
     with torch.device("meta"), no_init_weights():
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return auto_class(config).from_config(config, dtype=dtype)
 
 
 def _is_mostly(config: PreTrainedConfig, is_wanted: Callable[[nn.Module], bool]) -> bool:
@@ -145,7 +146,7 @@ def load_model(
     `load_config`. stored: from `stored_weights`, on a CPU only; these are not dequantized.
     """
     method = quantization_method(config)
-    model_class: Any = AutoModelForCausalLM
+    model_class: Any = auto_class(config)
     source: dict[str, Any] = {"revision": revision, "config": config}
     if method is not None:
         bare = _without_weights(config)
@@ -204,7 +205,7 @@ def dummy_model(config: PreTrainedConfig, dtype: torch.dtype, seed: int, device:
     """Random weights of the config's shapes, the same for the same seed and kind of device."""
     torch.manual_seed(seed)
     with device:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+        return auto_class(config).from_config(config, dtype=dtype, attn_implementation="eager").eval()
 
 
 def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
@@ -217,6 +218,13 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
     if not tokenizer.is_fast:
         raise ModelRefusedError(f"{type(tokenizer).__name__} of {model} has no fast version (tokenizer.json)")
     return tokenizer
+
+
+def load_processor_template(model: str, revision: str | None) -> str | None:
+    """The chat template that checkpoints with image towers may have beside the tokenizer, for their processor."""
+    content = load_json(model, "chat_template.json", revision)
+    template = content.get("chat_template") if isinstance(content, dict) else None
+    return template if isinstance(template, str) else None
 
 
 def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -227,7 +228,9 @@ def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
 def random_model(
     config: PreTrainedConfig,
     seed: int = 0,
-    model_class: type[AutoModelForCausalLM | AutoModelForImageTextToText] = AutoModelForCausalLM,
+    model_class: type[AutoModelForCausalLM | AutoModelForImageTextToText | AutoModelForMultimodalLM] = (
+        AutoModelForCausalLM
+    ),
 ) -> PreTrainedModel:
     """float32, eval. Weights are larger than an initializer's, so that attention is sharp and logits spread."""
     torch.manual_seed(seed)

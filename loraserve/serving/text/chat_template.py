@@ -32,6 +32,7 @@ OF_TRANSFORMERS = frozenset(
     }
 )
 """Arguments of `apply_chat_template` that are not template variables."""
+_PROBE = "content of a message"
 ADAPTERS_FLAG = "--adapter-chat-templates"
 
 
@@ -50,6 +51,8 @@ class ChatTemplate:
         self._reserved = OF_THE_REQUEST | OF_TRANSFORMERS | special_tokens.keys() | environment.globals.keys()
         self._variables_used = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self._uses_tool_calls = "tool_calls" in source
+        self._takes_parts = not self._renders(_PROBE) and self._renders(_as_parts(_PROBE))
+        """It expects a message's content as a list of parts, as templates of models with images often do."""
         self.is_harmony = CHANNEL in source and "message.thinking" in source
         # Templates written before OpenAI renamed the system role do not know "developer".
         self._developer_role = "developer" if "developer" in source else "system"
@@ -65,6 +68,14 @@ class ChatTemplate:
         except Exception as error:
             raise invalid_value(conversation.param, f"does not fit {self._called}.") from error
         return _cut_at_tag(text) if conversation.continue_final_message else text
+
+    def _renders(self, content: str | list[JsonObject]) -> bool:
+        """Whether the content of a message becomes part of the text."""
+        messages = [{"role": "user", "content": content}]
+        try:
+            return _PROBE in self._template.render(**self._special_tokens, messages=messages)
+        except Exception:
+            return False  # it may expect other messages or variables
 
     def mentions(self, mark: str) -> bool:
         return mark in self._source
@@ -91,6 +102,9 @@ class ChatTemplate:
                     message["thinking"] = message["reasoning"]
         if conversation.continue_final_message:
             chat[-1]["content"] += CONTINUE_TAG
+        if self._takes_parts:
+            for message in chat:
+                message["content"] = _as_parts(message["content"] or "")
         return {
             **self._effort_variables(conversation.effort),
             **conversation.template_kwargs,
@@ -124,6 +138,10 @@ def no_adapter_template(name: str) -> ServingError:
     message = f"The adapter's chat template '{name}' is not available on this server. Use /v1/completions, or start"
     message += f" the server with it ({ADAPTERS_FLAG})."
     return ServingError(ErrorCode.ADAPTER_TEMPLATE_MISSING, message, headers=NO_RETRY)
+
+
+def _as_parts(content: str) -> list[JsonObject]:
+    return [{"type": "text", "text": content}]
 
 
 def _cut_at_tag(text: str) -> str:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from loraserve_kernels.backend import KernelTooLargeError
+from loraserve_kernels.reference_backend import ReferenceBackend
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, T5Config
 
 from loraserve import demo
 from loraserve.engine import startup
@@ -26,9 +27,10 @@ from loraserve.engine.request import (
 )
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
+from loraserve.models.loader import choose_dtype, load_config
 from tests.support.engines import greedy, make_engine, run, to_pool
 from tests.support.host_accelerator import HostAccelerator
-from tests.support.tiny_models import RECURRENT, random_model, save_model, save_tiny_model
+from tests.support.tiny_models import RECURRENT, multimodal_config, random_model, save_model, save_tiny_model
 
 MIB = 1 << 20
 DEMO = Path(demo.__file__).parent / "model"
@@ -365,6 +367,40 @@ def test_recurrent_layers_are_refused_on_a_gpu_before_weights_are_loaded(
         EngineStartError, match=r"has recurrent layers, which run on CPUs alone, not on cuda.*: start with --device cpu"
     ):
         start_saved(tmp_path, device="cuda", backend="reference", dtype="float32")
+
+
+def test_a_model_that_is_not_decoder_only_is_refused_by_name(tmp_path: Path) -> None:
+    config = T5Config(vocab_size=260, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
+    save_model(AutoModelForSeq2SeqLM.from_config(config), tmp_path)
+    with pytest.raises(EngineStartError, match="model_type 't5' cannot be served: it is not a decoder-only model"):
+        make_engine(tmp_path)
+
+
+def test_a_dtype_that_only_the_whole_models_config_states_counts(tmp_path: Path) -> None:
+    save_model(random_model(multimodal_config()).bfloat16(), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["text_config"]["dtype"]
+    assert config["dtype"] == "bfloat16"
+    path.write_text(json.dumps(config))
+    chosen = choose_dtype("auto", load_config(str(tmp_path), None), torch.device("cuda"), ReferenceBackend())
+    assert chosen is torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "chat_template.jinja"])
+def test_the_chat_template_may_be_the_processors(tmp_path: Path, name: str) -> None:
+    """A tokenizer's own has precedence."""
+    save_tiny_model("llama", tmp_path)
+    own = make_engine(tmp_path).describe().chat_template
+    folder = tmp_path / "tokenizer"
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    assert make_engine(tmp_path).describe().chat_template is None
+    template = "{{ messages[0].content }}"
+    (folder / name).write_text(json.dumps({"chat_template": template}) if name.endswith(".json") else template)
+    assert make_engine(tmp_path).describe().chat_template == template
+    save_tiny_model("llama", tmp_path)
+    assert make_engine(tmp_path).describe().chat_template == own
 
 
 def test_a_model_with_recurrent_layers_alone_is_refused(tmp_path: Path) -> None:

@@ -51,6 +51,41 @@ def test_renders_as_transformers_does(template: str, add: bool, continue_final: 
     assert ours == theirs(template, CHAT, add, continue_final)
 
 
+PARTS = """
+{%- for message in messages -%}
+    {{- '<' + message.role + '>' -}}
+    {%- for part in message['content'] -%}
+        {%- if part['type'] == 'image' -%}<image>{%- elif part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}
+    {%- endfor -%}
+    {{- eos_token -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<assistant>{%- endif -%}
+"""
+
+
+@pytest.mark.parametrize(
+    ("add", "continue_final", "expected"),
+    [
+        (True, False, "<system>Be <brief> & kind.<|eos|><user>Hi<|eos|><assistant> Hello, <|eos|><assistant>"),
+        (False, True, "<system>Be <brief> & kind.<|eos|><user>Hi<|eos|><assistant> Hello, "),
+    ],
+)
+def test_a_template_that_expects_parts_gets_them(add: bool, continue_final: bool, expected: str) -> None:
+    messages = [CHAT[0], ChatMessage("user", "Hi"), CHAT[2]]
+    assert ChatTemplate(PARTS, SPECIAL).render(Conversation(messages, add, continue_final)) == expected
+
+
+def test_a_template_of_parts_gets_an_empty_one_for_a_message_without_content() -> None:
+    template = ChatTemplate(PARTS + "{# tool_calls #}", SPECIAL)
+    message = ChatMessage("assistant", None, tool_calls=(ToolCall("1", "f", "{}"),))
+    assert template.render(Conversation([message], add_generation_prompt=False)) == "<assistant><|eos|>"
+
+
+def test_a_template_that_accepts_both_gets_text() -> None:
+    both = "{% for m in messages %}{{ 'text' if m.content is string else 'parts' }} {{ m.content }}{% endfor %}"
+    assert ChatTemplate(both, SPECIAL).render(Conversation([ChatMessage("user", "Hi")])) == "text Hi"
+
+
 def test_an_exception_raised_by_the_template_is_a_client_error() -> None:
     template = ChatTemplate(CHAT_TEMPLATE, SPECIAL)
     with pytest.raises(ServingError, match="no such role") as caught:
