@@ -105,7 +105,7 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: AdapterLi
                 reason = f"PEFT applies LoRA on an embedding to all tokens: {module.name}"
                 raise _refused("invalid_field", "alora_invocation_tokens", reason)
             if module.is_absorbed and config.invocation_token_ids:
-                reason = f"cannot apply to {module.name}, which is computed for all of a prompt's tokens at once"
+                reason = f"cannot target {module.name}: one adapter applies it to all tokens of a request"
                 raise _refused("unsupported_option", "alora_invocation_tokens", reason)
             found.append(Target(module, *rank_and_scaling(subject), module.name))
             continue

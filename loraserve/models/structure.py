@@ -80,6 +80,11 @@ class ModelStructure:
 def record_structure(model: PreTrainedModel) -> ModelStructure:
     """Run a few tokens through the model and record what is called. Raises `ModelRefusedError`."""
     structure = ModelStructure()
+    if getattr(model.config.get_text_config(), "index_topk", None) is not None:
+        raise ModelRefusedError(
+            f"{type(model).__name__} cannot be served: it chooses the keys that a token attends to with an indexer, "
+            "which is not supported"
+        )
     try:
         positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
         token_ids = positions % model.config.get_text_config().vocab_size
@@ -110,6 +115,12 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
         )
     _require_known_masks(model, structure.attention)
     _find_latents(model, structure)
+    for spec in structure.attention:
+        if spec.latent is None and spec.value_dim > spec.head_dim:
+            raise ModelRefusedError(
+                f"{type(model).__name__} cannot be served: its keys have head_dim {spec.head_dim} and its values "
+                f"{spec.value_dim}; values may not have more"
+            )
     structure.embedding = next(iter(embedding), None)
     structure.unreached_linears = _unreached_linears(model, called)
     return structure
@@ -140,11 +151,6 @@ def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> It
     def record(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        if value.shape[-1] > key.shape[-1]:
-            raise ModelRefusedError(
-                f"{type(model).__name__} cannot be served: its keys have head_dim {key.shape[-1]} and its values "
-                f"{value.shape[-1]}; values may not have more"
-            )
         _require_known_tensors(model, {"attention_mask": attention_mask, **kwargs})
         if id(module) not in seen:
             seen.add(id(module))

@@ -22,6 +22,7 @@ from tests.support.peft_oracle import (
     NUM_TOKENS,
     VOCAB_SIZE,
     Oracle,
+    cached_tokens,
     logits_difference,
     oracle_of_saved,
     run_all,
@@ -87,7 +88,10 @@ def test_adapters_in_one_batch_equal_peft(oracle: Oracle, backend: str) -> None:
 def test_prompts_in_chunks_and_prefix_hits_equal_peft(oracle: Oracle) -> None:
     engine, wrong = run_all(oracle, max_num_batched_tokens=11)
     assert not wrong
-    assert not wrong_answers(oracle, run(engine, oracle.requests(add_again(engine, oracle), "second-")), "second-")
+    answers = run(engine, oracle.requests(add_again(engine, oracle), "second-"))
+    assert not wrong_answers(oracle, answers, "second-")
+    hits = {name: answers[f"second-{name}", 0].num_cached_tokens for name in oracle.prompts}
+    assert hits == cached_tokens(oracle)
 
 
 def add_again(engine: Engine, oracle: Oracle) -> dict[str | None, str | None]:
@@ -177,7 +181,7 @@ def test_activated_adapters_of_other_linears_equal_peft(activated: Activated) ->
 
 def test_activated_adapters_of_the_up_projection_are_refused(activated: Activated) -> None:
     engine = make_engine(activated.folder / "model")
-    reason = r"alora_invocation_tokens: cannot apply to .*layers\.0.*kv_b_proj"
+    reason = r"alora_invocation_tokens: cannot target .*layers\.0.*kv_b_proj"
     with pytest.raises(AdapterError, match=reason) as refused:
         load_and_pack(activated.adapters["up"], engine.describe().layout, activated.folder)
     assert (refused.value.code, refused.value.key) == ("unsupported_option", "alora_invocation_tokens")

@@ -7,6 +7,7 @@ import torch
 from loraserve_kernels.reference_backend import ReferenceBackend
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV32Config,
     DogeConfig,
     FalconConfig,
     Llama4TextConfig,
@@ -35,6 +36,9 @@ REFUSED: dict[str, Callable[[], PreTrainedConfig]] = {
     "DogeForCausalLM": lambda: DogeConfig(**COMMON),
     "MiniMaxM3VLForCausalLM": lambda: MiniMaxM3VLTextConfig(
         **COMMON, **MOE, layer_types=["full_attention", "minimax_m3_sparse"] * 2, mlp_layer_types=["dense"] * 4
+    ),
+    "DeepseekV32ForCausalLM cannot be served: it chooses the keys": lambda: DeepseekV32Config(
+        **COMMON | {"num_key_value_heads": 4}, index_topk=16, first_k_dense_replace=4
     ),
     "FalconForCausalLM": lambda: FalconConfig(
         vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4

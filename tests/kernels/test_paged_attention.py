@@ -73,8 +73,9 @@ def test_attends_in_float16(backend, device, assert_close):
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 900}])
-def test_attends_to_contexts_long_enough_to_be_split_between_threads(backend, device, assert_close, options):
-    inputs = make_attention_inputs([1500, 40], [1, 1], 2, 1, 16, device=device)
+@pytest.mark.parametrize("heads", [2, 20])
+def test_attends_to_contexts_long_enough_to_be_split_between_threads(backend, device, assert_close, heads, options):
+    inputs = make_attention_inputs([1500, 40], [1, 1], heads, 1, 16, device=device)
     assert_close(run(backend, inputs, scaling=0.3, **options), expected_output(inputs, 0.3, **options))
 
 
@@ -115,7 +116,7 @@ def test_a_batch_without_rows_returns_an_empty_tensor(backend, device):
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"softcap": 3.0}])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 40), (6, 2, 64), (2, 2, 96)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 40), (6, 2, 64), (2, 2, 96), (20, 1, 32)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(library, dtype, heads, kv_heads, head_dim, options):
     backend, context = CpuBackend(library), 700

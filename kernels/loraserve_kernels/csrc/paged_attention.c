@@ -18,7 +18,7 @@
 #include "prompt_attention.h"
 
 #define FEW_QUERIES 4
-#define SPLIT_QUERIES 16 /* tiles of at most this many query vectors may run their spans in parallel ... */
+#define SPLIT_QUERIES 16 /* tiles of one row, or of at most this many query vectors, may run their spans in parallel ... */
 #define ENOUGH_TILES 4   /* ... when there are fewer tiles than this per thread */
 #define PARALLEL_WORK 65536 /* query vectors * keys * head_dim; below this one thread is faster */
 
@@ -31,6 +31,12 @@ static size_t state_floats(const struct attention *p, int64_t queries)
 static struct state state_at(float *memory, int64_t queries)
 {
     return (struct state){memory, memory + queries, memory + 2 * queries};
+}
+
+/* The most query vectors of a tile whose spans may run in parallel; prompt_attention.c pads to whole vectors of them. */
+static int64_t split_queries(const struct attention *p)
+{
+    return MAX(SPLIT_QUERIES, (group_size(p) + LANES - 1) / LANES * LANES);
 }
 
 /* Query vectors that fit in a workspace; prompt_attention.c pads to whole vectors of them. */
@@ -434,7 +440,7 @@ static void attend(const struct attention *p, struct attention_item item, const 
     else
         load_queries(p, &item, w.queries, FLOAT32);
     if (item.part >= 0) {
-        w.span = state_at(parts + item.part * state_floats(p, SPLIT_QUERIES), SPLIT_QUERIES);
+        w.span = state_at(parts + item.part * state_floats(p, split_queries(p)), split_queries(p));
         attend_span_item(p, &item, following, &w, dtype);
         return;
     }
@@ -464,7 +470,7 @@ static void merge_parts(const struct attention *p, const struct attention_item *
     clear(p, &w.sum, queries);
     for (int64_t span = item->first_key / SPAN; span <= (item->end_key - 1) / SPAN; span++) {
         const int64_t part = item->part + span - item->first_key / SPAN;
-        struct state state = state_at(parts + part * state_floats(p, SPLIT_QUERIES), SPLIT_QUERIES);
+        struct state state = state_at(parts + part * state_floats(p, split_queries(p)), split_queries(p));
         merge(p, &w.sum, &state, queries);
     }
     finish(p, item, &w.sum, dtype);
@@ -516,7 +522,8 @@ static int64_t list_tiles(const struct attention *p, struct attention_item *tile
 
 static bool is_split(const struct attention *p, const struct attention_item *tile)
 {
-    return tile->rows * group_size(p) <= SPLIT_QUERIES && tile->first_key / SPAN != (tile->end_key - 1) / SPAN;
+    const bool is_small = tile->rows == 1 || tile->rows * group_size(p) <= SPLIT_QUERIES;
+    return is_small && tile->first_key / SPAN != (tile->end_key - 1) / SPAN;
 }
 
 /* Cuts split tiles into one item per span; the tiles themselves remember their first part. */
@@ -549,7 +556,7 @@ static size_t item_bytes(const struct attention_size *size)
 
 size_t attention_scratch(const struct attention *p, const struct attention_size *size, int num_threads)
 {
-    const size_t parts = (size_t)size->max_parts * state_floats(p, SPLIT_QUERIES);
+    const size_t parts = (size_t)size->max_parts * state_floats(p, split_queries(p));
     return item_bytes(size) + (parts + workspace_floats(p) * (size_t)num_threads) * sizeof(float);
 }
 
@@ -557,7 +564,7 @@ struct attention_plan attention_prepare(const struct attention *p, const struct 
 {
     struct attention_plan plan = {.tiles = scratch, .items = scratch};
     plan.parts = (float *)((char *)scratch + item_bytes(size));
-    plan.workspaces = plan.parts + (size_t)size->max_parts * state_floats(p, SPLIT_QUERIES);
+    plan.workspaces = plan.parts + (size_t)size->max_parts * state_floats(p, split_queries(p));
     plan.num_items = plan.num_tiles = list_tiles(p, plan.tiles);
     plan.is_split = size->max_parts > 0;
     if (plan.is_split) {

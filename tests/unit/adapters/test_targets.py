@@ -71,7 +71,7 @@ def test_an_activated_lora_cannot_target_an_absorbed_linear() -> None:
         for group in layout.groups
     )
     layout = replace(layout, groups=groups)
-    with pytest.raises(AdapterError, match=r"alora_invocation_tokens: cannot apply to .*v_proj") as refused:
+    with pytest.raises(AdapterError, match=r"alora_invocation_tokens: cannot target .*v_proj") as refused:
         select(layout, target_modules=["v_proj", "q_proj"], alora_invocation_tokens=[5])
     assert (refused.value.code, refused.value.key) == ("unsupported_option", "alora_invocation_tokens")
     assert len(select(layout, target_modules=["q_proj"], alora_invocation_tokens=[5]).targets) == 2
