@@ -43,6 +43,9 @@ class BoundGroups:
     def __init__(self) -> None:
         self._bound: dict[int, BoundGroup] = {}
 
+    def __len__(self) -> int:
+        return len(self._bound)
+
     def find(self, group: LoraGroup, table: AdapterTable) -> BoundGroup:
         """Binds the group if it is new or the table has changed."""
         bound = self._bound.get(id(group))

@@ -463,7 +463,7 @@ def test_optional_tool_calls_require_a_parser(tmp_path: Path, flags: tuple[str, 
     else:
         assert answer.status_code == 400
         assert (
-            "--tool-call-parser {hermes,llama3_json,mistral,qwen3_coder,lfm2,openai}"
+            "--tool-call-parser {hermes,llama3_json,mistral,qwen3_coder,glm45,lfm2,openai}"
             in answer.json()["error"]["message"]
         )
 

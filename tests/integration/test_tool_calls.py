@@ -419,6 +419,28 @@ def test_calls_are_tagged_texts_converted_by_the_tools_schemas(tmp_path: Path, t
         assert called == ['{"b": 2, "a": "2"}'] * 2
 
 
+def test_glms_calls_have_the_types_of_the_tools_schema(tmp_path: Path) -> None:
+    """Whole and streamed; the second call has no parameters."""
+    text = "<tool_call>add<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>\n<tool_call>add\n</tool_call>"
+    token_ids = [*TOKENIZER.encode(text, add_special_tokens=False).ids, 1]
+    model = make_model(TOKENIZER, chat_template=TEMPLATE)
+    engine = FakeEngine(model=model, reply=lambda asked, index: token_ids)
+    parameters = {"properties": {"b": {"type": "integer"}}}
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    settings = make_settings(tmp_path, tool_call_parser=ToolCallFormat.GLM45)
+    with (
+        live_server(engine, settings, ("calls",)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        asked: Any = CALLING | {"tools": [tool]}
+        whole = client.chat.completions.create(**asked).choices[0]
+        with client.chat.completions.stream(**asked) as stream:
+            streamed = stream.get_final_completion().choices[0]
+    for choice in (whole, streamed):
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"b": 2}', "{}"]
+
+
 FORCED = {
     ToolCallFormat.QWEN3_CODER: "<tool_call>\n<function=add>\n<parameter=b>\n2\n</parameter>\n</function></tool_call>",
     ToolCallFormat.LFM2: "<|tool_call_start|>[add(b=2)]<|tool_call_end|>",

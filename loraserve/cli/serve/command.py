@@ -29,8 +29,8 @@ from loraserve.cli.serve.settings import ServeSettings
 from loraserve.cli.serve.vllm_flags import drop_noop_flags, refusal
 from loraserve.engine.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from loraserve.live.key_names import DEFAULT_PREFIX
-from loraserve.serving.text.reasoning import ReasoningFormat
-from loraserve.serving.tool_calls.formats import ALIASES, ToolCallFormat
+from loraserve.serving.text.reasoning import REASONING_ALIASES, ReasoningFormat
+from loraserve.serving.tool_calls.formats import CALL_ALIASES, ToolCallFormat
 
 MODEL_ALIASES = ("--model-id", "--model-path")
 
@@ -125,14 +125,14 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option(
     "--tool-call-parser",
     panel="Model",
-    type=click.Choice([*(parser.value for parser in ToolCallFormat), *ALIASES]),
+    type=click.Choice([*(parser.value for parser in ToolCallFormat), *CALL_ALIASES]),
     help='Format of the model\'s tool calls. [none: tool_choice "auto" is refused]',
 )
 @_option("--enable-auto-tool-choice", panel="Model", is_flag=True, help="Implied by --tool-call-parser.")
 @_option(
     "--reasoning-parser",
     panel="Model",
-    type=click.Choice([parser.value for parser in ReasoningFormat]),
+    type=click.Choice([*(parser.value for parser in ReasoningFormat), *REASONING_ALIASES]),
     help="Format of the model's reasoning; separates it into reasoning_content. [none: it stays in content]",
 )
 @_option(

@@ -11,8 +11,8 @@ from loraserve.cli.serve.trace_settings import TraceDestination, trace_destinati
 from loraserve.control.tenancy.api_keys import try_parse_id
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.settings import RequestLimits, ServingSettings, SettingValue
-from loraserve.serving.text.reasoning import ReasoningFormat
-from loraserve.serving.tool_calls.formats import ALIASES, ToolCallFormat
+from loraserve.serving.text.reasoning import REASONING_ALIASES, ReasoningFormat
+from loraserve.serving.tool_calls.formats import CALL_ALIASES, ToolCallFormat
 
 DEMO = Path(__file__).parents[2] / "demo"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -180,14 +180,15 @@ class ServeSettings:
     @property
     def _tool_call_parser(self) -> ToolCallFormat | None:
         name = self.tool_call_parser
-        return None if name is None else ALIASES.get(name) or ToolCallFormat(name)
+        return None if name is None else CALL_ALIASES.get(name) or ToolCallFormat(name)
 
     @property
     def _reasoning_parser(self) -> ReasoningFormat | None:
         """gpt-oss's tool calls are found by the same parser as its reasoning, so one option implies the other."""
-        if self.reasoning_parser is None and self.tool_call_parser == ToolCallFormat.OPENAI:
+        name = self.reasoning_parser
+        if name is None and self.tool_call_parser == ToolCallFormat.OPENAI:
             return ReasoningFormat.OPENAI_GPTOSS
-        return None if self.reasoning_parser is None else ReasoningFormat(self.reasoning_parser)
+        return None if name is None else REASONING_ALIASES.get(name) or ReasoningFormat(name)
 
     @property
     def engine(self) -> EngineConfig:

@@ -22,6 +22,10 @@ class ReasoningFormat(StrEnum):
     """Messages on the channel `analysis`: see `harmony`."""
 
 
+REASONING_ALIASES = {"glm45": ReasoningFormat.QWEN3}
+"""vLLM's other names."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
     opening: str

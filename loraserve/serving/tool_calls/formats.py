@@ -16,13 +16,16 @@ class ToolCallFormat(StrEnum):
     QWEN3_CODER = "qwen3_coder"
     """`<tool_call><function=name><parameter=name>text</parameter>…</function></tool_call>` for each call; also used by
     Qwen 3.5 and later."""
+    GLM45 = "glm45"
+    """`<tool_call>name<arg_key>name</arg_key><arg_value>text</arg_value>…</tool_call>` for each call; GLM-4.5 and
+    later."""
     LFM2 = "lfm2"
     """`<|tool_call_start|>[name(argument="text", …), …]<|tool_call_end|>`, as in Python."""
     OPENAI = "openai"
     """gpt-oss: messages to `functions.name`. They have no `CallSyntax`: `HarmonyReader` recognizes them."""
 
 
-ALIASES = {"qwen3_xml": ToolCallFormat.QWEN3_CODER}
+CALL_ALIASES = {"qwen3_xml": ToolCallFormat.QWEN3_CODER, "glm47": ToolCallFormat.GLM45}
 """vLLM's other names."""
 
 
@@ -51,6 +54,7 @@ SYNTAXES = {
         re.compile(r"\s*(?:(?P<array>\[\s*)|(?P<name>[a-zA-Z0-9_-]+)(?:\[CALL_ID\][a-zA-Z0-9]+)?(?:\[ARGS\])?\s*)"),
     ),
     ToolCallFormat.QWEN3_CODER: CallSyntax("<tool_call>", closing="</tool_call>"),
+    ToolCallFormat.GLM45: CallSyntax("<tool_call>", closing="</tool_call>"),
     ToolCallFormat.LFM2: CallSyntax("<|tool_call_start|>", closing="<|tool_call_end|>"),
 }
 LIST_OF_CALLS = CallSyntax("", re.compile(r"\s*(?P<array>\[\s*)"))

@@ -1,25 +1,39 @@
-"""Finds tool calls whose arguments are tagged texts: `<function=name><parameter=name>text</parameter></function>`."""
+"""Finds tool calls whose arguments are tagged texts, such as `<parameter=name>text</parameter>`."""
 
 import re
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from loraserve.serving.text.conversation import FUNCTION_NAME
 from loraserve.serving.text.found import CallBegun
 from loraserve.serving.text.stop_strings import overlap
-from loraserve.serving.tool_calls.around import MAX_AROUND, AroundCalls, State
+from loraserve.serving.tool_calls.around import AroundCalls, State
 from loraserve.serving.tool_calls.formats import CallSyntax
 from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
 from loraserve.serving.tool_calls.parameter_types import ARRAY, OBJECT, converted, stays_text, string_json, types_of
 
-FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
-PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
 MAX_NAME = 256
 """Characters of a parameter's name."""
-PARAMETER_TAG = re.compile(rf"{PARAMETER}(?P<name>[^<>\n]{{1,{MAX_NAME}}})>")
-MAX_TAG = len(PARAMETER) + MAX_NAME + 1
+NAME = rf"(?P<name>[^<>\n]{{1,{MAX_NAME}}})"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTags:
+    beginning: str
+    """What a parameter begins with."""
+    tag: re.Pattern[str]
+    """Everything before a value. Group `name`: the parameter's name."""
+    may_become_tag: Callable[[str], object]
+    """Whether an incomplete text may turn out to be such a tag."""
+    ends: tuple[str, ...]
+    """What ends a value. The first belongs to it, others end it if the model forgets the first."""
+    end_of_function: str
+    """What follows the last parameter."""
+    on_own_lines: bool
+    """A line break next to a tag is not part of the value."""
 
 
 class _Within(Enum):
@@ -35,13 +49,14 @@ class _Within(Enum):
 class TaggedCallParser(AroundCalls):
     """See `CallParser`.
 
-    Something counts as a call once its function's tag is complete. Texts that can only be strings are emitted as they
+    Something counts as a call once its function's name is complete. Texts that can only be strings are emitted as they
     arrive, others once they are complete.
     """
 
-    def __init__(self, syntax: CallSyntax, tools: Mapping[str, Any]) -> None:
+    def __init__(self, syntax: CallSyntax, tags: ParameterTags, tools: Mapping[str, Any]) -> None:
         """tools: the schema of each function's parameters."""
         super().__init__(syntax)
+        self._tags = tags
         self._tools = tools
         self._within = _Within.PARAMETERS
         self._schema: Mapping[str, Any] = {}
@@ -53,28 +68,15 @@ class TaggedCallParser(AroundCalls):
         self._extent = JsonExtent()
         """Extent of that text, if it may be an object or array."""
         self._num_parameters = 0
-        self._ends = [END_OF_PARAMETER, f"{END_OF_FUNCTION}\n{syntax.closing}"]
-        """What ends a value; the last one if the model forgets the first."""
 
     @property
     def arguments(self) -> Extent | None:
         """See `CallParser`."""
         return Extent.OPEN if self._state is State.CALL else None
 
+    @abstractmethod
     def _read_head(self) -> bool:
-        rest = self._text.lstrip()
-        num_blank = len(self._text) - len(rest)
-        name, found, _ = rest[len(FUNCTION) : len(FUNCTION) + MAX_AROUND].partition(">")
-        if num_blank > MAX_AROUND or not (rest.startswith(FUNCTION) or FUNCTION.startswith(rest)):
-            self._release()
-        elif not found and len(rest) < len(FUNCTION) + MAX_AROUND:
-            return False
-        elif not found or not FUNCTION_NAME.fullmatch(name.strip()):
-            self._release()
-        else:
-            self._cut(num_blank + len(FUNCTION) + len(name) + 1)
-            self._begin_call(name.strip())
-        return True
+        """Calls `_begin_call` with the function's name, once it is complete."""
 
     def _begin_call(self, name: str) -> None:
         self._held.clear()
@@ -97,23 +99,27 @@ class TaggedCallParser(AroundCalls):
 
     def _read_parameters(self) -> bool:
         self._cut(len(self._text) - len(self._text.lstrip()))
-        if tag := PARAMETER_TAG.match(self._text):
+        beginning, end_of_function = self._tags.beginning, self._tags.end_of_function
+        if tag := self._tags.tag.match(self._text):
             self._cut(tag.end())
             self._begin_parameter(tag["name"].strip())
             return True
-        if self._text.startswith(PARAMETER) and len(self._text) <= MAX_TAG and not {*"\n<>"} & {*self._text[1:]}:
+        if self._tags.may_become_tag(self._text):
             return False
-        if any(tag.startswith(self._text) and tag != self._text for tag in (PARAMETER, END_OF_FUNCTION)):
+        if any(tag.startswith(self._text) and tag != self._text for tag in (beginning, end_of_function)):
             return False
         self._add_arguments("}")
-        if self._text.startswith(END_OF_FUNCTION):
-            self._cut(len(END_OF_FUNCTION))
-            self._state = State.CLOSING
+        if self._text.startswith(end_of_function):
+            self._end_function()
         elif self._text.startswith("</"):
             self._state = State.CLOSING
         else:
             self._release()
         return True
+
+    def _end_function(self) -> None:
+        self._cut(len(self._tags.end_of_function))
+        self._state = State.CLOSING
 
     def _begin_parameter(self, name: str) -> None:
         properties = self._schema.get("properties")
@@ -127,26 +133,28 @@ class TaggedCallParser(AroundCalls):
     def _read_start(self) -> bool:
         if not self._text:
             return False
-        self._cut(1 if self._text.startswith("\n") else 0)
+        self._cut(1 if self._tags.on_own_lines and self._text.startswith("\n") else 0)
         if stays_text(self._types):
             self._add_arguments('"')
         self._within = _Within.VALUE
         return True
 
     def _read_value(self) -> bool:
-        """Reads up to an end. A line break before it is not part of the value."""
-        found = [(start, end) for end in self._ends if (start := self._text.find(end)) >= 0]
+        """Reads up to an end."""
+        ends, on_own_lines = self._tags.ends, self._tags.on_own_lines
+        found = [(start, end) for end in ends if (start := self._text.find(end)) >= 0]
         if not found:
-            ends = (*self._ends, *(f"\n{end}" for end in self._ends))
-            num_held = max(overlap(self._text, end) for end in ends)
+            marks = (*ends, *(f"\n{end}" for end in ends if on_own_lines))
+            num_held = max(overlap(self._text, mark) for mark in marks)
             self._take_value(self._cut(len(self._text) - num_held))
             return False
         start, end = min(found)
         if self._is_in_string(self._text[:start]):
             self._take_value(self._cut(start + 1))
             return True
-        self._take_value(self._cut(start).removesuffix("\n"))
-        if end == END_OF_PARAMETER:
+        value = self._cut(start)
+        self._take_value(value.removesuffix("\n") if on_own_lines else value)
+        if end == ends[0]:
             self._cut(len(end))
         if stays_text(self._types):
             self._add_arguments('"')
@@ -169,14 +177,6 @@ class TaggedCallParser(AroundCalls):
         extent = copy(self._extent)
         extent.feed(text)
         return extent.is_in_string
-
-    def _read_closing(self) -> bool:
-        """Another function may follow instead."""
-        rest = self._text.lstrip()
-        if rest.startswith(FUNCTION):
-            self._state = State.HEAD
-            return True
-        return not FUNCTION.startswith(rest) and super()._read_closing()
 
     def _finish_call(self) -> None:
         """The call was cut off, and so are its arguments."""

@@ -93,6 +93,7 @@ def test_tools_are_shown_and_calls_parsed_unless_the_choice_is_none() -> None:
         (ToolCallFormat.MISTRAL, GrammarCalls("[TOOL_CALLS]")),
         (ToolCallFormat.LLAMA3_JSON, GrammarCalls("<|python_tag|>", bare_names=("add",))),
         (ToolCallFormat.QWEN3_CODER, GrammarCalls("<tool_call>")),
+        (ToolCallFormat.GLM45, GrammarCalls("<tool_call>")),
         (ToolCallFormat.LFM2, GrammarCalls("<|tool_call_start|>")),
         (ToolCallFormat.OPENAI, None),
     ],

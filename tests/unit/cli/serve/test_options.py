@@ -650,7 +650,7 @@ def test_http_modules_are_not_imported_before_the_engine_starts() -> None:
 
 
 @pytest.mark.parametrize("extra", [[], ["--enable-auto-tool-choice"]])
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "qwen3_coder", "lfm2", "openai"])
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "qwen3_coder", "glm45", "lfm2", "openai"])
 def test_the_tool_call_parser_reaches_the_api(started: Started, name: str, extra: list[str]) -> None:
     invoke("m", "--tool-call-parser", name, *extra)
     assert started.settings.serving.tool_call_parser is ToolCallFormat(name)
@@ -658,9 +658,12 @@ def test_the_tool_call_parser_reaches_the_api(started: Started, name: str, extra
     assert started[-1].serving.tool_call_parser is None
 
 
-def test_a_tool_call_parser_has_vllms_other_name(started: Started) -> None:
+def test_parsers_have_vllms_other_names(started: Started) -> None:
     invoke("m", "--tool-call-parser", "qwen3_xml")
     assert started.settings.serving.tool_call_parser is ToolCallFormat.QWEN3_CODER
+    invoke("m", "--tool-call-parser", "glm47", "--reasoning-parser", "glm45")
+    assert started[-1].serving.tool_call_parser is ToolCallFormat.GLM45
+    assert started[-1].serving.reasoning_parser is ReasoningFormat.QWEN3
 
 
 @pytest.mark.parametrize("name", ["deepseek_r1", "qwen3", "mistral", "openai_gptoss"])
