@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from loraserve_kernels.backend import Backend
 from torch import Tensor, nn
 from transformers import (
@@ -53,10 +54,11 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
         raise ModelRefusedError(absent)
     try:
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError, StrictDataclassError) as error:
         if not Path(model).is_dir():
             raise ModelRefusedError(not_found(model)) from error
         raise ModelRefusedError(f"cannot read the config of {model}: {_first_line(error)}") from error
+    auto_class(config)
     enable_dequantization(model, revision, config)
     return config
 
@@ -107,8 +109,11 @@ def num_weight_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
 
 
 def _without_weights(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    with torch.device("meta"), no_init_weights():
-        return auto_class(config).from_config(config, dtype=dtype)
+    try:
+        with torch.device("meta"), no_init_weights():
+            return auto_class(config).from_config(config, dtype=dtype)
+    except ImportError as error:
+        raise ModelRefusedError(f"model_type {config.model_type!r} cannot be served: {_first_line(error)}") from error
 
 
 def _is_mostly(config: PreTrainedConfig, is_wanted: Callable[[nn.Module], bool]) -> bool:

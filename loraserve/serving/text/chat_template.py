@@ -11,7 +11,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from loraserve.serving.errors import NO_RETRY, ErrorCode, ServingError, invalid_value
-from loraserve.serving.text.conversation import Conversation, JsonObject, ReasoningEffort
+from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ReasoningEffort
 from loraserve.serving.text.harmony import CHANNEL
 from loraserve.serving.text.harmony_messages import described, for_harmony
 
@@ -51,11 +51,14 @@ class ChatTemplate:
         self._reserved = OF_THE_REQUEST | OF_TRANSFORMERS | special_tokens.keys() | environment.globals.keys()
         self._variables_used = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self._uses_tool_calls = "tool_calls" in source
-        self._takes_parts = not self._renders(_PROBE) and self._renders(_as_parts(_PROBE))
-        """It expects a message's content as a list of parts, as templates of models with images often do."""
         self.is_harmony = CHANNEL in source and "message.thinking" in source
         # Templates written before OpenAI renamed the system role do not know "developer".
         self._developer_role = "developer" if "developer" in source else "system"
+        self._takes_parts = False
+        """It expects a message's content as a list of parts, as templates of models with images often do."""
+        if not self._shows_content():
+            self._takes_parts = True
+            self._takes_parts = self._shows_content()
 
     def render(self, conversation: Conversation) -> str:
         """Raises `ServingError` if the template rejects the conversation."""
@@ -69,13 +72,17 @@ class ChatTemplate:
             raise invalid_value(conversation.param, f"does not fit {self._called}.") from error
         return _cut_at_tag(text) if conversation.continue_final_message else text
 
-    def _renders(self, content: str | list[JsonObject]) -> bool:
-        """Whether the content of a message becomes part of the text."""
-        messages = [{"role": "user", "content": content}]
-        try:
-            return _PROBE in self._template.render(**self._special_tokens, messages=messages)
-        except Exception:
-            return False  # it may expect other messages or variables
+    def _shows_content(self) -> bool:
+        """Whether the content of a user's message becomes part of the text, with or without a system message."""
+        user = ChatMessage("user", _PROBE)
+        for messages in ([user], [ChatMessage("system", "system"), user]):
+            try:
+                text = self._template.render(self._variables(Conversation(messages)))
+            except Exception:
+                continue  # it may expect other messages
+            if _PROBE in text.lower():
+                return True
+        return False
 
     def mentions(self, mark: str) -> bool:
         return mark in self._source
@@ -104,7 +111,7 @@ class ChatTemplate:
             chat[-1]["content"] += CONTINUE_TAG
         if self._takes_parts:
             for message in chat:
-                message["content"] = _as_parts(message["content"] or "")
+                message["content"] = _as_parts(message["content"])
         return {
             **self._effort_variables(conversation.effort),
             **conversation.template_kwargs,
@@ -140,8 +147,8 @@ def no_adapter_template(name: str) -> ServingError:
     return ServingError(ErrorCode.ADAPTER_TEMPLATE_MISSING, message, headers=NO_RETRY)
 
 
-def _as_parts(content: str) -> list[JsonObject]:
-    return [{"type": "text", "text": content}]
+def _as_parts(content: str | None) -> list[JsonObject]:
+    return [] if content is None else [{"type": "text", "text": content}]
 
 
 def _cut_at_tag(text: str) -> str:

@@ -42,7 +42,7 @@ class GlmCallParser(TaggedCallParser):
             return False
         elif end is None or not FUNCTION_NAME.fullmatch(name := rest[: end.start()].strip()):
             self._release()
-        elif (is_call := self._is_call(rest[end.start() :].lstrip())) is None:
+        elif (is_call := self._is_call(rest[end.start() :])) is None:
             return False
         elif is_call:
             self._cut(num_blank + end.start())
@@ -53,22 +53,25 @@ class GlmCallParser(TaggedCallParser):
 
     def _is_call(self, rest: str) -> bool | None:
         """Whether what follows the name is a parameter or the closing; None = more text is needed."""
-        marks = self._tags.beginning, self._tags.end_of_function
-        if rest.startswith(marks):
+        marks, tag = (self._tags.beginning, self._tags.end_of_function), rest.lstrip()
+        if len(rest) - len(tag) > MAX_AROUND:
+            return False
+        if tag.startswith(marks):
             return True
-        return None if any(mark.startswith(rest) for mark in marks) else False
+        return None if any(mark.startswith(tag) for mark in marks) else False
 
     def _end_function(self) -> None:
         """The closing is also the end of the function."""
         self._state = State.CLOSING
 
 
-def _may_become_tag(text: str) -> bool:
+def _may_become_tag(text: str) -> object:
     """Whether it begins a `TAG`, as far as it goes."""
     name, is_complete, rest = text.removeprefix(KEY).partition(END_OF_KEY)
     if is_complete:
-        rest = rest.lstrip()
-        return text.startswith(KEY) and VALUE.startswith(rest) and len(text) < len(KEY) + MAX_NAME + 2 * MAX_AROUND
+        tag = rest.lstrip()
+        is_blank = len(rest) - len(tag) <= MAX_AROUND and VALUE.startswith(tag)
+        return is_blank and re.fullmatch(f"{KEY}{NAME}", text.partition(END_OF_KEY)[0])
     begun = name[name.find("<") :] if "<" in name else ""
     return (
         text.startswith(KEY) and "\n" not in name and len(name) < MAX_NAME + MAX_AROUND and END_OF_KEY.startswith(begun)

@@ -376,6 +376,20 @@ def test_a_model_that_is_not_decoder_only_is_refused_by_name(tmp_path: Path) -> 
         make_engine(tmp_path)
 
 
+def test_a_model_whose_prompts_see_ahead_is_refused_by_name(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "paligemma"}))
+    with pytest.raises(EngineStartError, match="model_type 'paligemma' cannot be served: tokens of a prompt attend to"):
+        make_engine(tmp_path)
+
+
+def test_a_config_of_the_wrong_types_is_refused(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": "x"}))
+    with pytest.raises(EngineStartError, match="cannot read the config of"):
+        make_engine(tmp_path)
+
+
 def test_a_dtype_that_only_the_whole_models_config_states_counts(tmp_path: Path) -> None:
     save_model(random_model(multimodal_config()).bfloat16(), tmp_path)
     path = tmp_path / "config.json"

@@ -81,6 +81,20 @@ def test_a_template_of_parts_gets_an_empty_one_for_a_message_without_content() -
     assert template.render(Conversation([message], add_generation_prompt=False)) == "<assistant><|eos|>"
 
 
+@pytest.mark.parametrize(
+    "needed",
+    [
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}",
+        "{% if add_generation_prompt is not defined or tools is not defined %}{{ nothing.at_all }}{% endif %}",
+        "{% filter upper %}",
+    ],
+)
+def test_a_template_of_parts_is_recognized_whatever_else_it_needs(needed: str) -> None:
+    ending = "{% endfilter %}" if "filter" in needed else ""
+    text = ChatTemplate(needed + PARTS + ending, SPECIAL).render(Conversation(CHAT[:2]))
+    assert "grüß dich".upper() in text.upper()
+
+
 def test_a_template_that_accepts_both_gets_text() -> None:
     both = "{% for m in messages %}{{ 'text' if m.content is string else 'parts' }} {{ m.content }}{% endfor %}"
     assert ChatTemplate(both, SPECIAL).render(Conversation([ChatMessage("user", "Hi")])) == "text Hi"

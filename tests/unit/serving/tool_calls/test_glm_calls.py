@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraserve.serving.text.found import CallArguments, CallBegun
@@ -90,6 +90,9 @@ def test_content_before_and_after_calls_is_kept() -> None:
         "<tool_call>weather<b>bold</b>",
         f"<tool_call>{'n' * MAX_AROUND}\n</tool_call>",
         f"<tool_call>{' ' * (MAX_AROUND + 1)}now</tool_call>",
+        f"<tool_call>now{' ' * (MAX_AROUND + 1)}</tool_call>",
+        f"<tool_call>now\n{' ' * MAX_AROUND}</tool_call>",
+        "<tool_call>now" + "\n" * 100_000,
         "a < b <tool_cal",
     ],
 )
@@ -138,6 +141,9 @@ def test_a_call_that_is_cut_off_has_unfinished_arguments(text: str, arguments: s
         "<arg_key>a</arg_key>no<arg_value>1</arg_value>",
         f"<arg_key>{'n' * (MAX_NAME + 2 * MAX_AROUND)}</arg_key><arg_value>1</arg_value>",
         "<arg_key>a<b",
+        "<arg_key>a<b</arg_key>",
+        "<arg_key></arg_key>",
+        f"<arg_key>a</arg_key>{' ' * (MAX_AROUND + 1)}<arg_value>1</arg_value>",
     ],
 )
 def test_other_text_ends_a_call_and_is_content(rest: str) -> None:
@@ -158,6 +164,7 @@ PARTS = [
 ]
 
 
+@settings(max_examples=500)
 @given(st.lists(st.sampled_from([*PARTS, *"\n <ax/"]), max_size=16).map("".join), st.data())
 def test_the_result_does_not_depend_on_how_the_text_is_split(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
