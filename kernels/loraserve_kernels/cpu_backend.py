@@ -49,9 +49,7 @@ class CpuBackend(CpuRecurrentOps, CpuLatentOps):
     name = "cpu"
 
     def __init__(self, library: CpuLibrary) -> None:
-        CpuRecurrentOps.__init__(self, library)
-        CpuLatentOps.__init__(self, library)
-        self.library = library
+        super().__init__(library)
         self._reference = ReferenceBackend()
         self._step = StepAddresses()
 
@@ -179,12 +177,6 @@ class CpuBackend(CpuRecurrentOps, CpuLatentOps):
             return
         rows = y.data_ptr(), y.stride(0), token_ids.data_ptr(), embed_scale, y.shape[0]
         self._c.lora_embed(*rows, *self._adapters(group, table, segments), code, torch.get_num_threads())
-
-    def _adapters(self, group: LoraGroup, table: AdapterTable, segments: Segments) -> tuple[int, int, int, int, int]:
-        """For C: addresses of the group, the table, the segments' starts and their slots; the number of segments."""
-        bound = self._bound_groups.find(group, table)
-        starts, slots = segments.start.data_ptr(), segments.adapter_slot.data_ptr()
-        return bound.group_address, bound.table_address, starts, slots, segments.adapter_slot.shape[0]
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`. If a slot is outside the cache, nothing is written."""

@@ -7,21 +7,16 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable
-from loraserve_kernels.bound_group import BoundGroups
 from loraserve_kernels.checks import require_cpu
 from loraserve_kernels.cpu_calls import DTYPE_CODES, LatentStruct
-from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.cpu_ops import CpuOps
 from loraserve_kernels.latent import UpProjection, add_value_biases, check_absorb_keys, check_expand_values
 from loraserve_kernels.latent_ops import ReferenceLatentOps
 from loraserve_kernels.step_batch import Segments
 
 
-class CpuLatentOps(ReferenceLatentOps):
+class CpuLatentOps(CpuOps, ReferenceLatentOps):
     """On `torch.get_num_threads()` threads."""
-
-    def __init__(self, library: CpuLibrary) -> None:
-        self._c = library.functions
-        self._bound_groups = BoundGroups()
 
     def absorb_keys(self, q: Tensor, up: UpProjection, table: AdapterTable | None, segments: Segments) -> Tensor:
         """See `LatentOps.absorb_keys`."""
@@ -54,7 +49,9 @@ class CpuLatentOps(ReferenceLatentOps):
         """width: of the result, [T, num_heads, width]."""
         require_cpu("x", x)
         out = torch.empty((*x.shape[:2], width), dtype=x.dtype)
-        bound = None if table is None or not segments.has_adapter else self._bound_groups.find(up.group, table)
+        adapters = None, None, None, None, 0
+        if table is not None and segments.has_adapter:
+            adapters = self._adapters(up.group, table, segments)
         problem = LatentStruct(
             x.data_ptr(),
             *x.stride()[:2],
@@ -65,11 +62,7 @@ class CpuLatentOps(ReferenceLatentOps):
             up.value_dim,
             up.latent_dim,
             rotary_dim,
-            None if bound is None else bound.group_address,
-            None if bound is None else bound.table_address,
-            segments.start.data_ptr(),
-            segments.adapter_slot.data_ptr(),
-            segments.adapter_slot.shape[0],
+            *adapters,
         )
         function(addressof(problem), DTYPE_CODES[x.dtype], torch.get_num_threads())
         return out

@@ -15,19 +15,16 @@ from loraserve_kernels.cpu_calls import (
     SelectiveScanStruct,
     SequencesStruct,
 )
-from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.cpu_ops import CpuOps
 from loraserve_kernels.gated_delta_rule import check_gated_delta_rule
 from loraserve_kernels.recurrent_ops import ReferenceRecurrentOps
 from loraserve_kernels.selective_scan import check_selective_scan
 from loraserve_kernels.step_batch import StepBatch
 
 
-class CpuRecurrentOps(ReferenceRecurrentOps):
+class CpuRecurrentOps(CpuOps, ReferenceRecurrentOps):
     """On `torch.get_num_threads()` threads. If a slot or a row does not exist, nothing is written; rows that belong to
     no sequence are left undefined."""
-
-    def __init__(self, library: CpuLibrary) -> None:
-        self._c = library.functions
 
     def causal_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StepBatch, *, silu: bool

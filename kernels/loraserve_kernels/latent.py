@@ -5,7 +5,7 @@ the KV cache holds c and the part of a key that all heads share and that is rota
 `q_h · (W_kh c) = (W_khᵀ q_h) · c`, and what attention returns is `W_vh` times the weighted sum of latents.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,9 +36,9 @@ class UpProjection:
     def value_dim(self) -> int:
         return self.weight.shape[0] // self.num_heads - self.key_dim
 
-    def halves(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def halves(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """[..., outputs] → [..., num_heads, key_dim] and [..., num_heads, value_dim]."""
-        keys, values = matrix.unflatten(-1, (self.num_heads, -1)).split([self.key_dim, self.value_dim], dim=-1)
+        keys, values = outputs.unflatten(-1, (self.num_heads, -1)).split([self.key_dim, self.value_dim], dim=-1)
         return keys, values
 
 
@@ -193,5 +193,5 @@ def make_latent_inputs(
     def rows(width: int) -> Tensor:
         return torch.randn(total, num_heads + 1, width, generator=generator).to(dtype)[:, :num_heads]
 
-    up = UpProjection(weight, num_heads, key_dim, replace(lora.group))
+    up = UpProjection(weight, num_heads, key_dim, lora.group)
     return LatentInputs(rows(key_dim + rotary_dim), rows(latent_dim + rotary_dim), up, lora.table, lora.segments)

@@ -154,7 +154,9 @@ def test_every_kind_of_vectors_computes_the_same(any_library, dtype, assert_clos
 def test_no_table_is_the_base_model(backend, device):
     inputs = inputs_of(([3, 2], [0, BASE], [4], (2, 8, 8, 16, 4), ()), device=device)
     no_adapters = Segments(inputs.segments.start, torch.full_like(inputs.segments.adapter_slot, BASE), False)
-    assert all(map(torch.equal, both(backend, inputs, None, inputs.segments), both(backend, inputs, None, no_adapters)))
+    assert all(
+        map(torch.equal, both(backend, inputs, None, inputs.segments), both(backend, inputs, inputs.table, no_adapters))
+    )
 
 
 def test_no_rows(backend, device):
