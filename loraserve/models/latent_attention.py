@@ -4,13 +4,13 @@ In transformers, the modules of all families expand latents to keys and values i
 module hands the latents themselves to our attention, which applies the up-projection to queries and outputs instead.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
 from loraserve_kernels.latent import UpProjection
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from loraserve.models.context import ForwardContext
 
@@ -37,21 +37,26 @@ class LatentSpec:
         return UpProjection(self.linear.weight.detach(), num_heads, self.key_dim, group)
 
 
-def find_latent(model: PreTrainedModel, module: nn.Module, num_heads: int, value_dim: int) -> LatentSpec | None:
+def find_latent(module: nn.Module, num_heads: int, value_dim: int, names: Mapping[nn.Linear, str]) -> LatentSpec | None:
     """None if it is not such a module, and on GPUs, whose attention kernels have no room for latents.
 
-    value_dim: of the values that the module hands to the attention interface.
+    value_dim: of the values that the module hands to the attention interface. names: of linears with an input of their
+    own that can have adapters.
     """
     linear = getattr(module, _LINEAR, None)
     key_dim, rotary_dim = getattr(module, "qk_nope_head_dim", None), getattr(module, "qk_rope_head_dim", None)
-    if model.device.type != "cpu" or not hasattr(module, _EXPAND) or type(linear) is not nn.Linear:
+    if (
+        not isinstance(linear, nn.Linear)
+        or linear not in names
+        or linear.weight.device.type != "cpu"
+        or not hasattr(module, _EXPAND)
+    ):
         return None
     if not isinstance(key_dim, int) or not isinstance(rotary_dim, int) or linear.bias is not None:
         return None
     if linear.out_features != num_heads * (key_dim + value_dim):
         return None
-    name = next(name for name, other in model.named_modules() if other is linear)
-    return LatentSpec(name, linear, key_dim, rotary_dim)
+    return LatentSpec(names[linear], linear, key_dim, rotary_dim)
 
 
 def attach_latents(module: nn.Module, context: ForwardContext) -> None:

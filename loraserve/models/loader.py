@@ -58,7 +58,7 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
         if not Path(model).is_dir():
             raise ModelRefusedError(not_found(model)) from error
         raise ModelRefusedError(f"cannot read the config of {model}: {_first_line(error)}") from error
-    auto_class(config)
+    auto_class(config)  # refuses other kinds of models
     enable_dequantization(model, revision, config)
     return config
 

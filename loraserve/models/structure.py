@@ -80,10 +80,11 @@ class ModelStructure:
 def record_structure(model: PreTrainedModel) -> ModelStructure:
     """Run a few tokens through the model and record what is called. Raises `ModelRefusedError`."""
     structure = ModelStructure()
-    if getattr(model.config.get_text_config(), "index_topk", None) is not None:
+    num_chosen = getattr(model.config.get_text_config(), "index_topk", None)
+    if num_chosen is not None:
         raise ModelRefusedError(
-            f"{type(model).__name__} cannot be served: it chooses the keys that a token attends to with an indexer, "
-            "which is not supported"
+            f"{type(model).__name__} cannot be served: it chooses the keys that a token attends to with an indexer "
+            f"(index_topk {num_chosen}), which is not supported"
         )
     try:
         positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
@@ -114,7 +115,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
             f"{type(model).__name__} cannot be served: none of its layers calls transformers' attention interface"
         )
     _require_known_masks(model, structure.attention)
-    _find_latents(model, structure)
+    _find_latents(structure)
     for spec in structure.attention:
         if spec.latent is None and spec.value_dim > spec.head_dim:
             raise ModelRefusedError(
@@ -202,21 +203,21 @@ def _attention_spec(
     )
 
 
-def _find_latents(model: PreTrainedModel, structure: ModelStructure) -> None:
+def _find_latents(structure: ModelStructure) -> None:
     """Mark layers of latent attention, and their up-projections."""
-    linears = {
-        spec.members[0][1]: index
+    alone = {
+        spec.members[0][1]: (index, spec)
         for index, spec in enumerate(structure.adaptable)
         if isinstance(spec, LinearsSpec) and len(spec.members) == 1
     }
+    names = {linear: spec.members[0][0] for linear, (_, spec) in alone.items()}
     for index, spec in enumerate(structure.attention):
         has_options = spec.sliding_window or spec.softcap is not None or spec.sinks is not None
-        latent = None if has_options else find_latent(model, spec.module, spec.num_heads, spec.value_dim)
-        if latent is not None and latent.linear in linears:
+        latent = None if has_options else find_latent(spec.module, spec.num_heads, spec.value_dim, names)
+        if latent is not None:
             structure.attention[index] = replace(spec, num_kv_heads=1, head_dim=latent.head_dim, latent=latent)
-            structure.adaptable[linears[latent.linear]] = LinearsSpec(
-                [(latent.linear_name, latent.linear)], has_sampled_rows=False, is_absorbed=True
-            )
+            place, linears = alone[latent.linear]
+            structure.adaptable[place] = replace(linears, is_absorbed=True)
 
 
 @contextmanager
