@@ -72,6 +72,9 @@ class ChatTemplate:
             raise invalid_value(conversation.param, f"does not fit {self._called}.") from error
         return _cut_at_tag(text) if conversation.continue_final_message else text
 
+    def mentions(self, mark: str) -> bool:
+        return mark in self._source
+
     def _shows_content(self) -> bool:
         """Whether the content of a user's message becomes part of the text, with or without a system message."""
         user = ChatMessage("user", _PROBE)
@@ -83,9 +86,6 @@ class ChatTemplate:
             if _PROBE in text.lower():
                 return True
         return False
-
-    def mentions(self, mark: str) -> bool:
-        return mark in self._source
 
     def _check(self, conversation: Conversation) -> None:
         for name in conversation.template_kwargs:

@@ -65,14 +65,14 @@ class GlmCallParser(TaggedCallParser):
         self._state = State.CLOSING
 
 
-def _may_become_tag(text: str) -> object:
+def _may_become_tag(text: str) -> bool:
     """Whether it begins a `TAG`, as far as it goes."""
-    name, is_complete, rest = text.removeprefix(KEY).partition(END_OF_KEY)
+    if not text.startswith(KEY):
+        return False
+    name, is_complete, rest = text[len(KEY) :].partition(END_OF_KEY)
     if is_complete:
         tag = rest.lstrip()
-        is_blank = len(rest) - len(tag) <= MAX_AROUND and VALUE.startswith(tag)
-        return is_blank and re.fullmatch(f"{KEY}{NAME}", text.partition(END_OF_KEY)[0])
+        is_near = len(rest) - len(tag) <= MAX_AROUND and VALUE.startswith(tag)
+        return is_near and re.fullmatch(NAME, name) is not None
     begun = name[name.find("<") :] if "<" in name else ""
-    return (
-        text.startswith(KEY) and "\n" not in name and len(name) < MAX_NAME + MAX_AROUND and END_OF_KEY.startswith(begun)
-    )
+    return END_OF_KEY.startswith(begun) and "\n" not in name and len(name) < MAX_NAME + MAX_AROUND
