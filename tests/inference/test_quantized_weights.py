@@ -34,7 +34,7 @@ EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def rounded_by_name(model: PreTrainedModel, quantization: Quantization) -> PreTrainedModel:
-    """In place: every linear except the head, and every expert, but no routers, expert gates and up-projections.
+    """In place: every linear except the head, and every expert, but no routers, expert gates or up-projections.
 
     With int4, also the head in eight bits, with an embedding tied to it, unless that embedding scales its output.
     """

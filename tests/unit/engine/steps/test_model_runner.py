@@ -27,6 +27,21 @@ class Model:
         self.states = states
 
 
+def test_a_token_takes_keys_and_values_or_latents_which_are_both() -> None:
+    assert KVSpec(8, 64).elements_per_token == 2 * 8 * 64
+    assert KVSpec(1, 576, num_caches=1).elements_per_token == 576
+
+
+def test_keys_and_values_of_latents_are_one_cache() -> None:
+    model = Model()
+    model.kv_specs = (KVSpec(2, 8), KVSpec(1, 16, num_caches=1))
+    runner = ModelRunner(cast(CausalModel, model), 5, 4, None, torch.device("cpu"), torch.float32)
+    of_heads, of_latents = zip(model.caches[:2], model.caches[2:], strict=True)
+    assert of_heads[0] is not of_heads[1]
+    assert of_latents[0] is of_latents[1]
+    assert len(runner._caches) == 3
+
+
 class Launches(TorchDispatchMode):
     """Counts operations that write or allocate."""
 
